@@ -1,0 +1,143 @@
+//! Names, parsed once at the edge and trusted from then on.
+//!
+//! Every name is an `Arc<str>`: cloning one into a ledger entry or a decision costs a counter, not a copy.
+//! Nothing here knows what a name refers to.
+
+use serde::{Deserialize, Serialize};
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+/// The longest name Kubernetes gives to an object (a DNS subdomain), and more than any other name we meet.
+const MAX_LENGTH: usize = 253;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidName {
+    #[error("the {what} is empty")]
+    Empty { what: &'static str },
+    #[error("the {what} is {length} bytes long; at most {MAX_LENGTH} are allowed")]
+    TooLong { what: &'static str, length: usize },
+    #[error("the {what} {text:?} contains a control character or a space")]
+    Unprintable { what: &'static str, text: String },
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "Arc<str>")]
+        pub struct $type(Arc<str>);
+
+        impl $type {
+            pub fn parse(text: &str) -> Result<Self, InvalidName> {
+                check($what, text).map(|()| Self(text.into()))
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl TryFrom<Arc<str>> for $type {
+            type Error = InvalidName;
+            fn try_from(text: Arc<str>) -> Result<Self, InvalidName> {
+                check($what, &text).map(|()| Self(text))
+            }
+        }
+
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name!(
+    /// A node's `metadata.name`.
+    NodeName, "node name");
+name!(
+    /// A pod's `metadata.uid`: what tells a pod from its successor of the same name.
+    PodUid, "pod UID");
+name!(
+    /// NVML's identifier of a GPU or MIG slice (`GPU-…`, `MIG-…`), or [`GpuUuid::from_index`] where only
+    /// labels are known.
+    GpuUuid, "GPU UUID");
+name!(
+    /// A GPU's product name, such as `NVIDIA-H100-80GB-HBM3`.
+    GpuModel, "GPU model");
+name!(
+    /// A model an engine serves, such as `meta-llama/Llama-3.1-8B`.
+    ModelId, "model id");
+
+/// What [`GpuUuid::from_index`] puts before the index. No UUID of NVML begins so.
+const INDEX_PREFIX: &str = "index-";
+
+impl GpuUuid {
+    /// The name of a GPU of which only the index on its node is known, because no agent has reported yet.
+    pub fn from_index(index: u32) -> Self {
+        Self(format!("{INDEX_PREFIX}{index}").into())
+    }
+
+    /// The index, if this name was made by [`GpuUuid::from_index`].
+    pub fn index(&self) -> Option<u32> {
+        self.0.strip_prefix(INDEX_PREFIX)?.parse().ok()
+    }
+}
+
+/// `namespace/name` of a pod: what a person calls it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PodKey {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+impl PodKey {
+    pub fn parse(namespace: &str, name: &str) -> Result<Self, InvalidName> {
+        check("pod namespace", namespace)?;
+        check("pod name", name)?;
+        Ok(Self { namespace: namespace.into(), name: name.into() })
+    }
+}
+
+impl fmt::Display for PodKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+fn check(what: &'static str, text: &str) -> Result<(), InvalidName> {
+    match text {
+        "" => Err(InvalidName::Empty { what }),
+        _ if text.len() > MAX_LENGTH => Err(InvalidName::TooLong { what, length: text.len() }),
+        _ if text.chars().any(|c| c.is_control() || c.is_whitespace()) => {
+            Err(InvalidName::Unprintable { what, text: text.into() })
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_could_break_a_log_line_is_refused() {
+        assert!(NodeName::parse("node-a").is_ok());
+        assert_eq!(NodeName::parse(""), Err(InvalidName::Empty { what: "node name" }));
+        assert!(matches!(NodeName::parse("a\nb"), Err(InvalidName::Unprintable { .. })));
+        assert!(matches!(PodUid::parse(&"x".repeat(254)), Err(InvalidName::TooLong { length: 254, .. })));
+    }
+
+    #[test]
+    fn a_gpu_known_by_index_only_gives_its_index_back() {
+        assert_eq!(GpuUuid::from_index(3).index(), Some(3));
+        assert_eq!(GpuUuid::parse("GPU-3").unwrap().index(), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The books, added up again from nothing but the pods, and compared with what the ledger says.
+//!
+//! This shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
+
+use super::device::{Device, Health};
+use super::ledger::{Ledger, PodEntry};
+use super::request::Sharing;
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::units::Bytes;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// An invariant that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Violation {
+    #[error("{node} {gpu}: pods were promised {promised} of {total}")]
+    OverPromised { node: NodeName, gpu: GpuUuid, promised: Bytes, total: Bytes },
+    #[error("{node} {gpu}: {pod} wants the GPU to itself and shares it with {others} pod(s)")]
+    ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
+    #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
+    BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
+}
+
+/// One pod's part of one GPU.
+struct Part<'a> {
+    entry: &'a PodEntry,
+    amount: Bytes,
+    placed: bool,
+}
+
+/// Every invariant that does not hold, in order of node and GPU. Pods that someone else put on a node without
+/// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
+pub fn audit(ledger: &Ledger) -> Vec<Violation> {
+    let entries = ledger.entries();
+    let mut violations = Vec::new();
+    for (name, node) in ledger.books() {
+        for (place, device) in node.devices.iter().enumerate() {
+            let capacity = device.capacity(ledger.policy().headroom);
+            let parts: Vec<Part<'_>> =
+                entries.values().filter_map(|entry| part(entry, name, device, capacity, &node.devices)).collect();
+            let held = held(&entries, name, device, capacity);
+            let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
+            let booked = node.gpus[place].charged;
+            if booked != added_up {
+                let gpu = device.uuid.clone();
+                violations.push(Violation::BooksDiffer { node: name.clone(), gpu, booked, added_up });
+            }
+            if device.health != Health::Lost {
+                check_promises(name, device, &parts, &mut violations);
+            }
+        }
+    }
+    violations
+}
+
+fn check_promises(name: &NodeName, device: &Device, parts: &[Part<'_>], violations: &mut Vec<Violation>) {
+    let placed: Vec<&Part<'_>> = parts.iter().filter(|part| part.placed).collect();
+    let promised: Bytes = placed.iter().map(|part| part.amount).sum();
+    let (node, gpu) = (|| name.clone(), || device.uuid.clone());
+    if promised > device.total {
+        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), promised, total: device.total });
+    }
+    let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
+    if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
+        let pod = part.entry.key.clone();
+        violations.push(Violation::ExclusiveShared { node: node(), gpu: gpu(), pod, others: placed.len() - 1 });
+    }
+}
+
+fn part<'a>(
+    entry: &'a PodEntry,
+    node: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    devices: &[Device],
+) -> Option<Part<'a>> {
+    if entry.node() != Some(node) {
+        return None;
+    }
+    let is = |uuid: &GpuUuid, device: &Device| {
+        *uuid == device.uuid || (device.parent.is_none() && uuid.index() == Some(device.index))
+    };
+    let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
+    let mut distinct: Vec<_> =
+        named.iter().filter_map(|uuid| devices.iter().find(|d| is(uuid, d))).map(|d| &d.uuid).collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let placed = !named.is_empty() && distinct.len() == named.len();
+    if placed && !distinct.contains(&&device.uuid) {
+        return None;
+    }
+    let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
+    Some(Part { entry, amount, placed })
+}
+
+/// What holds keep of this GPU beyond what their victims still occupy there.
+fn held(entries: &BTreeMap<&PodUid, &PodEntry>, node: &NodeName, device: &Device, capacity: Bytes) -> Bytes {
+    let holders = entries.values().filter_map(|entry| Some((entry, entry.hold()?)));
+    let here = holders.filter(|(_, hold)| hold.node == *node && hold.devices.contains(&device.uuid));
+    here.map(|(holder, hold)| {
+        let wanted = |entry: &PodEntry| match entry.demand.sharing {
+            Sharing::Exclusive => capacity,
+            Sharing::Shared => entry.demand.per_gpu,
+        };
+        let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
+        let still_there = victims.filter(|victim| {
+            victim.node() == Some(node) && victim.devices().is_none_or(|devices| devices.contains(&device.uuid))
+        });
+        wanted(holder).minus(still_there.map(|victim| wanted(victim)).sum())
+    })
+    .sum()
+}

@@ -1,0 +1,192 @@
+//! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
+
+use super::request::{MAX_GPUS, Sharing};
+use crate::ids::{GpuModel, GpuUuid};
+use crate::units::{Bytes, Percent};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A GPU or MIG slice as its node reports it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    pub uuid: GpuUuid,
+    /// NVML's index on its node.
+    pub index: u32,
+    pub model: GpuModel,
+    /// The GPU a MIG slice is cut from.
+    pub parent: Option<GpuUuid>,
+    pub total: Bytes,
+    /// What the driver keeps for itself (NVML's `reserved`).
+    pub reserved: Bytes,
+    pub health: Health,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Health {
+    Healthy,
+    /// Keeps its pods, takes no more.
+    Draining,
+    /// Gone from the bus or out of order. Its pods keep their charge; nothing new goes there.
+    Lost,
+}
+
+impl Device {
+    /// What pods may be promised of it: total − driver's reserve − headroom.
+    pub fn capacity(&self, headroom: Percent) -> Bytes {
+        self.total.minus(self.reserved).minus(headroom.of(self.total))
+    }
+}
+
+/// What is left of one GPU. Small and flat: a decision reads thousands of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gpu {
+    /// What pods may be promised of it, all together.
+    pub capacity: Bytes,
+    /// What pods and holds have been promised.
+    pub charged: Bytes,
+    /// What was offered to pods that have not been bound yet. Advisory.
+    pub hinted: Bytes,
+    /// Pods and holds on it.
+    pub tenants: u16,
+    /// Its one tenant wants no other.
+    pub exclusive: bool,
+    pub slice: bool,
+    pub health: Health,
+}
+
+impl Gpu {
+    pub fn of(device: &Device, headroom: Percent) -> Self {
+        Self {
+            capacity: device.capacity(headroom),
+            charged: Bytes::ZERO,
+            hinted: Bytes::ZERO,
+            tenants: 0,
+            exclusive: false,
+            slice: device.parent.is_some(),
+            health: device.health,
+        }
+    }
+
+    pub fn free(&self) -> Bytes {
+        self.capacity.minus(self.charged)
+    }
+
+    /// What a tenant of this kind is charged here: the whole GPU if it wants it to itself.
+    pub fn price(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
+        match sharing {
+            Sharing::Shared => per_gpu,
+            Sharing::Exclusive => self.capacity,
+        }
+    }
+
+    pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
+        self.charged += self.price(per_gpu, sharing);
+        self.tenants += 1;
+        self.exclusive |= sharing == Sharing::Exclusive;
+    }
+
+    /// The reverse of [`Gpu::charge`].
+    pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
+        self.charged = self.charged.minus(self.price(per_gpu, sharing));
+        self.tenants -= 1;
+        // An exclusive GPU has one tenant, so it is exclusive no longer when that one leaves.
+        self.exclusive &= sharing == Sharing::Shared;
+    }
+
+    /// Whether there is room for such a tenant, hints left aside.
+    pub fn has_room(&self, per_gpu: Bytes, sharing: Sharing) -> bool {
+        self.health == Health::Healthy
+            && !self.exclusive
+            && match sharing {
+                Sharing::Shared => per_gpu <= self.free(),
+                Sharing::Exclusive => self.tenants == 0 && per_gpu <= self.capacity,
+            }
+    }
+
+    /// Whether there would still be room if every hint came true.
+    pub fn has_unhinted_room(&self, per_gpu: Bytes, sharing: Sharing) -> bool {
+        match sharing {
+            Sharing::Shared => per_gpu <= self.free().minus(self.hinted),
+            Sharing::Exclusive => self.hinted == Bytes::ZERO,
+        }
+    }
+}
+
+/// A set of GPUs of one node, by their place in the node's list.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct GpuSet(u64);
+
+impl GpuSet {
+    pub const EMPTY: Self = Self(0);
+
+    /// The first `n` GPUs.
+    pub fn first(n: usize) -> Self {
+        debug_assert!(n <= MAX_GPUS as usize);
+        Self(if n >= 64 { u64::MAX } else { (1 << n) - 1 })
+    }
+
+    pub fn one(place: usize) -> Self {
+        Self(1 << place)
+    }
+
+    pub fn contains(self, place: usize) -> bool {
+        self.0 >> place & 1 == 1
+    }
+
+    pub fn insert(&mut self, place: usize) {
+        self.0 |= 1 << place;
+    }
+
+    pub fn meets(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    pub fn len(self) -> u32 {
+        self.0.count_ones()
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The places in it, lowest first.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let place = rest.trailing_zeros() as usize;
+            (rest != 0).then(|| {
+                rest &= rest - 1;
+                place
+            })
+        })
+    }
+}
+
+impl FromIterator<usize> for GpuSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(places: I) -> Self {
+        let mut set = Self::EMPTY;
+        places.into_iter().for_each(|place| set.insert(place));
+        set
+    }
+}
+
+impl fmt::Debug for GpuSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_gives_back_the_places_put_in() {
+        let set: GpuSet = [63, 0, 5].into_iter().collect();
+        assert_eq!(set.iter().collect::<Vec<_>>(), [0, 5, 63]);
+        assert_eq!((set.len(), set.contains(5), set.contains(6)), (3, true, false));
+        assert_eq!(GpuSet::first(64).len(), 64);
+        assert_eq!(GpuSet::first(0), GpuSet::EMPTY);
+    }
+}

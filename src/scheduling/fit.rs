@@ -1,0 +1,105 @@
+//! Whether a node has room for a demand, and if not, why not.
+
+use super::device::{Gpu, GpuSet, Health};
+use super::node::Node;
+use super::pack;
+use super::request::{Demand, Sharing};
+use crate::units::Bytes;
+use serde::Serialize;
+
+/// Why a node does not fit, with the numbers. "Does not fit" is an answer, not a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case", tag = "code")]
+pub enum Misfit {
+    #[error("Stowage knows no node of this name")]
+    UnknownNode,
+    #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
+    NoGpus,
+    #[error("none of the node's {gpus} GPUs is healthy")]
+    NoHealthyGpu { gpus: u32 },
+    #[error("the pod wants {asked} GPUs of one node; this one has {usable} it could use")]
+    TooFewGpus { usable: u32, asked: u32 },
+    #[error("the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that large, the largest holds {largest}")]
+    TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
+    #[error("the pod wants {asked} GPU(s) to itself; {empty} on this node are empty")]
+    NoEmptyGpu { empty: u32, asked: u32 },
+    #[error("the pod wants {per_gpu} free on each of {asked} GPU(s); {roomy} on this node have that, the emptiest has {most_free}")]
+    NoRoom { per_gpu: Bytes, asked: u32, roomy: u32, most_free: Bytes },
+    #[error("the pod's room on this node is held, and {remaining} victim(s) have not left it yet")]
+    VictimsLeaving { remaining: u32 },
+}
+
+impl Misfit {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownNode => "unknown-node",
+            Self::NoGpus => "no-gpus",
+            Self::NoHealthyGpu { .. } => "no-healthy-gpu",
+            Self::TooFewGpus { .. } => "too-few-gpus",
+            Self::TooLarge { .. } => "too-large",
+            Self::NoEmptyGpu { .. } => "no-empty-gpu",
+            Self::NoRoom { .. } => "no-room",
+            Self::VictimsLeaving { .. } => "victims-leaving",
+        }
+    }
+
+    /// What goes on the wire. Without figures: the scheduler writes the text into the pod's condition, and a text
+    /// that changed with the free VRAM would wake the pod each time (1,415 filter calls in 10 s were measured).
+    pub fn phrase(&self) -> &'static str {
+        match self {
+            Self::UnknownNode => "node unknown to Stowage",
+            Self::NoGpus => "no GPU known on the node",
+            Self::NoHealthyGpu { .. } => "no healthy GPU",
+            Self::TooFewGpus { .. } => "too few GPUs on the node",
+            Self::TooLarge { .. } => "no GPU is large enough",
+            Self::NoEmptyGpu { .. } => "no empty GPU",
+            Self::NoRoom { .. } => "no single GPU has enough free VRAM",
+            Self::VictimsLeaving { .. } => "waiting for preempted pods to leave",
+        }
+    }
+
+    /// Whether the node could fit if other pods left it.
+    pub fn evictions_could_resolve(&self) -> bool {
+        matches!(self, Self::NoEmptyGpu { .. } | Self::NoRoom { .. })
+    }
+}
+
+/// The GPUs `demand` would get on `node`, or why it gets none.
+pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
+    pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
+}
+
+/// Why `gpus` do not hold `demand`; the most lasting reason first.
+pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
+    let asked = demand.gpus;
+    let count = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32;
+    if gpus.is_empty() {
+        return Misfit::NoGpus;
+    }
+    if gpus.iter().all(|gpu| gpu.health != Health::Healthy) {
+        return Misfit::NoHealthyGpu { gpus: gpus.len() as u32 };
+    }
+    let usable_gpus = count(&|_| true);
+    if usable_gpus < asked {
+        return Misfit::TooFewGpus { usable: usable_gpus, asked };
+    }
+    let large_enough = count(&|gpu| gpu.capacity >= demand.per_gpu);
+    if large_enough < asked {
+        let largest = gpus.iter().map(|gpu| gpu.capacity).max().unwrap_or_default();
+        return Misfit::TooLarge { per_gpu: demand.per_gpu, asked, large_enough, largest };
+    }
+    if demand.sharing == Sharing::Exclusive {
+        return Misfit::NoEmptyGpu { empty: count(&|gpu| gpu.tenants == 0), asked };
+    }
+    let most_free =
+        gpus.iter().filter(|gpu| !gpu.exclusive && usable(gpu, demand)).map(Gpu::free).max().unwrap_or_default();
+    let roomy = count(&|gpu| gpu.has_room(demand.per_gpu, demand.sharing));
+    Misfit::NoRoom { per_gpu: demand.per_gpu, asked, roomy, most_free }
+}
+
+/// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over
+/// several GPUs gets whole ones.
+pub fn usable(gpu: &Gpu, demand: &Demand) -> bool {
+    gpu.health == Health::Healthy && !(gpu.slice && demand.gpus > 1)
+}

@@ -1,0 +1,128 @@
+//! One node's page: its devices, who is on them, and the view that follows from the two.
+//!
+//! The view is computed anew from the entries at every change. A node has a handful of pods, and sums that are never
+//! adjusted cannot drift.
+
+use super::entry::PodEntry;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::node::Node;
+use crate::scheduling::request::Sharing;
+use crate::units::{Bytes, Percent};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
+
+#[derive(Debug)]
+pub(super) struct Book {
+    /// Whether the node exists. Pods may be seen before their node, and outlive it.
+    pub exists: bool,
+    pub devices: Arc<[Device]>,
+    /// Everyone with anything here: pods, holds and hints.
+    pub pods: BTreeSet<PodUid>,
+    pub view: Node,
+}
+
+/// What one placed pod takes, and where.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Charge {
+    pub gpus: GpuSet,
+    /// False if nobody knows on which GPUs it really is, so that all of them are charged.
+    pub placed: bool,
+}
+
+impl Book {
+    pub fn new(name: NodeName) -> Self {
+        let view = Node { name, generation: 0, gpus: Arc::new([]), devices: Arc::new([]) };
+        Self { exists: false, devices: Arc::new([]), pods: BTreeSet::new(), view }
+    }
+
+    /// The places of these devices, or `None` unless the node has each of them, once.
+    pub fn resolve(&self, devices: &[GpuUuid]) -> Option<GpuSet> {
+        let mut set = GpuSet::EMPTY;
+        for uuid in devices {
+            let is_it = |device: &Device| match uuid.index() {
+                Some(index) => device.index == index && device.parent.is_none(),
+                None => device.uuid == *uuid,
+            };
+            let place = self.devices.iter().position(is_it)?;
+            if set.contains(place) {
+                return None;
+            }
+            set.insert(place);
+        }
+        (!set.is_empty()).then_some(set)
+    }
+
+    /// Where `entry` counts on this node, if it is here.
+    pub fn charge_of(&self, entry: &PodEntry) -> Option<Charge> {
+        if entry.node() != Some(&self.view.name) {
+            return None;
+        }
+        let gpus = entry.devices().and_then(|devices| self.resolve(devices));
+        let everywhere = GpuSet::first(self.devices.len());
+        Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
+    }
+
+    /// What is left of each GPU, as everyone but `except` sees it.
+    pub fn gpus(&self, entries: &Entries, headroom: Percent, except: Option<&PodUid>) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.devices.iter().map(|device| Gpu::of(device, headroom)).collect();
+        let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &entries[uid]);
+        for entry in here() {
+            if let Some(charge) = self.charge_of(entry) {
+                charge.gpus.iter().for_each(|g| gpus[g].charge(entry.demand.per_gpu, entry.demand.sharing));
+            }
+        }
+        for entry in here() {
+            self.charge_hold(entry, entries, &mut gpus);
+            self.add_hint(entry, &mut gpus);
+        }
+        gpus
+    }
+
+    /// A hold takes what its victims do not take already: their room is its room as they leave.
+    fn charge_hold(&self, holder: &PodEntry, entries: &Entries, gpus: &mut [Gpu]) {
+        let Some(hold) = holder.hold().filter(|hold| hold.node == self.view.name) else { return };
+        let Some(held) = self.resolve(&hold.devices) else { return };
+        for place in held.iter() {
+            let gpu = &mut gpus[place];
+            let on_this = |victim: &&PodEntry| self.charge_of(victim).is_some_and(|c| c.gpus.contains(place));
+            let victims: Bytes = (hold.victims.iter().filter_map(|uid| entries.get(uid)).filter(on_this))
+                .map(|victim| gpu.price(victim.demand.per_gpu, victim.demand.sharing))
+                .sum();
+            let wanted = gpu.price(holder.demand.per_gpu, holder.demand.sharing);
+            gpu.charged += wanted.minus(victims);
+            gpu.tenants += 1;
+            gpu.exclusive |= holder.demand.sharing == Sharing::Exclusive;
+        }
+    }
+
+    fn add_hint(&self, holder: &PodEntry, gpus: &mut [Gpu]) {
+        let Some(hint) = holder.hint().filter(|hint| hint.node == self.view.name) else { return };
+        for place in hint.gpus.iter() {
+            let gpu = &mut gpus[place];
+            gpu.hinted += gpu.price(holder.demand.per_gpu, holder.demand.sharing);
+        }
+    }
+
+    /// The devices to keep after a report that lists `reported`: those, and the missing ones that still have pods, as
+    /// lost. Devices of which only the index was known become the reported ones of that index.
+    pub fn merge_devices(&self, mut reported: Vec<Device>, entries: &Entries) -> Vec<Device> {
+        let missing = self.devices.iter().enumerate().filter(|(_, device)| {
+            device.uuid.index().is_none() && !reported.iter().any(|new| new.uuid == device.uuid)
+        });
+        let lost: Vec<Device> = missing
+            .filter(|(place, _)| self.is_recorded_on(*place, entries))
+            .map(|(_, device)| Device { health: Health::Lost, ..device.clone() })
+            .collect();
+        reported.extend(lost);
+        reported.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
+        reported
+    }
+
+    fn is_recorded_on(&self, place: usize, entries: &Entries) -> bool {
+        self.pods.iter().filter_map(|uid| self.charge_of(&entries[uid])).any(|c| c.placed && c.gpus.contains(place))
+    }
+}

@@ -1,0 +1,25 @@
+//! The decision core. Data in, decision out: nothing here knows a clock, a network, a thread, a Kubernetes type, a
+//! logger or a random number. `now` is an argument, every order ends in a name, and no hash map is iterated, so the
+//! same snapshot, policy and request give the same answer, byte for byte.
+//!
+//! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised and
+//! hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node, [`rank`] the best nodes, and [`preempt`]
+//! who would have to leave; the ledger then holds, assumes and confirms. [`audit`] checks the books against themselves.
+
+#![deny(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod audit;
+pub mod decision;
+pub mod device;
+pub mod fit;
+pub mod ledger;
+pub mod node;
+pub mod pack;
+pub mod policy;
+pub mod preempt;
+pub mod rank;
+pub mod request;
+pub mod snapshot;
+
+#[cfg(test)]
+mod proptests;

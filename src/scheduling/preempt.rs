@@ -1,0 +1,251 @@
+//! Who must leave a node so that a pod fits on it: the cheapest set, found exactly, on the very GPUs it needs.
+//!
+//! For each set of GPUs the pod could get, a branch and bound over the pods there; the best over all sets wins.
+//! Prices only grow as victims are added, so a branch that already costs as much as the best set found is cut.
+
+use super::device::{Gpu, GpuSet};
+use super::fit::usable;
+use super::request::{Companion, Demand, Sharing};
+use crate::ids::{NodeName, PodUid};
+use crate::units::{Bytes, Millis};
+use serde::Serialize;
+use std::ops::ControlFlow;
+
+/// Branches looked at on one node before the best set found so far has to do. Nodes with up to sixteen pods a GPU
+/// stay far below it.
+pub const SEARCH_BUDGET: u32 = 200_000;
+
+/// One node with everyone who could leave it.
+#[derive(Debug, Clone)]
+pub struct Room {
+    pub node: NodeName,
+    pub gpus: Vec<Gpu>,
+    /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed,
+    /// and not already leaving for someone else.
+    pub candidates: Vec<Resident>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resident {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    pub priority: i32,
+    pub companion: Companion,
+    pub grace: Millis,
+}
+
+/// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shortfall {
+    pub vram: Bytes,
+    pub companion: Companion,
+}
+
+/// What a victim set costs; less is better, the first field that differs decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Price {
+    /// The highest priority among the victims, counted from the lowest possible.
+    pub priority: u32,
+    pub evicted: Bytes,
+    pub victims: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VictimSet {
+    pub node: NodeName,
+    /// The GPUs the pod will get.
+    pub gpus: GpuSet,
+    /// In order of UID.
+    pub victims: Vec<PodUid>,
+    pub price: Price,
+    pub longest_grace: Millis,
+    /// False if the search ended early: cheaper sets may exist.
+    pub exact: bool,
+}
+
+impl Resident {
+    pub fn vram(&self) -> Bytes {
+        self.per_gpu.times(u64::from(self.gpus.len()))
+    }
+}
+
+impl Shortfall {
+    pub fn of<'a>(residents: impl Iterator<Item = &'a Resident>) -> Self {
+        residents.fold(Self::default(), |sum, resident| sum.plus(resident))
+    }
+
+    fn plus(self, resident: &Resident) -> Self {
+        Self {
+            vram: self.vram + resident.vram(),
+            companion: Companion {
+                cpu: crate::units::MilliCpu(self.companion.cpu.0 + resident.companion.cpu.0),
+                memory: self.companion.memory + resident.companion.memory,
+            },
+        }
+    }
+
+    fn is_covered_by(&self, freed: &Self) -> bool {
+        self.vram <= freed.vram
+            && self.companion.cpu <= freed.companion.cpu
+            && self.companion.memory <= freed.companion.memory
+    }
+}
+
+impl Price {
+    fn plus(self, resident: &Resident) -> Self {
+        Self {
+            priority: self.priority.max(resident.priority.abs_diff(i32::MIN)),
+            evicted: self.evicted + resident.vram(),
+            victims: self.victims + 1,
+        }
+    }
+}
+
+/// The cheapest candidates of `room` whose leaving makes `demand` fit and covers `shortfall`. Empty if nobody has
+/// to leave; `None` if no set is enough.
+pub fn cheapest_victims(room: &Room, demand: &Demand, shortfall: Shortfall) -> Option<VictimSet> {
+    let mut search = Search::new(room, demand, shortfall);
+    let mut emptied = room.gpus.clone();
+    room.candidates.iter().for_each(|resident| discharge(&mut emptied, resident));
+    let could_do = |gpu: &Gpu| usable(gpu, demand) && gpu.has_room(demand.per_gpu, demand.sharing);
+    let seats: Vec<usize> = (0..emptied.len()).filter(|place| could_do(&emptied[*place])).collect();
+    // Breaks when the budget is spent; the search remembers that.
+    let _ = for_each_subset(&seats, demand.gpus as usize, GpuSet::EMPTY, &mut |gpus| search.try_gpus(gpus));
+    search.best()
+}
+
+struct Search<'a> {
+    room: &'a Room,
+    demand: &'a Demand,
+    shortfall: Shortfall,
+    steps: u32,
+    best: Option<(Price, Vec<PodUid>, GpuSet, Millis)>,
+}
+
+/// One search for one set of GPUs: who could leave (those on the GPUs first), who has been chosen, and what is free then.
+struct Branch<'a> {
+    gpus: GpuSet,
+    order: Vec<&'a Resident>,
+    /// How many of `order` are on `gpus`.
+    on_gpus: usize,
+    chosen: Vec<&'a Resident>,
+    state: Vec<Gpu>,
+    freed: Shortfall,
+}
+
+impl<'a> Search<'a> {
+    fn new(room: &'a Room, demand: &'a Demand, shortfall: Shortfall) -> Self {
+        Self { room, demand, shortfall, steps: 0, best: None }
+    }
+
+    fn try_gpus(&mut self, gpus: GpuSet) -> ControlFlow<()> {
+        let cheapest_first = |resident: &&Resident| (Price::default().plus(resident), resident.uid.clone());
+        let (mut order, mut elsewhere): (Vec<_>, Vec<_>) =
+            self.room.candidates.iter().partition(|resident| resident.gpus.meets(gpus));
+        order.sort_by_cached_key(cheapest_first);
+        elsewhere.sort_by_cached_key(cheapest_first);
+        let on_gpus = order.len();
+        order.append(&mut elsewhere);
+        let state = self.room.gpus.clone();
+        let mut branch = Branch { gpus, order, on_gpus, chosen: vec![], state, freed: Shortfall::default() };
+        self.descend(&mut branch, 0, Price::default());
+        if self.steps > SEARCH_BUDGET { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    /// Decides over `branch.order[next]` and all after it.
+    fn descend(&mut self, branch: &mut Branch<'a>, next: usize, price: Price) {
+        self.steps += 1;
+        if self.steps > SEARCH_BUDGET || self.best.as_ref().is_some_and(|(best, ..)| price > *best) {
+            return;
+        }
+        if self.is_enough(branch) {
+            return self.offer(branch, price);
+        }
+        if next == branch.order.len() || !self.could_be_enough(branch, next) {
+            return;
+        }
+        // Past those on the GPUs, the rest can only help to cover the scheduler's shortfall.
+        if next >= branch.on_gpus && !self.has_seats(branch.gpus, &branch.state) {
+            return;
+        }
+        let resident = branch.order[next];
+        branch.take(resident);
+        self.descend(branch, next + 1, price.plus(resident));
+        branch.put_back(resident);
+        self.descend(branch, next + 1, price);
+    }
+
+    fn has_seats(&self, gpus: GpuSet, state: &[Gpu]) -> bool {
+        gpus.iter().all(|place| state[place].has_room(self.demand.per_gpu, self.demand.sharing))
+    }
+
+    fn is_enough(&self, branch: &Branch<'_>) -> bool {
+        self.has_seats(branch.gpus, &branch.state) && self.shortfall.is_covered_by(&branch.freed)
+    }
+
+    /// Whether it would do if everyone left who is still undecided.
+    fn could_be_enough(&self, branch: &Branch<'_>, next: usize) -> bool {
+        let mut state = branch.state.clone();
+        let mut freed = branch.freed;
+        for resident in &branch.order[next..] {
+            discharge(&mut state, resident);
+            freed = freed.plus(resident);
+        }
+        self.has_seats(branch.gpus, &state) && self.shortfall.is_covered_by(&freed)
+    }
+
+    /// Equal prices are told apart by the victims' UIDs, then by the GPUs, so that the answer is always the same.
+    fn offer(&mut self, branch: &Branch<'_>, price: Price) {
+        let mut victims: Vec<PodUid> = branch.chosen.iter().map(|resident| resident.uid.clone()).collect();
+        victims.sort_unstable();
+        let grace = branch.chosen.iter().map(|resident| resident.grace).max().unwrap_or_default();
+        let offer = (price, victims, branch.gpus, grace);
+        if self.best.as_ref().is_none_or(|best| offer < *best) {
+            self.best = Some(offer);
+        }
+    }
+
+    fn best(self) -> Option<VictimSet> {
+        let (price, victims, gpus, longest_grace) = self.best?;
+        let exact = self.steps <= SEARCH_BUDGET;
+        Some(VictimSet { node: self.room.node.clone(), gpus, victims, price, longest_grace, exact })
+    }
+}
+
+impl<'a> Branch<'a> {
+    fn take(&mut self, resident: &'a Resident) {
+        discharge(&mut self.state, resident);
+        self.chosen.push(resident);
+        self.freed = self.freed.plus(resident);
+    }
+
+    fn put_back(&mut self, resident: &'a Resident) {
+        resident.gpus.iter().for_each(|place| self.state[place].charge(resident.per_gpu, resident.sharing));
+        self.chosen.pop();
+        self.freed = Shortfall::of(self.chosen.iter().copied());
+    }
+}
+
+fn discharge(state: &mut [Gpu], resident: &Resident) {
+    resident.gpus.iter().for_each(|place| state[place].discharge(resident.per_gpu, resident.sharing));
+}
+
+/// Calls `visit` with `chosen` and each subset of `size` of the `places`, in lexicographic order, until it breaks.
+fn for_each_subset(
+    places: &[usize],
+    size: usize,
+    chosen: GpuSet,
+    visit: &mut impl FnMut(GpuSet) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    if size == 0 {
+        return visit(chosen);
+    }
+    for (i, place) in places.iter().enumerate().take((places.len() + 1).saturating_sub(size)) {
+        let mut chosen = chosen;
+        chosen.insert(*place);
+        for_each_subset(&places[i + 1..], size - 1, chosen, visit)?;
+    }
+    ControlFlow::Continue(())
+}

@@ -1,0 +1,134 @@
+//! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
+
+use super::device::GpuSet;
+use super::fit::{Misfit, fit};
+use super::node::Node;
+use super::pack;
+use super::request::Demand;
+use super::snapshot::Snapshot;
+use crate::ids::NodeName;
+use crate::units::Bytes;
+use serde::Serialize;
+
+/// The top of the extender's score range.
+pub const MAX_SCORE: u8 = 10;
+
+/// How good a place is; less is better. The order of the fields is the policy, the first that differs decides.
+/// Nodes that still tie are told apart by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Score {
+    /// The pod holds room, for which others were evicted, on another node than this.
+    pub outside_hold: bool,
+    /// The pod came back unbound from there a moment ago.
+    pub just_failed: bool,
+    /// Another pod was just offered these GPUs.
+    pub contended: bool,
+    /// VRAM left over on the chosen GPUs.
+    pub leftover: Bytes,
+    /// VRAM free on the whole node: of two equal seats take the fuller node.
+    pub node_free: Bytes,
+}
+
+/// A node that fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its place in the snapshot.
+    pub node: usize,
+    pub gpus: GpuSet,
+    pub score: Score,
+}
+
+/// What a filter found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Shortlist {
+    /// The best candidates, best first.
+    pub best: Vec<Candidate>,
+    /// Why each other node does not fit, by its place among the names that were asked about.
+    pub refused: Vec<(usize, Misfit)>,
+}
+
+/// What the pod brings along from earlier attempts.
+#[derive(Debug, Clone, Copy)]
+pub struct Attempt<'a> {
+    /// How many candidates to keep at most.
+    pub limit: usize,
+    pub just_failed: Option<&'a NodeName>,
+    pub held: Option<HeldRoom<'a>>,
+}
+
+/// The room a hold keeps for the pod. On that node the ledger has the word, not the snapshot, in which a hold
+/// looks like any other tenant.
+#[derive(Debug, Clone, Copy)]
+pub struct HeldRoom<'a> {
+    pub node: &'a NodeName,
+    pub verdict: Result<GpuSet, Misfit>,
+}
+
+/// The best `attempt.limit` of the named nodes.
+pub fn shortlist<'a>(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    names: impl ExactSizeIterator<Item = &'a str>,
+    attempt: Attempt<'_>,
+) -> Shortlist {
+    let mut list = Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
+    for (asked, name) in names.enumerate() {
+        match consider(snapshot, demand, name, attempt) {
+            Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
+            Err(misfit) => list.refused.push((asked, misfit)),
+        }
+    }
+    // Room that pods were evicted for goes before any other, and a node that just failed goes last.
+    if attempt.held.is_some() && list.best.first().is_some_and(|best| !best.score.outside_hold) {
+        list.best.truncate(1);
+    }
+    if list.best.len() > 1 {
+        list.best.retain(|candidate| !candidate.score.just_failed);
+    }
+    list
+}
+
+/// The 0 to 10 an extender may answer, for candidates in order: one has the top step, each after it less, and all
+/// beyond the tenth nothing. A scale that followed the figures would put near equals on one step, where the scheduler
+/// tosses a coin.
+pub fn score_steps() -> impl Iterator<Item = u8> {
+    (0..=MAX_SCORE).rev().chain(std::iter::repeat(0))
+}
+
+fn consider(snapshot: &Snapshot, demand: &Demand, name: &str, attempt: Attempt<'_>) -> Result<Candidate, Misfit> {
+    let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
+    let node = &snapshot.nodes()[place];
+    let held_here = attempt.held.filter(|held| *held.node == node.name);
+    let gpus = held_here.map_or_else(|| fit(node, demand), |held| held.verdict)?;
+    let score = Score {
+        outside_hold: attempt.held.is_some() && held_here.is_none(),
+        just_failed: attempt.just_failed == Some(&node.name),
+        ..score(node, demand, gpus)
+    };
+    Ok(Candidate { node: place, gpus, score })
+}
+
+/// The seam for packing policies: best fit here.
+fn score(node: &Node, demand: &Demand, gpus: GpuSet) -> Score {
+    let chosen = || gpus.iter().map(|place| &node.gpus[place]);
+    Score {
+        outside_hold: false,
+        just_failed: false,
+        contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
+        leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),
+        node_free: node.free(),
+    }
+}
+
+/// Inserts in order and drops the worst beyond `limit`. Nodes stand in order of name in a snapshot, so their
+/// places break ties by name. A node that was named twice counts once.
+fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
+    let order = |c: &Candidate| (c.score, c.node);
+    if best.len() == limit && best.last().is_some_and(|worst| order(worst) <= order(&candidate)) {
+        return;
+    }
+    if let Err(place) = best.binary_search_by_key(&order(&candidate), order) {
+        best.insert(place, candidate);
+        best.truncate(limit);
+    }
+}

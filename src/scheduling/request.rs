@@ -1,0 +1,332 @@
+//! What one pod asks for: the manifest's words as they came ([`PodRequest`]), and what they mean ([`Demand`]).
+//!
+//! The sum over a pod's containers is the scheduler's own: containers and side-cars run together, an init
+//! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
+//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs.
+
+use super::policy::{ClassId, Policy, Traits};
+use crate::ids::ModelId;
+use crate::units::{Bytes, Millis, MilliCpu, QuantityError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
+pub const MAX_GPUS: u32 = 64;
+
+/// A pod's manifest, as far as placing it is concerned, in its own words.
+#[derive(Debug, Clone, Copy)]
+pub struct PodRequest<'a> {
+    pub namespace: &'a str,
+    pub labels: &'a BTreeMap<String, String>,
+    pub priority_class: Option<&'a str>,
+    pub priority: i32,
+    /// False for `preemptionPolicy: Never`.
+    pub may_preempt: bool,
+    pub grace: Millis,
+    /// Init containers first, as they run.
+    pub containers: &'a [ContainerRequest<'a>],
+    /// The annotation `stowage.dev/gpus`.
+    pub gpus: Option<&'a str>,
+    /// The annotation `stowage.dev/exclusive`.
+    pub exclusive: Option<&'a str>,
+    /// The annotation `stowage.dev/model`, or the label that stands in for it.
+    pub model: Option<&'a str>,
+    /// The annotation `stowage.dev/kv-cache`.
+    pub kv_cache: Option<&'a str>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct ContainerRequest<'a> {
+    pub role: ContainerRole,
+    /// `stowage.dev/vram`.
+    pub vram: Option<&'a str>,
+    /// Whether it also asks a device plugin for a GPU (`nvidia.com/gpu`, `.shared`, `nvidia.com/mig-*`).
+    pub asks_device_plugin: bool,
+    pub cpu: Option<&'a str>,
+    pub memory: Option<&'a str>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ContainerRole {
+    Main,
+    Init,
+    /// An init container with `restartPolicy: Always`.
+    Sidecar,
+}
+
+/// Whether a pod's GPUs may have other pods on them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Sharing {
+    Shared,
+    Exclusive,
+}
+
+/// What one pod asks for, understood.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Demand {
+    /// VRAM on each of its GPUs.
+    pub per_gpu: Bytes,
+    /// Over how many GPUs of one node, 1 to [`MAX_GPUS`].
+    pub gpus: u32,
+    pub sharing: Sharing,
+    pub class: ClassId,
+    pub priority: i32,
+    pub may_preempt: bool,
+    /// What it takes on its node beside the GPU.
+    pub companion: Companion,
+    pub grace: Millis,
+    pub model: Option<ModelId>,
+    /// The part of its VRAM that is KV cache.
+    pub kv_cache: Option<Bytes>,
+}
+
+/// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Companion {
+    pub cpu: MilliCpu,
+    pub memory: Bytes,
+}
+
+/// Why a pod cannot be understood. The text of [`RequestError::phrase`] never changes between two calls; the figures
+/// are in `Display`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    #[error("the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources")]
+    NoVram,
+    #[error("stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out")]
+    ZeroVram,
+    #[error("{what} is {text:?}: {error}")]
+    Quantity { what: &'static str, text: String, error: QuantityError },
+    #[error("the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them")]
+    BothWays,
+    #[error("the annotation stowage.dev/gpus is {text:?}; write a whole number from 1 to {MAX_GPUS}")]
+    Gpus { text: String },
+    #[error("the annotation stowage.dev/exclusive is {text:?}; write \"true\" or \"false\"")]
+    Exclusive { text: String },
+    #[error("the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it")]
+    KvCacheAboveVram { kv_cache: Bytes, vram: Bytes },
+    #[error("the model's name is not usable: {0}")]
+    Model(#[from] crate::ids::InvalidName),
+}
+
+impl RequestError {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::NoVram => "no-vram",
+            Self::ZeroVram => "zero-vram",
+            Self::Quantity { .. } => "bad-quantity",
+            Self::BothWays => "both-ways",
+            Self::Gpus { .. } => "bad-gpus",
+            Self::Exclusive { .. } => "bad-exclusive",
+            Self::KvCacheAboveVram { .. } => "kv-cache-above-vram",
+            Self::Model(_) => "bad-model",
+        }
+    }
+
+    /// What goes on the wire: the scheduler writes it into the pod's condition, and a text that changed
+    /// would wake the pod again and again.
+    pub fn phrase(&self) -> &'static str {
+        match self {
+            Self::NoVram => "pod asks for no stowage.dev/vram",
+            Self::ZeroVram => "pod asks for zero stowage.dev/vram",
+            Self::Quantity { .. } => "pod has a quantity that cannot be read",
+            Self::BothWays => "pod asks for stowage.dev/vram and for nvidia.com/*",
+            Self::Gpus { .. } => "annotation stowage.dev/gpus is not a number of GPUs",
+            Self::Exclusive { .. } => "annotation stowage.dev/exclusive is neither true nor false",
+            Self::KvCacheAboveVram { .. } => "annotation stowage.dev/kv-cache is more than stowage.dev/vram",
+            Self::Model(_) => "the model's name is not usable",
+        }
+    }
+}
+
+impl Demand {
+    pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
+        let vram = vram_of(pod.containers)?;
+        if pod.containers.iter().any(|c| c.asks_device_plugin) {
+            return Err(RequestError::BothWays);
+        }
+        let gpus = gpus_of(pod.gpus)?;
+        let sharing = sharing_of(pod.exclusive)?;
+        Ok(Self {
+            per_gpu: vram.split(gpus),
+            gpus,
+            sharing,
+            class: policy.classify(traits(pod, sharing)),
+            priority: pod.priority,
+            may_preempt: pod.may_preempt,
+            companion: companion_of(pod.containers)?,
+            grace: pod.grace,
+            model: pod.model.map(ModelId::parse).transpose()?,
+            kv_cache: kv_cache_of(pod.kv_cache, vram)?,
+        })
+    }
+
+    /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
+    /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole.
+    pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
+        Self {
+            per_gpu: vram_of(pod.containers).unwrap_or(Bytes(u64::MAX)),
+            gpus: 1,
+            sharing: Sharing::Shared,
+            class: policy.classify(traits(pod, Sharing::Shared)),
+            priority: pod.priority,
+            may_preempt: false,
+            companion: Companion::default(),
+            grace: pod.grace,
+            model: None,
+            kv_cache: None,
+        }
+    }
+
+    /// Over all its GPUs.
+    pub fn vram(&self) -> Bytes {
+        self.per_gpu.times(u64::from(self.gpus))
+    }
+}
+
+fn traits<'a>(pod: &PodRequest<'a>, sharing: Sharing) -> Traits<'a> {
+    Traits {
+        namespace: pod.namespace,
+        labels: pod.labels,
+        priority_class: pod.priority_class,
+        priority: pod.priority,
+        sharing,
+    }
+}
+
+fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
+    if containers.iter().all(|c| c.vram.is_none()) {
+        return Err(RequestError::NoVram);
+    }
+    let vram = sum_over(containers, |c| bytes("stowage.dev/vram", c.vram))?;
+    if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
+}
+
+fn companion_of(containers: &[ContainerRequest<'_>]) -> Result<Companion, RequestError> {
+    let cpu = sum_over(containers, |c| {
+        let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
+        Ok(Bytes(cpu.unwrap_or_default().0))
+    })?;
+    let memory = sum_over(containers, |c| bytes("memory", c.memory))?;
+    Ok(Companion { cpu: MilliCpu(cpu.0), memory })
+}
+
+/// The scheduler's pod-request formula over one amount per container.
+fn sum_over<'a>(
+    containers: &[ContainerRequest<'a>],
+    amount: impl Fn(&ContainerRequest<'a>) -> Result<Bytes, RequestError>,
+) -> Result<Bytes, RequestError> {
+    let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+    for container in containers {
+        let amount = amount(container)?;
+        match container.role {
+            ContainerRole::Main => together += amount,
+            ContainerRole::Sidecar => {
+                together += amount;
+                sidecars += amount;
+                init_peak = init_peak.max(sidecars);
+            }
+            ContainerRole::Init => init_peak = init_peak.max(sidecars + amount),
+        }
+    }
+    Ok(together.max(init_peak))
+}
+
+fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {
+    let Some(text) = text else { return Ok(1) };
+    match text.parse() {
+        Ok(gpus @ 1..=MAX_GPUS) => Ok(gpus),
+        _ => Err(RequestError::Gpus { text: text.into() }),
+    }
+}
+
+fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
+    match text {
+        None | Some("false") => Ok(Sharing::Shared),
+        Some("true") => Ok(Sharing::Exclusive),
+        Some(text) => Err(RequestError::Exclusive { text: text.into() }),
+    }
+}
+
+fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
+    match quantity("the annotation stowage.dev/kv-cache", text, Bytes::parse_quantity)? {
+        Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
+        kv_cache => Ok(kv_cache),
+    }
+}
+
+fn bytes(what: &'static str, text: Option<&str>) -> Result<Bytes, RequestError> {
+    Ok(quantity(what, text, Bytes::parse_quantity)?.unwrap_or_default())
+}
+
+fn quantity<T>(
+    what: &'static str,
+    text: Option<&str>,
+    parse: impl Fn(&str) -> Result<T, QuantityError>,
+) -> Result<Option<T>, RequestError> {
+    text.map(|text| parse(text).map_err(|error| RequestError::Quantity { what, text: text.into(), error }))
+        .transpose()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
+        ContainerRequest { role, vram, asks_device_plugin: false, cpu: Some("1"), memory: Some("1Gi") }
+    }
+
+    fn demand(edit: impl FnOnce(&mut PodRequest<'_>), containers: &[ContainerRequest<'_>]) -> Result<Demand, RequestError> {
+        let labels = BTreeMap::new();
+        let mut pod = PodRequest {
+            namespace: "default",
+            labels: &labels,
+            priority_class: None,
+            priority: 0,
+            may_preempt: true,
+            grace: Millis::seconds(30),
+            containers: &[],
+            gpus: None,
+            exclusive: None,
+            model: None,
+            kv_cache: None,
+        };
+        edit(&mut pod);
+        Demand::of(&PodRequest { containers, ..pod }, &Policy::default())
+    }
+
+    #[test]
+    fn containers_add_up_and_an_init_container_counts_only_where_it_needs_more() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let sum = |containers: &[_]| demand(|_| {}, containers).unwrap().per_gpu;
+        let c = container;
+        assert_eq!(sum(&[c(Init, Some("8")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(20));
+        assert_eq!(sum(&[c(Init, Some("30")), c(Main, Some("16")), c(Main, Some("4"))]), Bytes(30));
+        assert_eq!(sum(&[c(Sidecar, Some("5")), c(Init, Some("18")), c(Main, Some("16"))]), Bytes(23));
+        assert_eq!(sum(&[c(Init, Some("18")), c(Sidecar, Some("5")), c(Main, Some("16"))]), Bytes(21));
+    }
+
+    #[test]
+    fn vram_is_the_pods_total_and_is_split_over_its_gpus_rounded_up() {
+        let split = demand(|p| p.gpus = Some("3"), &[container(ContainerRole::Main, Some("10"))]).unwrap();
+        assert_eq!((split.per_gpu, split.gpus, split.vram()), (Bytes(4), 3, Bytes(12)));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_refused_with_its_reason() {
+        let main = |vram| [container(ContainerRole::Main, vram)];
+        let plugin = [ContainerRequest { asks_device_plugin: true, ..main(Some("1Gi"))[0] }];
+        let code = |result: Result<Demand, RequestError>| result.unwrap_err().code();
+        assert_eq!(code(demand(|_| {}, &main(None))), "no-vram");
+        assert_eq!(code(demand(|_| {}, &main(Some("0")))), "zero-vram");
+        assert_eq!(code(demand(|_| {}, &main(Some("0.5")))), "bad-quantity");
+        assert_eq!(code(demand(|_| {}, &main(Some("9e99")))), "bad-quantity");
+        assert_eq!(code(demand(|_| {}, &plugin)), "both-ways");
+        assert_eq!(code(demand(|p| p.gpus = Some("0"), &main(Some("1Gi")))), "bad-gpus");
+        assert_eq!(code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))), "bad-gpus");
+        assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
+        assert_eq!(code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))), "kv-cache-above-vram");
+    }
+}
