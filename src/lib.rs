@@ -4,6 +4,9 @@
 //!
 //! - [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`scheduling`]: the decision core and the ledger. Pure.
+//! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
+//! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
+//! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
 
 // The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -11,3 +14,12 @@
 pub mod ids;
 pub mod scheduling;
 pub mod units;
+
+#[cfg(feature = "service")]
+pub mod contract;
+#[cfg(feature = "service")]
+pub mod control_plane;
+#[cfg(feature = "service")]
+pub mod service;
+#[cfg(feature = "service")]
+pub mod telemetry;

@@ -6,9 +6,10 @@
 
 use super::policy::{ClassId, Policy, Traits};
 use crate::ids::ModelId;
-use crate::units::{Bytes, Millis, MilliCpu, QuantityError};
+use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
 pub const MAX_GPUS: u32 = 64;
@@ -37,6 +38,7 @@ pub struct PodRequest<'a> {
 
 #[derive(Debug, Clone, Copy)]
 pub struct ContainerRequest<'a> {
+    pub name: &'a str,
     pub role: ContainerRole,
     /// `stowage.dev/vram`.
     pub vram: Option<&'a str>,
@@ -79,6 +81,8 @@ pub struct Demand {
     pub model: Option<ModelId>,
     /// The part of its VRAM that is KV cache.
     pub kv_cache: Option<Bytes>,
+    /// The containers that ask for VRAM; they share the pod's GPUs.
+    pub containers: Arc<[Arc<str>]>,
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
@@ -92,9 +96,13 @@ pub struct Companion {
 /// are in `Display`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    #[error("the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources")]
+    #[error(
+        "the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources"
+    )]
     NoVram,
-    #[error("stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out")]
+    #[error(
+        "stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out"
+    )]
     ZeroVram,
     #[error("{what} is {text:?}: {error}")]
     Quantity { what: &'static str, text: String, error: QuantityError },
@@ -104,7 +112,9 @@ pub enum RequestError {
     Gpus { text: String },
     #[error("the annotation stowage.dev/exclusive is {text:?}; write \"true\" or \"false\"")]
     Exclusive { text: String },
-    #[error("the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it")]
+    #[error(
+        "the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it"
+    )]
     KvCacheAboveVram { kv_cache: Bytes, vram: Bytes },
     #[error("the model's name is not usable: {0}")]
     Model(#[from] crate::ids::InvalidName),
@@ -160,6 +170,7 @@ impl Demand {
             grace: pod.grace,
             model: pod.model.map(ModelId::parse).transpose()?,
             kv_cache: kv_cache_of(pod.kv_cache, vram)?,
+            containers: asking(pod.containers),
         })
     }
 
@@ -177,6 +188,7 @@ impl Demand {
             grace: pod.grace,
             model: None,
             kv_cache: None,
+            containers: asking(pod.containers),
         }
     }
 
@@ -194,6 +206,10 @@ fn traits<'a>(pod: &PodRequest<'a>, sharing: Sharing) -> Traits<'a> {
         priority: pod.priority,
         sharing,
     }
+}
+
+fn asking(containers: &[ContainerRequest<'_>]) -> Arc<[Arc<str>]> {
+    containers.iter().filter(|c| c.vram.is_some()).map(|c| c.name.into()).collect()
 }
 
 fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
@@ -275,10 +291,20 @@ mod tests {
     use super::*;
 
     fn container(role: ContainerRole, vram: Option<&'static str>) -> ContainerRequest<'static> {
-        ContainerRequest { role, vram, asks_device_plugin: false, cpu: Some("1"), memory: Some("1Gi") }
+        ContainerRequest {
+            name: "engine",
+            role,
+            vram,
+            asks_device_plugin: false,
+            cpu: Some("1"),
+            memory: Some("1Gi"),
+        }
     }
 
-    fn demand(edit: impl FnOnce(&mut PodRequest<'_>), containers: &[ContainerRequest<'_>]) -> Result<Demand, RequestError> {
+    fn demand(
+        edit: impl FnOnce(&mut PodRequest<'_>),
+        containers: &[ContainerRequest<'_>],
+    ) -> Result<Demand, RequestError> {
         let labels = BTreeMap::new();
         let mut pod = PodRequest {
             namespace: "default",

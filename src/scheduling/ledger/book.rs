@@ -19,6 +19,8 @@ pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 pub(super) struct Book {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
+    /// Whether an agent has said what its devices are.
+    pub reported: bool,
     pub devices: Arc<[Device]>,
     /// Everyone with anything here: pods, holds and hints.
     pub pods: BTreeSet<PodUid>,
@@ -36,7 +38,7 @@ pub(super) struct Charge {
 impl Book {
     pub fn new(name: NodeName) -> Self {
         let view = Node { name, generation: 0, gpus: Arc::new([]), devices: Arc::new([]) };
-        Self { exists: false, devices: Arc::new([]), pods: BTreeSet::new(), view }
+        Self { exists: false, reported: false, devices: Arc::new([]), pods: BTreeSet::new(), view }
     }
 
     /// The places of these devices, or `None` unless the node has each of them, once.
@@ -123,6 +125,9 @@ impl Book {
     }
 
     fn is_recorded_on(&self, place: usize, entries: &Entries) -> bool {
-        self.pods.iter().filter_map(|uid| self.charge_of(&entries[uid])).any(|c| c.placed && c.gpus.contains(place))
+        self.pods
+            .iter()
+            .filter_map(|uid| self.charge_of(&entries[uid]))
+            .any(|c| c.placed && c.gpus.contains(place))
     }
 }

@@ -145,25 +145,25 @@ impl Ledger {
 
     // ---- what is seen ----
 
-    /// The node exists and has these devices. `None`: nothing new is known about them.
-    pub fn set_node(&mut self, name: &NodeName, devices: Option<Vec<Device>>) {
-        let entries = &self.entries;
+    /// The node exists. What its labels say of its devices counts until an agent reports.
+    pub fn set_node(&mut self, name: &NodeName, labelled: Option<Vec<Device>>) {
         let book = self.books.entry(name.clone()).or_insert_with(|| Book::new(name.clone()));
-        let devices: Option<Arc<[Device]>> = devices.map(|new| book.merge_devices(new, entries).into());
-        let devices_changed = devices.is_some_and(|devices| {
-            let changed = devices != book.devices;
-            book.devices = devices;
-            changed
-        });
         if !book.exists {
             book.exists = true;
             self.nodes_changed = true;
             self.generation += 1;
         }
-        if devices_changed {
-            self.drop_hints_on(name);
-            self.refresh(name);
+        if let Some(devices) = labelled.filter(|_| !book.reported) {
+            self.set_devices(name, devices);
         }
+    }
+
+    /// The devices of a node as its agent reports them.
+    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), Misfit> {
+        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+        book.reported = true;
+        self.set_devices(name, devices);
+        Ok(())
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
@@ -199,13 +199,26 @@ impl Ledger {
         Some(entry)
     }
 
+    fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
+        let book = self.books.get_mut(name).expect("the caller has the node's page");
+        let devices: Arc<[Device]> = book.merge_devices(devices, &self.entries).into();
+        if devices != book.devices {
+            // Hints name places, and those may be others now.
+            self.drop_hints_on(name);
+            self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
+            self.refresh(name);
+        }
+    }
+
     fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
-            Some((Phase::Waiting(waiting), known)) if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
+            Some((Phase::Waiting(waiting), known))
+                if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
             _ => self.change(&uid.clone(), |entries| {
-                let fresh = PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
+                let fresh =
+                    PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
                 let entry = entries.entry(uid).or_insert(fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
@@ -248,7 +261,9 @@ impl Ledger {
     /// Lets hints and holds run out. Answers whose holds did.
     pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         let mut ended = Vec::new();
-        while let Some((deadline, uid)) = self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now) {
+        while let Some((deadline, uid)) =
+            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now)
+        {
             self.deadlines.pop_first();
             let Some(entry) = self.entries.get(&uid) else { continue };
             if entry.hint().is_some_and(|hint| hint.expires <= deadline) {
@@ -379,7 +394,8 @@ impl Ledger {
     /// The cluster as it stands. Cheap: only what changed since the last call is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
-            let nodes = self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
+            let nodes =
+                self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
             self.published = Arc::new(Snapshot::new(self.generation, nodes));
         } else if !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
@@ -464,7 +480,12 @@ impl Ledger {
     /// What is bound or promised on a node, as the node's sum would show it.
     pub fn promised_on(&self, name: &NodeName) -> Bytes {
         let Some(book) = self.books.get(name) else { return Bytes::ZERO };
-        book.pods.iter().map(|uid| &self.entries[uid]).filter(|e| e.node() == Some(name)).map(|e| e.demand.vram()).sum()
+        book.pods
+            .iter()
+            .map(|uid| &self.entries[uid])
+            .filter(|e| e.node() == Some(name))
+            .map(|e| e.demand.vram())
+            .sum()
     }
 
     pub(super) fn books(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
@@ -487,9 +508,16 @@ impl Ledger {
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
 
-    fn room_of_hold(&self, uid: &PodUid, demand: &Demand, hold: &Hold, book: &Book) -> Result<GpuSet, Misfit> {
+    fn room_of_hold(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        hold: &Hold,
+        book: &Book,
+    ) -> Result<GpuSet, Misfit> {
         let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
-        let still_here = |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
+        let still_here =
+            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
         let remaining = hold.victims.iter().filter(still_here).count() as u32;
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
@@ -505,7 +533,10 @@ impl Ledger {
             Sharing::Exclusive => device.capacity(headroom),
         };
         let hundredths = |device: &Device| {
-            (u128::from(granted_on(device).0) * 100).checked_div(u128::from(device.total.0)).unwrap_or(0).min(100) as u8
+            (u128::from(granted_on(device).0) * 100)
+                .checked_div(u128::from(device.total.0))
+                .unwrap_or(0)
+                .min(100) as u8
         };
         let devices = || gpus.iter().map(|place| &book.devices[place]);
         Placement {
@@ -575,7 +606,11 @@ impl Ledger {
             self.books.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
         }
         for node in &after.nodes {
-            self.books.entry(node.clone()).or_insert_with(|| Book::new(node.clone())).pods.insert(uid.clone());
+            self.books
+                .entry(node.clone())
+                .or_insert_with(|| Book::new(node.clone()))
+                .pods
+                .insert(uid.clone());
         }
         for node in before.nodes.union(&after.nodes) {
             self.refresh(node);
@@ -587,8 +622,12 @@ impl Ledger {
         let Some(book) = self.books.get_mut(name) else { return };
         let gpus = book.gpus(&self.entries, self.policy.headroom, None);
         self.generation += 1;
-        book.view =
-            Node { name: name.clone(), generation: self.generation, gpus: gpus.into(), devices: book.devices.clone() };
+        book.view = Node {
+            name: name.clone(),
+            generation: self.generation,
+            gpus: gpus.into(),
+            devices: book.devices.clone(),
+        };
         self.changed.insert(name.clone());
     }
 

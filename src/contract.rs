@@ -1,0 +1,306 @@
+//! The contract with pods and nodes: which keys mean what, and the way between Kubernetes objects and the core's types.
+//!
+//! The one place that knows both sides. It decides nothing and talks to nobody.
+
+use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
+use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Seen, SeenState};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::request::{
+    ContainerRequest, ContainerRole, Demand, MAX_GPUS, PodRequest, RequestError, Sharing,
+};
+use crate::units::{Bytes, Millis};
+use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The extended resource a pod asks for and a node offers.
+pub const VRAM: &str = "stowage.dev/vram";
+
+/// Annotations a user sets on a pod.
+pub mod asked {
+    pub const GPUS: &str = "stowage.dev/gpus";
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive";
+    pub const MODEL: &str = "stowage.dev/model";
+    pub const KV_CACHE: &str = "stowage.dev/kv-cache";
+    /// Labels that name the model where the annotation is missing: llm-d's and KServe's.
+    pub const MODEL_LABELS: [&str; 2] = ["llm-d.ai/model", "serving.kserve.io/inferenceservice"];
+}
+
+/// Annotations Stowage writes into a Binding.
+pub mod written {
+    pub const DEVICES: &str = "stowage.dev/devices";
+    pub const GRANTED: &str = "stowage.dev/vram-granted";
+    pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
+    pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
+    /// Followed by a container's name: what the NVIDIA NRI plugin injects there.
+    pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
+}
+
+/// The pod condition that makes a hold durable.
+pub const HOLD_CONDITION: &str = "stowage.dev/Hold";
+
+/// Labels that GPU feature discovery sets on nodes.
+mod discovered {
+    pub const COUNT: &str = "nvidia.com/gpu.count";
+    pub const MEMORY_MIB: &str = "nvidia.com/gpu.memory";
+    pub const PRODUCT: &str = "nvidia.com/gpu.product";
+}
+
+/// What Kubernetes uses where a pod names none.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Unidentified {
+    #[error("the pod has no metadata.{0}")]
+    Missing(&'static str),
+    #[error(transparent)]
+    Invalid(#[from] InvalidName),
+}
+
+/// Who a pod is.
+pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
+    let uid = pod.metadata.uid.as_deref().ok_or(Unidentified::Missing("uid"))?;
+    let name = pod.metadata.name.as_deref().ok_or(Unidentified::Missing("name"))?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
+    Ok((PodUid::parse(uid)?, PodKey::parse(namespace, name)?))
+}
+
+/// What a pod asks for.
+pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
+    with_request(pod, |request| Demand::of(request, policy))
+}
+
+/// Whether any container names `stowage.dev/vram`.
+pub fn asks_for_vram(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(containers).any(|(_, container)| amount(container, VRAM).is_some())
+}
+
+/// Whether the pod has ended, so that its GPUs are free.
+pub fn is_finished(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// A pod as the ledger takes it, or `None` if it is none of Stowage's or cannot be identified. `hold` is the one
+/// its condition describes.
+///
+/// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
+/// all it could mean.
+pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>) -> Option<Seen> {
+    if !asks_for_vram(pod) || is_finished(pod) {
+        return None;
+    }
+    let (uid, key) = identity(pod).ok()?;
+    let demand = demand(pod, policy);
+    let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
+        return Some(Seen { uid, key, demand: demand.ok()?, state: SeenState::Waiting { hold } });
+    };
+    let node = NodeName::parse(node).ok()?;
+    let demand = demand.unwrap_or_else(|_| with_request(pod, |request| Demand::worst_case(request, policy)));
+    let devices = recorded_devices(pod);
+    let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
+    Some(Seen { uid, key, demand, state: SeenState::Bound { node, devices } })
+}
+
+/// The GPUs its Binding recorded, if it recorded any that can be read.
+pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
+    let text = annotation(pod, written::DEVICES)?;
+    text.split(',').map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
+}
+
+/// What a bound pod was granted counts, not what its annotations have been edited to since.
+fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
+    let gpus = devices.len() as u32;
+    let granted = annotation(pod, written::GRANTED).and_then(|text| Bytes::parse_quantity(text).ok());
+    match granted {
+        // More than was asked for: the GPUs were granted whole.
+        Some(granted) if granted > demand.vram() => Demand { gpus, sharing: Sharing::Exclusive, ..demand },
+        Some(granted) if gpus != demand.gpus => Demand { gpus, per_gpu: granted.split(gpus), ..demand },
+        _ => demand,
+    }
+}
+
+/// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.
+pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
+    let labels = node.metadata.labels.as_ref()?;
+    let number = |key| labels.get(key)?.parse::<u64>().ok();
+    let count = number(discovered::COUNT)?.min(u64::from(MAX_GPUS)) as u32;
+    let total = Bytes::mib(number(discovered::MEMORY_MIB)?);
+    let product = labels.get(discovered::PRODUCT).map_or("unknown", String::as_str);
+    let model = GpuModel::parse(product).ok()?;
+    let device = |index| Device {
+        uuid: GpuUuid::from_index(index),
+        index,
+        model: model.clone(),
+        parent: None,
+        total,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+    };
+    Some((0..count).map(device).collect())
+}
+
+/// The Binding that puts a pod on its node, with everything the pod's containers need to find their GPUs. One write.
+pub fn binding(
+    key: &PodKey,
+    uid: &PodUid,
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+) -> Binding {
+    let cdi_names = cdi_names(placement, cdi_kind);
+    let mut annotations = BTreeMap::from([
+        (written::DEVICES.to_owned(), join(&placement.devices)),
+        (written::GRANTED.to_owned(), placement.granted.0.to_string()),
+        (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
+        (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
+    ]);
+    annotations.extend(
+        demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
+    );
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            annotations: Some(annotations),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(placement.node.to_string()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+/// What a hold condition's message says; JSON, so that a person and a program can read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HoldMessage {
+    pub node: NodeName,
+    pub devices: Arc<[GpuUuid]>,
+    pub victims: Arc<[PodUid]>,
+    /// RFC 3339.
+    pub deadline: jiff::Timestamp,
+}
+
+impl HoldMessage {
+    pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
+        PodCondition {
+            type_: HOLD_CONDITION.into(),
+            status: "True".into(),
+            reason: Some("WaitingForVictims".into()),
+            message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
+            last_transition_time: Some(Time(now)),
+            ..PodCondition::default()
+        }
+    }
+
+    /// The hold a pod's condition describes, if it has one that stands.
+    pub fn read(pod: &Pod) -> Option<Self> {
+        let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+        let condition = conditions.iter().find(|c| c.type_ == HOLD_CONDITION && c.status == "True")?;
+        serde_json::from_str(condition.message.as_deref()?).ok()
+    }
+}
+
+/// The condition of a hold that has ended.
+pub fn ended_hold_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
+    PodCondition {
+        type_: HOLD_CONDITION.into(),
+        status: "False".into(),
+        reason: Some(reason.into()),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
+    }
+}
+
+fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
+    static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
+    let spec = pod.spec.as_ref();
+    let containers: Vec<ContainerRequest<'_>> = spec
+        .into_iter()
+        .flat_map(containers)
+        .map(|(role, container)| container_request(role, container))
+        .collect();
+    let labels = pod.metadata.labels.as_ref().unwrap_or(&NO_LABELS);
+    let label = |key: &&str| labels.get(*key).map(String::as_str);
+    let grace = spec.and_then(|s| s.termination_grace_period_seconds).unwrap_or(DEFAULT_GRACE_SECONDS);
+    use_it(&PodRequest {
+        namespace: pod.metadata.namespace.as_deref().unwrap_or("default"),
+        labels,
+        priority_class: spec.and_then(|s| s.priority_class_name.as_deref()),
+        priority: spec.and_then(|s| s.priority).unwrap_or(0),
+        may_preempt: spec.and_then(|s| s.preemption_policy.as_deref()) != Some("Never"),
+        grace: Millis::seconds(grace.try_into().unwrap_or(0)),
+        containers: &containers,
+        gpus: annotation(pod, asked::GPUS),
+        exclusive: annotation(pod, asked::EXCLUSIVE),
+        model: annotation(pod, asked::MODEL).or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
+        kv_cache: annotation(pod, asked::KV_CACHE),
+    })
+}
+
+fn containers(spec: &PodSpec) -> impl Iterator<Item = (ContainerRole, &Container)> {
+    let init =
+        spec.init_containers.iter().flatten().map(|container| match container.restart_policy.as_deref() {
+            Some("Always") => (ContainerRole::Sidecar, container),
+            _ => (ContainerRole::Init, container),
+        });
+    init.chain(spec.containers.iter().map(|container| (ContainerRole::Main, container)))
+}
+
+fn container_request(role: ContainerRole, container: &Container) -> ContainerRequest<'_> {
+    ContainerRequest {
+        name: &container.name,
+        role,
+        vram: amount(container, VRAM),
+        asks_device_plugin: asks_device_plugin(container),
+        cpu: amount(container, "cpu"),
+        memory: amount(container, "memory"),
+    }
+}
+
+/// The request, or the limit it defaults to.
+fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
+    let resources = container.resources.as_ref()?;
+    let find = |amounts: &'a Option<BTreeMap<String, Quantity>>| amounts.as_ref()?.get(resource);
+    find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
+}
+
+fn asks_device_plugin(container: &Container) -> bool {
+    let Some(resources) = &container.resources else { return false };
+    let asked = [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys);
+    asked.into_iter().any(|key| {
+        matches!(key.as_str(), "nvidia.com/gpu" | "nvidia.com/gpu.shared")
+            || key.starts_with("nvidia.com/mig-")
+    })
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// `0.85`: engines refuse to start when asked for more than is free, so it is rounded down.
+fn memory_fraction(placement: &Placement) -> String {
+    format!("{}.{:02}", placement.memory_hundredths / 100, placement.memory_hundredths % 100)
+}
+
+/// Fully qualified CDI names: a bare UUID does not resolve where CDI is the runtime's default.
+fn cdi_names(placement: &Placement, cdi_kind: &str) -> String {
+    let name = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => format!("{cdi_kind}={index}"),
+        None => format!("{cdi_kind}={uuid}"),
+    };
+    placement.devices.iter().map(name).collect::<Vec<_>>().join(",")
+}
+
+fn join(devices: &[GpuUuid]) -> String {
+    devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(",")
+}

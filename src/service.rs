@@ -1,0 +1,123 @@
+//! What the edges of one running Stowage share: the ledger behind its lock, the clock, whether to act, the metrics.
+//!
+//! It starts nothing and decides nothing; `serve` and `demo` put it together.
+
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::policy::Policy;
+use crate::telemetry::Metrics;
+use crate::units::{Millis, Moment};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+pub struct Service {
+    ledger: Mutex<Ledger>,
+    pub clock: Clock,
+    pub gate: Gate,
+    pub metrics: Metrics,
+}
+
+impl Service {
+    pub fn new(policy: Policy) -> Arc<Self> {
+        Arc::new(Self {
+            ledger: Mutex::new(Ledger::new(Arc::new(policy))),
+            clock: Clock::start(),
+            gate: Gate::default(),
+            metrics: Metrics::new(),
+        })
+    }
+
+    /// The books. Take them for one call or a few; never across an await.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock()
+    }
+
+    pub fn now(&self) -> Moment {
+        self.clock.now()
+    }
+}
+
+/// A monotonic clock for the core, and its relation to wall time for what is written down.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    started: Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { started: Instant::now() }
+    }
+
+    pub fn now(&self) -> Moment {
+        Moment(self.started.elapsed().as_millis() as u64)
+    }
+
+    /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
+    pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
+        let ahead = i128::from(moment.0) - i128::from(self.now().0);
+        let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
+        jiff::Timestamp::now().saturating_add(ahead).expect("a duration in milliseconds always adds")
+    }
+
+    /// The moment of a wall time; what has passed already is now.
+    pub fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
+        let ahead = wall.duration_since(jiff::Timestamp::now()).as_millis().clamp(0, MAX_MILLIS);
+        self.now() + Millis(ahead as u64)
+    }
+}
+
+/// A year: nothing Stowage writes down lasts longer.
+const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
+
+/// Whether this replica has seen the cluster, and whether it is the one that acts.
+#[derive(Debug, Default)]
+pub struct Gate {
+    synced: AtomicBool,
+    leading: AtomicBool,
+    stopping: AtomicBool,
+}
+
+impl Gate {
+    /// The watches have delivered everything once, and the ledger holds it.
+    pub fn set_synced(&self) {
+        self.synced.store(true, Ordering::Release);
+    }
+
+    pub fn set_leading(&self, leading: bool) {
+        self.leading.store(leading, Ordering::Release);
+    }
+
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    pub fn is_synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    pub fn is_leading(&self) -> bool {
+        self.leading.load(Ordering::Acquire)
+    }
+
+    /// Whether questions are answered and writes are made.
+    pub fn is_open(&self) -> bool {
+        self.is_synced() && self.is_leading()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Why the gate is shut, for a person.
+    pub fn reason_shut(&self) -> Option<&'static str> {
+        match (self.is_synced(), self.is_leading()) {
+            (false, _) => Some("the watches have not synced yet"),
+            (_, false) => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),
+            _ => None,
+        }
+    }
+}
+
+/// How long one request of the scheduler may take in all; beyond its own timeout nobody waits for the answer.
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);

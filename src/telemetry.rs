@@ -1,0 +1,158 @@
+//! What operators can measure: metrics in Prometheus text, and logs.
+//!
+//! Nothing here is read back by a decision.
+
+use crate::scheduling::ledger::Totals;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+pub struct Metrics {
+    registry: Registry,
+    /// Time per verb from the first byte of the body to the answer.
+    pub verb_seconds: HistogramVec,
+    /// Answers by verb, outcome and reason code.
+    pub answers: IntCounterVec,
+    /// Nodes refused by filter, by reason code.
+    pub refusals: IntCounterVec,
+    /// Requests that were no proper requests, by verb (or `reports`) and code.
+    pub bad_requests: IntCounterVec,
+    /// Agent reports by outcome.
+    pub reports: IntCounterVec,
+    /// Events published, suppressed as repetitions, or dropped, by reason.
+    pub events: IntCounterVec,
+    /// Writes to the API server by kind and outcome.
+    pub writes: IntCounterVec,
+    /// Edits of what Stowage recorded on a pod, and pods without a record.
+    pub pod_remarks: IntCounterVec,
+    /// Handlers that panicked and were caught.
+    pub panics: IntCounterVec,
+    /// How long the ledger's lock was held by a filter.
+    pub ledger_seconds: Histogram,
+    ledger_pods: IntGaugeVec,
+    ledger_vram: IntGaugeVec,
+    nodes: IntGauge,
+    gpus: IntGauge,
+    pub leading: IntGauge,
+    pub synced: IntGauge,
+}
+
+/// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
+const SECONDS: [f64; 12] = [50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 50e-3, 0.25, 1.0, 3.0];
+
+impl Metrics {
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let keep = |collector: Box<dyn prometheus::core::Collector>| {
+            registry.register(collector).expect("each metric is registered once");
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let counters =
+                IntCounterVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
+            keep(Box::new(counters.clone()));
+            counters
+        };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(name, help).expect("the name is valid");
+            keep(Box::new(gauge.clone()));
+            gauge
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let gauges =
+                IntGaugeVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
+            keep(Box::new(gauges.clone()));
+            gauges
+        };
+        let options = |name: &str, help: &str| HistogramOpts::new(name, help).buckets(SECONDS.to_vec());
+        let verb_seconds = HistogramVec::new(
+            options("stowage_verb_duration_seconds", "Time to answer the scheduler, by verb."),
+            &["verb"],
+        )
+        .expect("the name and labels are valid");
+        let ledger_seconds =
+            Histogram::with_opts(options("stowage_ledger_lock_seconds", "Ledger lock held by filter."))
+                .expect("the name is valid");
+        keep(Box::new(verb_seconds.clone()));
+        keep(Box::new(ledger_seconds.clone()));
+        Self {
+            verb_seconds,
+            ledger_seconds,
+            answers: counters(
+                "stowage_answers_total",
+                "Answers to the scheduler, by verb, outcome and reason code.",
+                &["verb", "outcome", "code"],
+            ),
+            refusals: counters(
+                "stowage_refusals_total",
+                "Nodes refused by filter, by reason code.",
+                &["code"],
+            ),
+            bad_requests: counters(
+                "stowage_bad_requests_total",
+                "Requests that could not be understood, by verb and code.",
+                &["verb", "code"],
+            ),
+            reports: counters("stowage_agent_reports_total", "Agent reports, by outcome.", &["outcome"]),
+            events: counters(
+                "stowage_events_total",
+                "Kubernetes Events, by reason and outcome.",
+                &["reason", "outcome"],
+            ),
+            writes: counters(
+                "stowage_writes_total",
+                "Writes to the API server, by kind and outcome.",
+                &["kind", "outcome"],
+            ),
+            pod_remarks: counters(
+                "stowage_pod_remarks_total",
+                "Pods whose record is missing or was edited.",
+                &["remark"],
+            ),
+            panics: counters("stowage_panics_total", "Handlers that panicked and were caught.", &["verb"]),
+            ledger_pods: gauges("stowage_ledger_pods", "Pods in the ledger, by state.", &["state"]),
+            ledger_vram: gauges(
+                "stowage_ledger_vram_bytes",
+                "VRAM that can be promised, and that is.",
+                &["kind"],
+            ),
+            nodes: gauge("stowage_nodes", "Nodes known."),
+            gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
+            leading: gauge("stowage_leading", "1 while this replica acts."),
+            synced: gauge("stowage_synced", "1 once the watches have synced."),
+            registry,
+        }
+    }
+
+    pub fn set_totals(&self, totals: &Totals) {
+        for (state, count) in [
+            ("waiting", totals.waiting),
+            ("assumed", totals.assumed),
+            ("bound", totals.bound),
+            ("unplaced", totals.unplaced),
+            ("holding", totals.holds),
+            ("hinted", totals.hints),
+        ] {
+            self.ledger_pods.with_label_values(&[state]).set(count as i64);
+        }
+        self.ledger_vram.with_label_values(&["capacity"]).set(totals.capacity.0 as i64);
+        self.ledger_vram.with_label_values(&["promised"]).set(totals.charged.0 as i64);
+        self.nodes.set(totals.nodes as i64);
+        self.gpus.set(totals.gpus as i64);
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn render(&self) -> String {
+        let mut text = Vec::new();
+        TextEncoder::new()
+            .encode(&self.registry.gather(), &mut text)
+            .expect("writing to memory does not fail");
+        String::from_utf8(text).expect("the text format is UTF-8")
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
