@@ -7,6 +7,7 @@
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
+//! - [`extender`]: the HTTP edge.
 
 // The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -23,3 +24,6 @@ pub mod control_plane;
 pub mod service;
 #[cfg(feature = "service")]
 pub mod telemetry;
+
+#[cfg(feature = "service")]
+pub mod extender;

@@ -17,8 +17,8 @@ pub const MAX_SCORE: u8 = 10;
 /// Nodes that still tie are told apart by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Score {
-    /// The pod holds room, for which others were evicted, on another node than this.
-    pub outside_hold: bool,
+    /// The pod has room of its own, for which others may have been evicted, on another node than this.
+    pub outside_own_room: bool,
     /// The pod came back unbound from there a moment ago.
     pub just_failed: bool,
     /// Another pod was just offered these GPUs.
@@ -53,13 +53,13 @@ pub struct Attempt<'a> {
     /// How many candidates to keep at most.
     pub limit: usize,
     pub just_failed: Option<&'a NodeName>,
-    pub held: Option<HeldRoom<'a>>,
+    pub own_room: Option<OwnRoom<'a>>,
 }
 
-/// The room a hold keeps for the pod. On that node the ledger has the word, not the snapshot, in which a hold
-/// looks like any other tenant.
+/// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
+/// snapshot, in which the pod's own room looks like any other tenant's.
 #[derive(Debug, Clone, Copy)]
-pub struct HeldRoom<'a> {
+pub struct OwnRoom<'a> {
     pub node: &'a NodeName,
     pub verdict: Result<GpuSet, Misfit>,
 }
@@ -80,7 +80,7 @@ pub fn shortlist<'a>(
         }
     }
     // Room that pods were evicted for goes before any other, and a node that just failed goes last.
-    if attempt.held.is_some() && list.best.first().is_some_and(|best| !best.score.outside_hold) {
+    if attempt.own_room.is_some() && list.best.first().is_some_and(|best| !best.score.outside_own_room) {
         list.best.truncate(1);
     }
     if list.best.len() > 1 {
@@ -104,10 +104,10 @@ fn consider(
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
-    let held_here = attempt.held.filter(|held| *held.node == node.name);
-    let gpus = held_here.map_or_else(|| fit(node, demand), |held| held.verdict)?;
+    let own_here = attempt.own_room.filter(|own| *own.node == node.name);
+    let gpus = own_here.map_or_else(|| fit(node, demand), |own| own.verdict)?;
     let score = Score {
-        outside_hold: attempt.held.is_some() && held_here.is_none(),
+        outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
         ..score(node, demand, gpus)
     };
@@ -118,7 +118,7 @@ fn consider(
 fn score(node: &Node, demand: &Demand, gpus: GpuSet) -> Score {
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
     Score {
-        outside_hold: false,
+        outside_own_room: false,
         just_failed: false,
         contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
         leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),

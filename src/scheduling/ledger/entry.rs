@@ -75,6 +75,10 @@ impl PodEntry {
         }
     }
 
+    pub fn is_assumed(&self) -> bool {
+        matches!(self.phase, Phase::Assumed(_))
+    }
+
     pub fn hold(&self) -> Option<&Hold> {
         match &self.phase {
             Phase::Waiting(waiting) => waiting.hold.as_ref(),

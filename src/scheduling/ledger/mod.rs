@@ -276,12 +276,6 @@ impl Ledger {
         ended
     }
 
-    /// Notes that these GPUs were offered to the pod, in place of any earlier offer.
-    pub fn hint(&mut self, uid: &PodUid, node: &NodeName, gpus: GpuSet, now: Moment) {
-        let expires = now + self.policy.hint_lifetime;
-        self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
-    }
-
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind.
     pub fn begin_attempt(&mut self, uid: &PodUid) {
         self.set_hint(uid, None);
@@ -290,8 +284,11 @@ impl Ledger {
         }
     }
 
-    /// Notes which node was ranked first for the pod.
-    pub fn offer(&mut self, uid: &PodUid, node: &NodeName) {
+    /// Notes that these GPUs of `node` were offered to the pod, in place of any earlier offer: a hint that the next pod
+    /// steers around for a while.
+    pub fn offer(&mut self, uid: &PodUid, node: &NodeName, gpus: GpuSet, now: Moment) {
+        let expires = now + self.policy.hint_lifetime;
+        self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered = Some(node.clone());
         }
@@ -327,15 +324,17 @@ impl Ledger {
         self.set_hold(uid, None);
     }
 
-    /// The GPUs a hold keeps for its pod, or how many victims are still in the way.
-    pub fn held_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+    /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
+    /// are still in the way.
+    pub fn own_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
         let entry = self.entries.get(uid)?;
-        let hold = entry.hold()?;
-        let verdict = match self.books.get(&hold.node) {
-            Some(book) if book.exists => self.room_of_hold(uid, &entry.demand, hold, book),
-            _ => Err(Misfit::UnknownNode),
+        let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
+        let verdict = match (self.books.get(node).filter(|book| book.exists), entry.hold()) {
+            (None, _) => Err(Misfit::UnknownNode),
+            (Some(book), Some(hold)) => self.room_of_hold(uid, &entry.demand, hold, book),
+            (Some(book), None) => Ok(book.charge_of(entry).map(|charge| charge.gpus).unwrap_or_default()),
         };
-        Some((hold.node.clone(), verdict))
+        Some((node.clone(), verdict))
     }
 
     /// Promises the pod its GPUs on `node`, checking again that they are free. Idempotent.
@@ -378,6 +377,15 @@ impl Ledger {
         }
     }
 
+    /// The pod is on `node` with these devices, whatever was assumed: a read past every cache said so.
+    pub fn settle(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+        self.change(uid, |entries| {
+            if let Some(entry) = entries.get_mut(uid) {
+                entry.phase = Phase::Bound(Bound { node: node.clone(), devices });
+            }
+        });
+    }
+
     /// The Binding was not written. The pod waits again, with the hold it had before.
     pub fn forget(&mut self, uid: &PodUid) {
         self.change(uid, |entries| {
@@ -418,6 +426,11 @@ impl Ledger {
     pub fn entries(&self) -> BTreeMap<&PodUid, &PodEntry> {
         #[expect(clippy::disallowed_methods, reason = "collected into an order")]
         self.entries.iter().collect()
+    }
+
+    /// Whether a Node object of this name exists.
+    pub fn has_node(&self, name: &NodeName) -> bool {
+        self.books.get(name).is_some_and(|book| book.exists)
     }
 
     /// A node's devices and its share of the books.

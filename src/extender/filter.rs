@@ -1,0 +1,174 @@
+//! `filter`: which of the named nodes have room, cut to the best few.
+
+use super::Extender;
+use super::request::BadRequest;
+use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
+use crate::contract;
+use crate::control_plane::{Notice, NoticeKind};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::fit::Misfit;
+use crate::scheduling::ledger::{Phase, Seen, SeenState};
+use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist, shortlist};
+use crate::scheduling::request::{Demand, RequestError};
+use crate::scheduling::snapshot::Snapshot;
+use k8s_openapi::api::core::v1::Pod;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+/// The shortlist doubles with every attempt that led to no bind, up to this many times.
+const MAX_DOUBLINGS: u32 = 10;
+
+/// What a verb needs to know of its pod before it can ask the core.
+pub struct Asking {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub demand: Demand,
+}
+
+/// A view of the cluster with what the pod brings along.
+pub struct View {
+    pub snapshot: Arc<Snapshot>,
+    pub own_room: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
+    pub tries: u32,
+    pub just_failed: Option<NodeName>,
+    pub shortlist: usize,
+}
+
+/// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
+pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, RequestError>, BadRequest> {
+    let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
+    let policy = extender.service.ledger().policy().clone();
+    match contract::demand(pod, &policy) {
+        Ok(demand) => Ok(Ok(Asking { uid, key, demand })),
+        Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
+        Err(error) => {
+            let text = error.to_string();
+            extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::NotUnderstood, text });
+            Ok(Err(error))
+        }
+    }
+}
+
+pub fn filter<'a>(
+    extender: &Extender,
+    args: &'a ExtenderArgs<'a>,
+    nodes: &'a AskedNodes<'a>,
+) -> Result<FilterResult<'a>, BadRequest> {
+    let asking = match asking(extender, &args.pod)? {
+        Ok(asking) => asking,
+        Err(error) => {
+            count_answer(extender, "refused", error.code());
+            return Ok(answer(nodes, &[], (0..nodes.len()).map(|place| (place, error.phrase()))));
+        }
+    };
+    let view = begin(extender, &asking);
+    let attempt = Attempt {
+        limit: view.shortlist << view.tries.min(MAX_DOUBLINGS),
+        just_failed: view.just_failed.as_ref(),
+        own_room: view.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+    };
+    let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
+    count_refusals(extender, &list);
+    if list.best.is_empty() {
+        refuse(extender, &asking, nodes, &list);
+        let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
+        return Ok(answer(nodes, &[], phrases));
+    }
+    count_answer(extender, "passed", "");
+    offer_if_only(extender, &asking, &view.snapshot, &list);
+    let passed: Vec<&str> = list.best.iter().map(|c| view.snapshot.nodes()[c.node].name.as_str()).collect();
+    Ok(answer(nodes, &passed, std::iter::empty()))
+}
+
+/// Enters the pod into the books and takes the view its whole decision is made on.
+fn begin(extender: &Extender, asking: &Asking) -> View {
+    let service = &extender.service;
+    let _timer = service.metrics.ledger_seconds.start_timer();
+    let mut ledger = service.ledger();
+    ledger.see(Seen {
+        uid: asking.uid.clone(),
+        key: asking.key.clone(),
+        demand: asking.demand.clone(),
+        state: SeenState::Waiting { hold: None },
+    });
+    ledger.begin_attempt(&asking.uid);
+    let (tries, just_failed) = match ledger.entry(&asking.uid).map(|entry| &entry.phase) {
+        Some(Phase::Waiting(waiting)) => (waiting.tries, waiting.offered.clone()),
+        _ => (0, None),
+    };
+    View {
+        own_room: ledger.own_room(&asking.uid),
+        snapshot: ledger.snapshot(),
+        shortlist: usize::from(ledger.policy().shortlist),
+        tries,
+        just_failed,
+    }
+}
+
+/// With one node in the answer, prioritize is skipped: the offer is made here.
+fn offer_if_only(extender: &Extender, asking: &Asking, snapshot: &Snapshot, list: &Shortlist) {
+    if let [only] = list.best[..] {
+        let service = &extender.service;
+        let mut ledger = service.ledger();
+        ledger.offer(&asking.uid, &snapshot.nodes()[only.node].name, only.gpus, service.now());
+    }
+}
+
+fn answer<'a>(
+    nodes: &'a AskedNodes<'a>,
+    passed: &[&str],
+    refused: impl Iterator<Item = (usize, &'static str)>,
+) -> FilterResult<'a> {
+    let place_of = |name: &&str| nodes.names().position(|asked| asked == *name).expect("only asked nodes pass");
+    let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
+    let places = passed.iter().map(place_of);
+    match nodes {
+        AskedNodes::Names(_) => FilterResult {
+            node_names: Some(places.map(|place| nodes.name(place)).collect()),
+            failed_and_unresolvable_nodes,
+            ..FilterResult::default()
+        },
+        AskedNodes::Whole(whole) => {
+            let items = places.map(|place| whole[place].1).collect();
+            let nodes = Some(RawNodeList { api_version: "v1", kind: "NodeList", items });
+            FilterResult { nodes, failed_and_unresolvable_nodes, ..FilterResult::default() }
+        }
+    }
+}
+
+fn refuse(extender: &Extender, asking: &Asking, nodes: &AskedNodes<'_>, list: &Shortlist) {
+    let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
+    count_answer(extender, "refused", code);
+    let (key, uid) = (asking.key.clone(), asking.uid.clone());
+    let text = refusal_text(nodes, list);
+    extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::Refused, text });
+}
+
+/// `0 of 40 nodes fit. 38 × no single GPU has enough free VRAM, such as node-3: …`
+fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
+    let mut reasons: BTreeMap<&str, (u32, usize, Misfit)> = BTreeMap::new();
+    for (place, misfit) in &list.refused {
+        reasons.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
+    }
+    let mut text = format!("0 of {} nodes fit.", nodes.len());
+    for (count, place, misfit) in reasons.values() {
+        let example = nodes.name(*place);
+        write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase()).expect("a String takes any text");
+    }
+    text
+}
+
+fn count_answer(extender: &Extender, outcome: &str, code: &str) {
+    extender.service.metrics.answers.with_label_values(&["filter", outcome, code]).inc();
+}
+
+fn count_refusals(extender: &Extender, list: &Shortlist) {
+    let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for (_, misfit) in &list.refused {
+        *counts.entry(misfit.code()).or_default() += 1;
+    }
+    for (code, count) in counts {
+        extender.service.metrics.refusals.with_label_values(&[code]).inc_by(count);
+    }
+}

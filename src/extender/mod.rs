@@ -1,0 +1,38 @@
+//! The HTTP edge: the scheduler's four verbs, the agents' reports, and the operators' pages.
+//!
+//! A verb reads its wire form ([`wire`]), asks the core and the ledger, and answers. No decision is made here, no Kubernetes
+//! object is fetched here, and nothing here waits for the API server except a bind's and a hold's one write.
+
+pub mod bind;
+pub mod filter;
+pub mod operators;
+pub mod preempt;
+pub mod prioritize;
+pub mod reports;
+pub mod request;
+pub mod server;
+pub mod tls;
+pub mod wire;
+
+use crate::control_plane::ControlPlane;
+use crate::service::Service;
+use std::sync::Arc;
+use tokio_util::task::TaskTracker;
+
+/// What every handler has at hand.
+#[derive(Clone)]
+pub struct Extender {
+    pub service: Arc<Service>,
+    pub control_plane: Arc<dyn ControlPlane>,
+    pub board: Arc<reports::Board>,
+    /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
+    pub writes: TaskTracker,
+    pub limits: request::Limits,
+}
+
+impl Extender {
+    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, limits: request::Limits) -> Self {
+        let board = Arc::new(reports::Board::default());
+        Self { service, control_plane, board, writes: TaskTracker::new(), limits }
+    }
+}

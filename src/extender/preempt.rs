@@ -1,0 +1,148 @@
+//! `preempt`: of the nodes the scheduler could preempt on, the one where the cheapest pods leave, and room held there.
+//!
+//! The scheduler's candidates come from a dry run of its own filters, which count the node's sum. Stowage chooses its
+//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too.
+
+use super::Extender;
+use super::filter::{Asking, asking};
+use super::request::BadRequest;
+use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
+use crate::control_plane::{Notice, NoticeKind};
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tracing::{info, warn};
+
+/// One node with all that its price depends on.
+struct Offer {
+    room: Room,
+    shortfall: Shortfall,
+    /// Victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
+    others: Vec<String>,
+    pdb_violations: i64,
+}
+
+pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
+    let count = |outcome, code| extender.service.metrics.answers.with_label_values(&["preempt", outcome, code]).inc();
+    let offered = args.offered().ok_or_else(|| {
+        BadRequest::unprocessable("no-candidates", "neither NodeNameToVictims nor NodeNameToMetaVictims is there")
+    })?;
+    let asking = match asking(extender, &args.pod)? {
+        Ok(asking) => asking,
+        Err(error) => {
+            count("none", error.code());
+            return Ok(PreemptionResult::default());
+        }
+    };
+    if !asking.demand.may_preempt {
+        count("none", "preemption-policy-never");
+        return Ok(PreemptionResult::default());
+    }
+    let Some(offers) = offers(extender, &asking, &offered) else {
+        count("none", "already-holds");
+        return Ok(PreemptionResult::default());
+    };
+    let Some((offer, victims)) = cheapest(&offers, &asking) else {
+        count("none", "no-candidate");
+        return Ok(PreemptionResult::default());
+    };
+    if !hold(extender, &asking, &victims).await {
+        count("none", "not-held");
+        return Ok(PreemptionResult::default());
+    }
+    count("held", "");
+    Ok(answer(offer, &victims))
+}
+
+/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already.
+fn offers(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
+    let mut ledger = extender.service.ledger();
+    ledger.see(Seen {
+        uid: asking.uid.clone(),
+        key: asking.key.clone(),
+        demand: asking.demand.clone(),
+        state: SeenState::Waiting { hold: None },
+    });
+    if ledger.own_room(&asking.uid).is_some() {
+        return None;
+    }
+    Some(offered.iter().filter_map(|node| offer(&ledger, &asking.uid, node)).collect())
+}
+
+fn offer(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>) -> Option<Offer> {
+    let node = NodeName::parse(offered.node).ok()?;
+    let room = ledger.room_for(uid, &node)?;
+    let mut residents = Vec::new();
+    let mut others = Vec::new();
+    for victim in &offered.victims {
+        match PodUid::parse(victim).ok().and_then(|victim| ledger.resident_on(&victim, &node)) {
+            Some(resident) => residents.push(resident),
+            None => others.push((*victim).to_owned()),
+        }
+    }
+    let shortfall = Shortfall::of(residents.iter());
+    Some(Offer { room, shortfall, others, pdb_violations: offered.pdb_violations })
+}
+
+/// Fewest disruption budgets violated, then the least price, then the node's name.
+fn cheapest<'a>(offers: &'a [Offer], asking: &Asking) -> Option<(&'a Offer, VictimSet)> {
+    let priced = offers.iter().filter_map(|offer| {
+        let victims = cheapest_victims(&offer.room, &asking.demand, offer.shortfall)?;
+        // The scheduler takes a node without victims as an error of the whole preemption.
+        (!victims.victims.is_empty() || !offer.others.is_empty()).then_some((offer, victims))
+    });
+    priced.min_by(|(a, a_victims), (b, b_victims)| {
+        let order = |offer: &Offer, victims: &VictimSet| (offer.pdb_violations, victims.price);
+        order(a, a_victims).cmp(&order(b, b_victims)).then_with(|| a_victims.node.cmp(&b_victims.node))
+    })
+}
+
+/// Takes the hold: first in the ledger, so that nobody else can have the room, then on the pod, so that it survives a
+/// restart. Without both nobody is evicted.
+async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool {
+    let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
+    let victims = victims.clone();
+    let writes = extender.writes.clone();
+    let task = async move {
+        let Some(hold) = hold_in_ledger(&extender, &uid, &victims) else { return false };
+        if let Err(error) = extender.control_plane.write_hold(&key, &uid, Some(&hold)).await {
+            warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
+            extender.service.ledger().drop_hold(&uid);
+            return false;
+        }
+        let text = format!("{} pod(s) leave {} for this pod: {}", hold.victims.len(), hold.node, hold.devices.len());
+        info!(pod = %key, node = %hold.node, victims = ?hold.victims, exact = victims.exact, "room held");
+        extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
+        true
+    };
+    // The write goes on if the scheduler hangs up: the ledger must not hold what the pod does not say.
+    writes.spawn(task).await.unwrap_or(false)
+}
+
+fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Option<Hold> {
+    let mut ledger = extender.service.ledger();
+    let node = ledger.node(&victims.node)?;
+    let devices: Option<Arc<[GpuUuid]>> =
+        victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
+    let slack = ledger.policy().hold_slack;
+    let deadline = extender.service.now() + victims.longest_grace + slack;
+    let hold =
+        Hold { node: victims.node.clone(), devices: devices?, victims: victims.victims.clone().into(), deadline };
+    match ledger.hold(uid, hold.clone()) {
+        Ok(()) => Some(hold),
+        Err(conflict) => {
+            info!(%conflict, "the room changed while its price was found");
+            None
+        }
+    }
+}
+
+fn answer(offer: &Offer, victims: &VictimSet) -> PreemptionResult {
+    let chosen = victims.victims.iter().map(|uid| uid.to_string());
+    let pods = chosen.chain(offer.others.iter().cloned()).map(|uid| AnsweredVictim { uid }).collect();
+    let answered = AnsweredVictims { pods, num_pdb_violations: offer.pdb_violations };
+    PreemptionResult { node_name_to_meta_victims: BTreeMap::from([(victims.node.to_string(), answered)]) }
+}

@@ -1,0 +1,36 @@
+//! `prioritize`: the order of the nodes that filter passed, as 0 to 10.
+
+use super::Extender;
+use super::filter::asking;
+use super::request::BadRequest;
+use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
+use crate::scheduling::rank::{Attempt, OwnRoom, score_steps, shortlist};
+
+pub fn prioritize<'a>(
+    extender: &Extender,
+    args: &ExtenderArgs<'_>,
+    nodes: &'a AskedNodes<'a>,
+) -> Result<Vec<HostPriority<'a>>, BadRequest> {
+    let answers = &extender.service.metrics.answers;
+    let Ok(asking) = asking(extender, &args.pod)? else {
+        answers.with_label_values(&["prioritize", "refused", "not-understood"]).inc();
+        return Ok(nodes.names().map(|host| HostPriority { host, score: 0 }).collect());
+    };
+    let (snapshot, own_room) = {
+        let mut ledger = extender.service.ledger();
+        (ledger.snapshot(), ledger.own_room(&asking.uid))
+    };
+    let own_room = own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict });
+    let attempt = Attempt { limit: nodes.len().max(1), just_failed: None, own_room };
+    let list = shortlist(&snapshot, &asking.demand, nodes.names(), attempt);
+    if let Some(first) = list.best.first() {
+        let mut ledger = extender.service.ledger();
+        ledger.offer(&asking.uid, &snapshot.nodes()[first.node].name, first.gpus, extender.service.now());
+    }
+    answers.with_label_values(&["prioritize", "ranked", ""]).inc();
+    let step_of = |host: &str| {
+        let mut ranked = list.best.iter().map(|candidate| snapshot.nodes()[candidate.node].name.as_str()).zip(score_steps());
+        ranked.find(|(name, _)| *name == host).map_or(0, |(_, step)| step)
+    };
+    Ok(nodes.names().map(|host| HostPriority { host, score: step_of(host) }).collect())
+}

@@ -1,0 +1,110 @@
+//! How a request comes in: limits on its size and its time, and the errors of requests that are none.
+//!
+//! What is wrong with a request is answered with its status and a text that names the place; nothing is changed by it.
+
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// What one request may cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// 5,000 whole nodes with their managed fields are about 10 MB; 64 MiB leaves room for 30,000.
+    pub body: usize,
+    /// How long a client may take to send its body. The scheduler is beside us; an agent is one hop away.
+    pub body_time: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { body: 64 << 20, body_time: Duration::from_secs(10) }
+    }
+}
+
+/// A request that cannot be answered as one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadRequest {
+    #[error("the body is larger than {limit} bytes; raise --body-limit if your cluster needs it")]
+    TooLarge { limit: usize },
+    #[error("the body did not arrive within {} s", .within.as_secs_f32())]
+    TooSlow { within: Duration },
+    #[error("the body broke off: {0}")]
+    BrokenOff(String),
+    #[error("the body is not the JSON this verb takes: {0}")]
+    Malformed(String),
+    #[error("{message}")]
+    Unprocessable { code: &'static str, message: String },
+    #[error("not answering: {0}")]
+    Unavailable(&'static str),
+}
+
+impl BadRequest {
+    pub fn unprocessable(code: &'static str, message: impl ToString) -> Self {
+        Self::Unprocessable { code, message: message.to_string() }
+    }
+
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::TooLarge { .. } => "too-large",
+            Self::TooSlow { .. } => "too-slow",
+            Self::BrokenOff(_) => "broken-off",
+            Self::Malformed(_) => "malformed",
+            Self::Unprocessable { code, .. } => code,
+            Self::Unavailable(_) => "unavailable",
+        }
+    }
+
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
+            Self::BrokenOff(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+            Self::Unprocessable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+}
+
+impl IntoResponse for BadRequest {
+    fn into_response(self) -> Response {
+        #[derive(Serialize)]
+        #[serde(rename_all = "PascalCase")]
+        struct Shape {
+            error: String,
+        }
+        json(self.status(), &Shape { error: self.to_string() })
+    }
+}
+
+/// The whole body, within the limits.
+pub async fn read_body(headers: &HeaderMap, body: Body, limits: Limits) -> Result<Bytes, BadRequest> {
+    let too_large = BadRequest::TooLarge { limit: limits.body };
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|length| length > limits.body as u64) {
+        return Err(too_large);
+    }
+    match tokio::time::timeout(limits.body_time, to_bytes(body, limits.body)).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(error)) if is_length_limit(&error) => Err(too_large),
+        Ok(Err(error)) => Err(BadRequest::BrokenOff(error.to_string())),
+        Err(_) => Err(BadRequest::TooSlow { within: limits.body_time }),
+    }
+}
+
+pub fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, BadRequest> {
+    serde_json::from_slice(body).map_err(|error| BadRequest::Malformed(error.to_string()))
+}
+
+/// A JSON answer with its length in the head: a chunked one would cost the scheduler a new connection.
+pub fn json(status: StatusCode, answer: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(answer).expect("answers are plain data");
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn is_length_limit(error: &axum::Error) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.is::<http_body_util::LengthLimitError>())
+}

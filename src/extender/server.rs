@@ -1,0 +1,175 @@
+//! Listening: the scheduler's address and the operators' address, until told to stop.
+//!
+//! The operators' address is a separate one, so that a scrape never queues behind the scheduler and the verbs can be kept
+//! to those with a certificate.
+
+use super::request::{BadRequest, json, parse, read_body};
+use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum_server::Handle;
+use axum_server::tls_rustls::RustlsConfig;
+use bytes::Bytes;
+use hyper_util::rt::TokioTimer;
+use std::any::Any;
+use std::future::Future;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+
+/// How long a client may take to send a request's head before its connection is closed.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+
+/// How long connections and writes under way may take to end after a stop.
+pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+
+/// The verbs and the agents' way in.
+pub fn scheduler_router(extender: Extender) -> Router {
+    let panics = extender.service.metrics.panics.clone();
+    let on_panic = move |_: Box<dyn Any + Send>| {
+        panics.with_label_values(&["any"]).inc();
+        let answer = BadRequest::unprocessable("panic", "Stowage failed on this request; its log says where");
+        (StatusCode::INTERNAL_SERVER_ERROR, answer.into_response().into_body()).into_response()
+    };
+    Router::new()
+        .route("/scheduler/filter", post(filter_verb))
+        .route("/scheduler/prioritize", post(prioritize_verb))
+        .route("/scheduler/preempt", post(preempt_verb))
+        .route("/scheduler/bind", post(bind_verb))
+        .route("/v1/reports", post(reports_in))
+        .fallback(|| async { (StatusCode::NOT_FOUND, "no such verb: there are filter, prioritize, preempt and bind\n") })
+        .layer(CatchPanicLayer::custom(on_panic))
+        .with_state(extender)
+}
+
+/// Serves both addresses until `shutdown`, then lets what is under way end.
+pub async fn serve(
+    extender: Extender,
+    scheduler: TcpListener,
+    operators: TcpListener,
+    tls: Option<RustlsConfig>,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    let handles: [Handle<SocketAddr>; 2] = [Handle::new(), Handle::new()];
+    let stop = stop_after(shutdown, extender.clone(), handles.clone());
+    let [for_scheduler, for_operators] = handles;
+    let verbs = scheduler_router(extender.clone()).into_make_service();
+    let verbs = async {
+        match tls {
+            Some(tls) => {
+                let mut server = axum_server::from_tcp_rustls(scheduler, tls)?.handle(for_scheduler);
+                server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+                server.serve(verbs).await
+            }
+            None => {
+                let mut server = axum_server::from_tcp(scheduler)?.handle(for_scheduler);
+                server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+                server.serve(verbs).await
+            }
+        }
+    };
+    let pages = async {
+        let mut server = axum_server::from_tcp(operators)?.handle(for_operators);
+        server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+        server.serve(operators::router(extender.clone()).into_make_service()).await
+    };
+    tokio::try_join!(verbs, pages, stop)?;
+    extender.writes.close();
+    // Past this time the API server's answer is lost, as it would be in a crash; the next start reads the pods.
+    let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
+    Ok(())
+}
+
+async fn stop_after(
+    shutdown: CancellationToken,
+    extender: Extender,
+    handles: [Handle<SocketAddr>; 2],
+) -> std::io::Result<()> {
+    shutdown.cancelled().await;
+    extender.service.gate.set_stopping();
+    handles.iter().for_each(|handle| handle.graceful_shutdown(Some(SHUTDOWN_TIME)));
+    Ok(())
+}
+
+async fn filter_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "filter", headers, body, async |body| {
+        let args: ExtenderArgs<'_> = parse(&body)?;
+        let nodes = asked_nodes(&args)?;
+        Ok(json(StatusCode::OK, &filter::filter(&extender, &args, &nodes)?))
+    })
+    .await
+}
+
+async fn prioritize_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "prioritize", headers, body, async |body| {
+        let args: ExtenderArgs<'_> = parse(&body)?;
+        let nodes = asked_nodes(&args)?;
+        Ok(json(StatusCode::OK, &prioritize::prioritize(&extender, &args, &nodes)?))
+    })
+    .await
+}
+
+async fn preempt_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "preempt", headers, body, async |body| {
+        let args: PreemptionArgs<'_> = parse(&body)?;
+        Ok(json(StatusCode::OK, &preempt::preempt(&extender, &args).await?))
+    })
+    .await
+}
+
+async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    verb(&extender, "bind", headers, body, async |body| {
+        let args: BindingArgs = parse(&body)?;
+        Ok(json(StatusCode::OK, &bind::bind(&extender, &args).await?))
+    })
+    .await
+}
+
+/// Reports are taken by every replica, leading or not.
+async fn reports_in(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    let taken = async {
+        let body = read_body(&headers, body, extender.limits).await?;
+        Ok(json(StatusCode::OK, &reports::reports(&extender, &body)?))
+    };
+    answer(&extender, "reports", taken.await)
+}
+
+/// What all verbs have in common: the gate, the body, the time, and the count of requests that are none.
+async fn verb<F>(
+    extender: &Extender,
+    name: &'static str,
+    headers: HeaderMap,
+    body: Body,
+    decide: impl FnOnce(Bytes) -> F,
+) -> Response
+where
+    F: Future<Output = Result<Response, BadRequest>>,
+{
+    let outcome = async {
+        let body = read_body(&headers, body, extender.limits).await?;
+        if let Some(reason) = extender.service.gate.reason_shut() {
+            return Err(BadRequest::Unavailable(reason));
+        }
+        let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();
+        decide(body).await
+    };
+    answer(extender, name, outcome.await)
+}
+
+fn answer(extender: &Extender, name: &str, outcome: Result<Response, BadRequest>) -> Response {
+    outcome.unwrap_or_else(|bad| {
+        extender.service.metrics.bad_requests.with_label_values(&[name, bad.code()]).inc();
+        bad.into_response()
+    })
+}
+
+fn asked_nodes<'a>(args: &'a ExtenderArgs<'a>) -> Result<super::wire::AskedNodes<'a>, BadRequest> {
+    let missing = || BadRequest::unprocessable("no-nodes", "neither Nodes nor NodeNames is there");
+    args.asked_nodes().ok_or_else(missing)?.map_err(|error| BadRequest::Malformed(error.to_string()))
+}

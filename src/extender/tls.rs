@@ -1,0 +1,63 @@
+//! TLS for the scheduler's address: who calls shows a certificate of the operators' own CA, or is not heard.
+
+use axum_server::tls_rustls::RustlsConfig;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
+    /// Whose clients are let in.
+    pub client_ca: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("cannot read {what} from {}: {error}", .path.display())]
+    Read { what: &'static str, path: PathBuf, error: rustls::pki_types::pem::Error },
+    #[error("{} holds no {what}", .path.display())]
+    Empty { what: &'static str, path: PathBuf },
+    #[error("the certificate and key do not work: {0}")]
+    Unusable(#[from] rustls::Error),
+    #[error("the client CA in {} does not work: {error}", .path.display())]
+    ClientCa { path: PathBuf, error: String },
+}
+
+/// Mutual TLS from three PEM files.
+pub fn load(files: &TlsFiles) -> Result<RustlsConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates("the client CA", &files.client_ca)? {
+        roots.add(certificate).map_err(|error| client_ca_error(&files.client_ca, &error))?;
+    }
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+        .build()
+        .map_err(|error| client_ca_error(&files.client_ca, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key)
+        .map_err(|error| TlsError::Read { what: "the private key", path: files.key.clone(), error })?;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(certificates("the certificate", &files.cert)?, key)?;
+    // kube-scheduler's client speaks HTTP/1.1 to extenders.
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(RustlsConfig::from_config(Arc::new(config)))
+}
+
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let read = |error| TlsError::Read { what, path: path.into(), error };
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(read)?.collect::<Result<_, _>>().map_err(read)?;
+    if certificates.is_empty() { Err(TlsError::Empty { what, path: path.into() }) } else { Ok(certificates) }
+}
+
+fn client_ca_error(path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+    TlsError::ClientCa { path: path.into(), error: error.to_string() }
+}
