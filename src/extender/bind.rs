@@ -148,7 +148,8 @@ impl Task {
     /// The assume stays; reads go on until one tells what it became.
     fn settle_later(&self) {
         let Self { extender, uid, key, node } = self;
-        let task = Self { extender: extender.clone(), uid: uid.clone(), key: key.clone(), node: node.clone() };
+        let task =
+            Self { extender: extender.clone(), uid: uid.clone(), key: key.clone(), node: node.clone() };
         extender.writes.spawn(async move {
             let (mut delay, longest) = SETTLE_DELAY;
             while !task.extender.service.gate.is_stopping() {

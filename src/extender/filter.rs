@@ -120,7 +120,8 @@ fn answer<'a>(
     passed: &[&str],
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
-    let place_of = |name: &&str| nodes.names().position(|asked| asked == *name).expect("only asked nodes pass");
+    let place_of =
+        |name: &&str| nodes.names().position(|asked| asked == *name).expect("only asked nodes pass");
     let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
     let places = passed.iter().map(place_of);
     match nodes {
@@ -154,7 +155,8 @@ fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
     let mut text = format!("0 of {} nodes fit.", nodes.len());
     for (count, place, misfit) in reasons.values() {
         let example = nodes.name(*place);
-        write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase()).expect("a String takes any text");
+        write!(text, " {count} × {}, such as {example}: {misfit}.", misfit.phrase())
+            .expect("a String takes any text");
     }
     text
 }

@@ -28,7 +28,8 @@ async fn metrics(State(extender): State<Extender>) -> Response {
     service.metrics.set_totals(&totals);
     service.metrics.leading.set(service.gate.is_leading().into());
     service.metrics.synced.set(service.gate.is_synced().into());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], service.metrics.render()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], service.metrics.render())
+        .into_response()
 }
 
 /// Ready once the books are complete. A replica that does not lead is ready too: it is up to date and stands by.
@@ -49,7 +50,8 @@ async fn snapshot(State(extender): State<Extender>) -> Response {
     }
     let (snapshot, pods, violations) = {
         let mut ledger = extender.service.ledger();
-        let pods = ledger.entries().into_iter().map(|(uid, entry)| (uid.to_string(), entry.clone())).collect();
+        let pods =
+            ledger.entries().into_iter().map(|(uid, entry)| (uid.to_string(), entry.clone())).collect();
         (ledger.snapshot(), pods, audit(&ledger))
     };
     json(StatusCode::OK, &Shape { snapshot: &snapshot, pods, violations })

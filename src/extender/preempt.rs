@@ -26,9 +26,13 @@ struct Offer {
 }
 
 pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
-    let count = |outcome, code| extender.service.metrics.answers.with_label_values(&["preempt", outcome, code]).inc();
+    let count =
+        |outcome, code| extender.service.metrics.answers.with_label_values(&["preempt", outcome, code]).inc();
     let offered = args.offered().ok_or_else(|| {
-        BadRequest::unprocessable("no-candidates", "neither NodeNameToVictims nor NodeNameToMetaVictims is there")
+        BadRequest::unprocessable(
+            "no-candidates",
+            "neither NodeNameToVictims nor NodeNameToMetaVictims is there",
+        )
     })?;
     let asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
@@ -113,7 +117,8 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
             extender.service.ledger().drop_hold(&uid);
             return false;
         }
-        let text = format!("{} pod(s) leave {} for this pod: {}", hold.victims.len(), hold.node, hold.devices.len());
+        let text =
+            format!("{} pod(s) leave {} for this pod: {}", hold.victims.len(), hold.node, hold.devices.len());
         info!(pod = %key, node = %hold.node, victims = ?hold.victims, exact = victims.exact, "room held");
         extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
         true
@@ -129,8 +134,12 @@ fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Opt
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
     let slack = ledger.policy().hold_slack;
     let deadline = extender.service.now() + victims.longest_grace + slack;
-    let hold =
-        Hold { node: victims.node.clone(), devices: devices?, victims: victims.victims.clone().into(), deadline };
+    let hold = Hold {
+        node: victims.node.clone(),
+        devices: devices?,
+        victims: victims.victims.clone().into(),
+        deadline,
+    };
     match ledger.hold(uid, hold.clone()) {
         Ok(()) => Some(hold),
         Err(conflict) => {

@@ -29,7 +29,11 @@ pub fn prioritize<'a>(
     }
     answers.with_label_values(&["prioritize", "ranked", ""]).inc();
     let step_of = |host: &str| {
-        let mut ranked = list.best.iter().map(|candidate| snapshot.nodes()[candidate.node].name.as_str()).zip(score_steps());
+        let mut ranked = list
+            .best
+            .iter()
+            .map(|candidate| snapshot.nodes()[candidate.node].name.as_str())
+            .zip(score_steps());
         ranked.find(|(name, _)| *name == host).map_or(0, |(_, step)| step)
     };
     Ok(nodes.names().map(|host| HostPriority { host, score: step_of(host) }).collect())

@@ -125,7 +125,11 @@ impl Board {
     /// Notes the report as the latest, unless it is not.
     fn advance(&self, report: &NodeReport) -> Result<(), ReportError> {
         let mut latest = self.latest.lock();
-        let fresh = || Latest { boot_id: report.boot_id.clone(), sequence: report.sequence, earlier_boots: VecDeque::new() };
+        let fresh = || Latest {
+            boot_id: report.boot_id.clone(),
+            sequence: report.sequence,
+            earlier_boots: VecDeque::new(),
+        };
         let Some(known) = latest.get_mut(&report.node) else {
             latest.insert(report.node.clone(), fresh());
             return Ok(());

@@ -83,7 +83,8 @@ impl IntoResponse for BadRequest {
 /// The whole body, within the limits.
 pub async fn read_body(headers: &HeaderMap, body: Body, limits: Limits) -> Result<Bytes, BadRequest> {
     let too_large = BadRequest::TooLarge { limit: limits.body };
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let announced =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
     if announced.is_some_and(|length| length > limits.body as u64) {
         return Err(too_large);
     }

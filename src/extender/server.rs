@@ -43,7 +43,9 @@ pub fn scheduler_router(extender: Extender) -> Router {
         .route("/scheduler/preempt", post(preempt_verb))
         .route("/scheduler/bind", post(bind_verb))
         .route("/v1/reports", post(reports_in))
-        .fallback(|| async { (StatusCode::NOT_FOUND, "no such verb: there are filter, prioritize, preempt and bind\n") })
+        .fallback(|| async {
+            (StatusCode::NOT_FOUND, "no such verb: there are filter, prioritize, preempt and bind\n")
+        })
         .layer(CatchPanicLayer::custom(on_panic))
         .with_state(extender)
 }

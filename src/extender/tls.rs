@@ -40,8 +40,11 @@ pub fn load(files: &TlsFiles) -> Result<RustlsConfig, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|error| client_ca_error(&files.client_ca, &error))?;
-    let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|error| TlsError::Read { what: "the private key", path: files.key.clone(), error })?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::Read {
+        what: "the private key",
+        path: files.key.clone(),
+        error,
+    })?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .with_client_cert_verifier(verifier)

@@ -41,7 +41,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 .values()
                 .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
                 .collect();
-            let held = held(&entries, name, device, capacity);
+            let held = held(&entries, name, device, capacity, &node.devices);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
             let booked = node.gpus[place].charged;
             if booked != added_up {
@@ -85,12 +85,9 @@ fn part<'a>(
     if entry.node() != Some(node) {
         return None;
     }
-    let is = |uuid: &GpuUuid, device: &Device| {
-        *uuid == device.uuid || (device.parent.is_none() && uuid.index() == Some(device.index))
-    };
     let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
     let mut distinct: Vec<_> =
-        named.iter().filter_map(|uuid| devices.iter().find(|d| is(uuid, d))).map(|d| &d.uuid).collect();
+        named.iter().filter_map(|uuid| devices.iter().find(|d| is_named(d, uuid))).map(|d| &d.uuid).collect();
     distinct.sort_unstable();
     distinct.dedup();
     let placed = !named.is_empty() && distinct.len() == named.len();
@@ -102,9 +99,21 @@ fn part<'a>(
 }
 
 /// What holds keep of this GPU beyond what their victims still occupy there.
-fn held(entries: &BTreeMap<&PodUid, &PodEntry>, node: &NodeName, device: &Device, capacity: Bytes) -> Bytes {
+/// A hold with a GPU that is not there any more keeps nothing.
+fn held(
+    entries: &BTreeMap<&PodUid, &PodEntry>,
+    node: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    devices: &[Device],
+) -> Bytes {
+    let exists = |uuid: &GpuUuid| devices.iter().any(|device| is_named(device, uuid));
     let holders = entries.values().filter_map(|entry| Some((entry, entry.hold()?)));
-    let here = holders.filter(|(_, hold)| hold.node == *node && hold.devices.contains(&device.uuid));
+    let here = holders.filter(|(_, hold)| {
+        hold.node == *node
+            && hold.devices.iter().any(|uuid| is_named(device, uuid))
+            && hold.devices.iter().all(exists)
+    });
     here.map(|(holder, hold)| {
         let wanted = |entry: &PodEntry| match entry.demand.sharing {
             Sharing::Exclusive => capacity,
@@ -113,9 +122,14 @@ fn held(entries: &BTreeMap<&PodUid, &PodEntry>, node: &NodeName, device: &Device
         let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
         let still_there = victims.filter(|victim| {
             victim.node() == Some(node)
-                && victim.devices().is_none_or(|devices| devices.contains(&device.uuid))
+                && victim.devices().is_none_or(|devices| devices.iter().any(|uuid| is_named(device, uuid)))
         });
         wanted(holder).minus(still_there.map(|victim| wanted(victim)).sum())
     })
     .sum()
+}
+
+/// Whether `name` means this device, by its UUID or by its index alone.
+fn is_named(device: &Device, name: &GpuUuid) -> bool {
+    *name == device.uuid || (device.parent.is_none() && name.index() == Some(device.index))
 }

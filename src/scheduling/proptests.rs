@@ -1,1 +1,489 @@
+//! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort,
+//! a plain map of who has what.
 
+use super::audit::audit;
+use super::decision::Hold;
+use super::device::{Device, Gpu, GpuSet, Health};
+use super::fit::{Misfit, fit};
+use super::ledger::{Assumption, Ledger, Phase, Seen, SeenState};
+use super::node::Node;
+use super::pack;
+use super::policy::{Eviction, Policy};
+use super::preempt::{Price, Resident, Room, Shortfall, cheapest_victims};
+use super::rank::{Attempt, shortlist};
+use super::request::{Companion, Demand, Sharing};
+use super::snapshot::Snapshot;
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::units::{Bytes, Millis, Moment};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
+    let labels = BTreeMap::new();
+    let traits = super::policy::Traits {
+        namespace: "default",
+        labels: &labels,
+        priority_class: None,
+        priority,
+        sharing,
+    };
+    Demand {
+        per_gpu: Bytes(per_gpu),
+        gpus,
+        sharing,
+        class: Policy::default().classify(traits),
+        priority,
+        may_preempt: true,
+        companion: Companion::default(),
+        grace: Millis::seconds(30),
+        model: None,
+        kv_cache: None,
+        containers: Arc::new([]),
+    }
+}
+
+fn sharing() -> impl Strategy<Value = Sharing> {
+    prop_oneof![4 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)]
+}
+
+fn demand() -> impl Strategy<Value = Demand> {
+    (1u64..60, 1u32..4, sharing(), -3i32..3).prop_map(|(v, n, s, p)| demand_of(v, n, s, p))
+}
+
+fn gpu() -> impl Strategy<Value = Gpu> {
+    let health =
+        prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
+    (0u64..80, 0u64..80, 0u64..40, 0u16..3, any::<bool>(), proptest::bool::weighted(0.2), health).prop_map(
+        |(capacity, charged, hinted, tenants, exclusive, slice, health)| Gpu {
+            capacity: Bytes(capacity),
+            charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
+            hinted: Bytes(hinted),
+            tenants,
+            exclusive: exclusive && tenants == 1,
+            slice,
+            health,
+        },
+    )
+}
+
+fn node(name: &str, gpus: Vec<Gpu>) -> Node {
+    Node { name: NodeName::parse(name).unwrap(), generation: 0, gpus: gpus.into(), devices: Arc::new([]) }
+}
+
+/// Every set of exactly `size` of the first `n` places.
+fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
+    (0u32..1 << n)
+        .filter(move |bits| bits.count_ones() == size)
+        .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
+}
+
+/// Room, said again from DESIGN's words.
+fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
+    let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
+    let nobody_wants_to_be_alone = !gpu.exclusive;
+    let enough = gpu.charged.0 + demand.per_gpu.0 <= gpu.capacity.0;
+    let whole_if_many = demand.gpus == 1 || !gpu.slice;
+    gpu.health == Health::Healthy && alone_if_wanted && nobody_wants_to_be_alone && enough && whole_if_many
+}
+
+proptest! {
+    #[test]
+    fn pack_chooses_as_brute_force_does(gpus in prop::collection::vec(gpu(), 0..8), demand in demand()) {
+        let cost = |set: &Vec<usize>| {
+            let taken = |g: &usize| match demand.sharing {
+                Sharing::Shared => gpus[*g].charged.0 + gpus[*g].hinted.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
+                Sharing::Exclusive => gpus[*g].hinted.0 > 0,
+            };
+            let contended = set.iter().filter(|g| taken(g)).count();
+            let left: u64 = set.iter().map(|g| gpus[*g].capacity.0 - gpus[*g].charged.0 - demand.per_gpu.0).sum();
+            (contended, left, set.clone())
+        };
+        let best = subsets(gpus.len(), demand.gpus)
+            .filter(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)))
+            .min_by_key(cost);
+        let chosen = pack::choose(&gpus, &demand, GpuSet::first(gpus.len()));
+        prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
+    }
+
+    #[test]
+    fn a_node_is_refused_exactly_when_no_set_of_gpus_has_room(
+        gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
+    ) {
+        let possible = subsets(gpus.len(), demand.gpus)
+            .any(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)));
+        let emptied: Vec<Gpu> = gpus
+            .iter()
+            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, ..*gpu })
+            .collect();
+        let possible_if_empty = subsets(gpus.len(), demand.gpus)
+            .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
+        match fit(&node("n", gpus), &demand) {
+            Ok(_) => prop_assert!(possible),
+            Err(misfit) => {
+                prop_assert!(!possible, "{}", misfit);
+                prop_assert_eq!(misfit.evictions_could_resolve(), possible_if_empty, "{:?}", misfit);
+            }
+        }
+    }
+
+    #[test]
+    fn the_shortlist_is_the_head_of_a_full_sort(
+        cluster in prop::collection::vec(prop::collection::vec(gpu(), 1..4), 1..12),
+        demand in demand(), limit in 1usize..6, failed in 0usize..12, seed: u64,
+    ) {
+        let names: Vec<String> = (0..cluster.len()).map(|i| format!("n{:02}", (i * 7 + seed as usize % 5) % 100)).collect();
+        let nodes: Vec<Node> = cluster.iter().zip(&names).map(|(gpus, name)| node(name, gpus.clone())).collect();
+        let snapshot = Snapshot::new(1, nodes);
+        let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
+        let attempt = Attempt { limit, just_failed: Some(&failed), own_room: None };
+        let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
+
+        let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
+            let gpus = fit(node, &demand).ok()?;
+            let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
+            let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
+            Some((node.name == failed, contended, left, node.free(), node.name.clone()))
+        }).collect();
+        all.sort();
+        all.truncate(limit);
+        if all.len() > 1 { all.retain(|(just_failed, ..)| !just_failed); }
+        let best: Vec<_> = list.best.iter().map(|c| snapshot.nodes()[c.node].name.clone()).collect();
+        prop_assert_eq!(best, all.into_iter().map(|(.., name)| name).collect::<Vec<_>>());
+
+        // The order in which the scheduler names the nodes changes nothing.
+        let mut turned = names.clone();
+        turned.rotate_left(seed as usize % names.len());
+        let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
+        prop_assert_eq!(again.best, list.best);
+    }
+
+    #[test]
+    fn no_cheaper_set_of_victims_exists(
+        pods in prop::collection::vec((0usize..4, 0usize..4, 5u64..40, -5i32..0, sharing()), 0..9),
+        demand in (10u64..70, 1u32..3, sharing()).prop_map(|(v, n, s)| demand_of(v, n, s, 5)),
+        proposed in 0usize..9,
+    ) {
+        let mut gpus = vec![Gpu {
+            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, tenants: 0, exclusive: false,
+            slice: false, health: Health::Healthy,
+        }; 4];
+        let mut candidates = Vec::new();
+        for (i, (a, b, per_gpu, priority, sharing)) in pods.into_iter().enumerate() {
+            let on: GpuSet = [a, b].into_iter().collect();
+            if on.iter().all(|g| gpus[g].has_room(Bytes(per_gpu), sharing)) {
+                on.iter().for_each(|g| gpus[g].charge(Bytes(per_gpu), sharing));
+                let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
+                let companion = Companion { cpu: crate::units::MilliCpu(i as u64), memory: Bytes::ZERO };
+                let grace = Millis::seconds(1);
+                candidates.push(Resident { uid, gpus: on, per_gpu: Bytes(per_gpu), sharing, priority, companion, grace });
+            }
+        }
+        let shortfall = Shortfall::of(candidates.iter().take(proposed % 3));
+        let room = Room { node: NodeName::parse("n").unwrap(), gpus: gpus.clone(), candidates: candidates.clone() };
+        let found = cheapest_victims(&room, &demand, shortfall);
+
+        let enough = |chosen: &[&Resident]| {
+            let mut left = gpus.clone();
+            chosen.iter().for_each(|r| r.gpus.iter().for_each(|g| left[g].discharge(r.per_gpu, r.sharing)));
+            let vram: u64 = chosen.iter().map(|r| r.per_gpu.0 * u64::from(r.gpus.len())).sum();
+            let cpu: u64 = chosen.iter().map(|r| r.companion.cpu.0).sum();
+            vram >= shortfall.vram.0 && cpu >= shortfall.companion.cpu.0
+                && subsets(4, demand.gpus).any(|set| set.iter().all(|g| has_room_by_the_book(&left[*g], &demand)))
+        };
+        let price = |chosen: &[&Resident]| Price {
+            priority: chosen.iter().map(|r| r.priority.abs_diff(i32::MIN)).max().unwrap_or(0),
+            evicted: chosen.iter().map(|r| r.vram()).sum(),
+            victims: chosen.len() as u32,
+        };
+        let best = (0u32..1 << candidates.len())
+            .map(|bits| (0..candidates.len()).filter(|i| bits >> i & 1 == 1).map(|i| &candidates[i]).collect::<Vec<_>>())
+            .filter(|chosen| enough(chosen))
+            .map(|chosen| price(&chosen))
+            .min();
+        prop_assert_eq!(found.as_ref().map(|set| set.price), best);
+        if let Some(set) = found {
+            prop_assert!(set.exact);
+            let chosen: Vec<_> = candidates.iter().filter(|r| set.victims.contains(&r.uid)).collect();
+            prop_assert!(enough(&chosen));
+            for spared in &chosen {
+                let rest: Vec<_> = chosen.iter().copied().filter(|r| r.uid != spared.uid).collect();
+                prop_assert!(!enough(&rest), "{} need not have left", spared.uid);
+            }
+        }
+    }
+}
+
+/// What can happen to a ledger.
+#[derive(Debug, Clone)]
+enum Step {
+    Arrive(u8, u64, u32, Sharing, i32),
+    Offer(u8, u8),
+    Assume(u8, u8),
+    Confirm(u8),
+    Forget(u8),
+    Release(u8),
+    Hold(u8, u8),
+    BoundByOthers(u8, u8),
+    Tick(u64),
+    LoseGpu(u8),
+    RemoveNode(u8),
+    AddNode(u8),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pod = 0u8..14;
+    let node = 0u8..3;
+    prop_oneof![
+        6 => (pod.clone(), 1u64..80, 1u32..3, sharing(), -3i32..4).prop_map(|(p, v, n, s, q)| Step::Arrive(p, v, n, s, q)),
+        2 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Offer(p, n)),
+        8 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Assume(p, n)),
+        6 => pod.clone().prop_map(Step::Confirm),
+        2 => pod.clone().prop_map(Step::Forget),
+        2 => pod.clone().prop_map(Step::Release),
+        4 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Hold(p, n)),
+        1 => (pod, node.clone()).prop_map(|(p, n)| Step::BoundByOthers(p, n)),
+        2 => (1u64..40_000).prop_map(Step::Tick),
+        1 => node.clone().prop_map(Step::LoseGpu),
+        1 => node.clone().prop_map(Step::RemoveNode),
+        2 => node.prop_map(Step::AddNode),
+    ]
+}
+
+fn uid(pod: u8) -> PodUid {
+    PodUid::parse(&format!("uid-{pod}")).unwrap()
+}
+
+fn key(pod: u8) -> PodKey {
+    PodKey::parse("default", &format!("pod-{pod}")).unwrap()
+}
+
+fn name(node: u8) -> NodeName {
+    NodeName::parse(&format!("node-{node}")).unwrap()
+}
+
+fn devices(node: u8, gpus: u32) -> Vec<Device> {
+    let device = |index| Device {
+        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        index,
+        model: GpuModel::parse("H100").unwrap(),
+        parent: None,
+        total: Bytes(100),
+        reserved: Bytes(2),
+        health: Health::Healthy,
+    };
+    (0..gpus).map(device).collect()
+}
+
+/// A ledger beside a plain record of what was promised, and of what the API server would show.
+struct Bench {
+    ledger: Ledger,
+    now: Moment,
+    /// What Stowage itself promised: pod → (devices, amount on each, alone).
+    promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let mut bench = Self {
+            ledger: Ledger::new(Arc::new(Policy::default())),
+            now: Moment(0),
+            promised: BTreeMap::new(),
+        };
+        (0..3).for_each(|node| bench.apply(&Step::AddNode(node)));
+        bench
+    }
+
+    fn apply(&mut self, step: &Step) {
+        let ledger = &mut self.ledger;
+        match *step {
+            Step::Arrive(pod, vram, gpus, sharing, priority) => {
+                let demand = demand_of(vram, gpus, sharing, priority);
+                if ledger.entry(&uid(pod)).is_none() {
+                    ledger.see(Seen {
+                        uid: uid(pod),
+                        key: key(pod),
+                        demand,
+                        state: SeenState::Waiting { hold: None },
+                    });
+                }
+            }
+            Step::Offer(pod, node) => {
+                let snapshot = ledger.snapshot();
+                let demand = ledger.entry(&uid(pod)).map(|entry| entry.demand.clone());
+                if let (Some(demand), Some(view)) = (demand, snapshot.node(name(node).as_str()))
+                    && let Ok(gpus) = fit(view, &demand)
+                {
+                    ledger.begin_attempt(&uid(pod));
+                    ledger.offer(&uid(pod), &name(node), gpus, self.now);
+                }
+            }
+            Step::Assume(pod, node) => self.assume(pod, node),
+            Step::Confirm(pod) => ledger.confirm(&uid(pod)),
+            Step::Forget(pod) => {
+                if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
+                    self.promised.remove(&uid(pod));
+                }
+                ledger.forget(&uid(pod));
+            }
+            Step::Release(pod) => {
+                ledger.release(&uid(pod));
+                self.promised.remove(&uid(pod));
+            }
+            Step::Hold(pod, node) => self.hold(pod, node),
+            Step::BoundByOthers(pod, node) => {
+                let waiting = |entry: &super::ledger::PodEntry| matches!(entry.phase, Phase::Waiting(_));
+                if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
+                {
+                    let state = SeenState::Bound { node: name(node), devices: None };
+                    ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
+                }
+            }
+            Step::Tick(millis) => {
+                self.now = self.now + Millis(millis);
+                ledger.expire(self.now);
+            }
+            Step::LoseGpu(node) => {
+                let _ = ledger.report_devices(&name(node), devices(node, 2));
+            }
+            Step::RemoveNode(node) => ledger.remove_node(&name(node)),
+            Step::AddNode(node) => {
+                ledger.set_node(&name(node), None);
+                ledger.report_devices(&name(node), devices(node, 3)).unwrap();
+            }
+        }
+    }
+
+    fn assume(&mut self, pod: u8, node: u8) {
+        if let Ok(Assumption::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
+            let demand = &self.ledger.entry(&uid(pod)).unwrap().demand;
+            let alone = demand.sharing == Sharing::Exclusive;
+            // 88 = 100 − the driver's 2 − 10 % headroom.
+            let amount = if alone { 88 } else { demand.per_gpu.0 };
+            self.promised.insert(uid(pod), (placement.devices.to_vec(), amount, alone));
+        }
+    }
+
+    fn hold(&mut self, pod: u8, node: u8) {
+        let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let Some(room) = self.ledger.room_for(&uid(pod), &name(node)) else { return };
+        for candidate in &room.candidates {
+            let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
+            assert!(victim.priority < demand.priority, "a victim has lower priority");
+            assert_eq!(self.ledger.policy().class(victim.class).eviction, Eviction::ForHigherPriority);
+        }
+        let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+        let view = self.ledger.node(&name(node)).unwrap();
+        let hold = Hold {
+            node: name(node),
+            devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
+            victims: set.victims.into(),
+            deadline: self.now + Millis::seconds(60),
+        };
+        let result = self.ledger.hold(&uid(pod), hold);
+        if self.ledger.entry(&uid(pod)).is_some_and(|entry| matches!(entry.phase, Phase::Waiting(_))) {
+            let known = matches!(result, Ok(()) | Err(super::ledger::Conflict::AlreadyHolds { .. }));
+            assert!(known, "what the search found can be held: {result:?}");
+        }
+    }
+
+    /// No GPU was promised more than it has, and one that a pod has to itself has that pod only.
+    fn check_promises(&self) {
+        let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
+        for (devices, amount, alone) in self.promised.values() {
+            devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
+        }
+        for (gpu, tenants) in on {
+            assert!(
+                tenants.iter().map(|(amount, _)| amount).sum::<u64>() <= 88,
+                "{gpu} is promised beyond its capacity"
+            );
+            assert!(
+                tenants.len() == 1 || tenants.iter().all(|(_, alone)| !alone),
+                "{gpu} is not shared if exclusive"
+            );
+        }
+    }
+
+    /// A ledger built from nothing but what the API server keeps: nodes, bound pods, waiting pods with their holds.
+    fn rebuilt(&self) -> Ledger {
+        let mut ledger = Ledger::new(self.ledger.policy().clone());
+        for (uid, entry) in self.ledger.entries() {
+            let (uid, key, demand) = (uid.clone(), entry.key.clone(), entry.demand.clone());
+            let state = match &entry.phase {
+                Phase::Bound(bound) => {
+                    SeenState::Bound { node: bound.node.clone(), devices: bound.devices.clone() }
+                }
+                _ => SeenState::Waiting { hold: entry.hold().cloned() },
+            };
+            ledger.see(Seen { uid, key, demand, state });
+        }
+        let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
+        for (name, node) in published {
+            ledger.set_node(name, None);
+            let reported =
+                node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
+            ledger.report_devices(name, reported).unwrap();
+        }
+        ledger
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_no_gpu_is_promised_twice_and_the_books_add_up(steps in prop::collection::vec(step(), 1..80)) {
+        let mut bench = Bench::new();
+        for step in &steps {
+            bench.apply(step);
+            bench.check_promises();
+            // A GPU that was lost came back as it was, so nothing can be over-promised; nothing else may differ either.
+            let violations = audit(&bench.ledger);
+            prop_assert!(violations.is_empty(), "after {:?}: {:?}", step, violations);
+        }
+    }
+
+    #[test]
+    fn the_same_history_gives_the_same_books(steps in prop::collection::vec(step(), 1..60)) {
+        let (mut one, mut other) = (Bench::new(), Bench::new());
+        for step in &steps {
+            one.apply(step);
+            other.apply(step);
+            // Taking snapshots in between must not matter.
+            let _ = one.ledger.snapshot();
+        }
+        prop_assert_eq!(one.ledger.snapshot(), other.ledger.snapshot());
+        prop_assert_eq!(one.ledger.entries(), other.ledger.entries());
+    }
+
+    #[test]
+    fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost(steps in prop::collection::vec(step(), 1..60)) {
+        let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, Step::LoseGpu(_) | Step::RemoveNode(_))).collect();
+        let mut bench = Bench::new();
+        steps.iter().for_each(|step| bench.apply(step));
+        // What is in flight settles before a comparison means anything, and hints may be lost.
+        (0..14).for_each(|pod| bench.apply(&Step::Confirm(pod)));
+        (0..14).for_each(|pod| bench.ledger.begin_attempt(&uid(pod)));
+        let mut rebuilt = bench.rebuilt();
+        let gpus = |ledger: &mut Ledger| -> Vec<(NodeName, Vec<Gpu>)> {
+            ledger.snapshot().nodes().iter().map(|node| (node.name.clone(), node.gpus.to_vec())).collect()
+        };
+        prop_assert_eq!(gpus(&mut rebuilt), gpus(&mut bench.ledger));
+        let nodes = |ledger: &Ledger| -> Vec<(PodUid, Option<NodeName>, Option<Hold>)> {
+            ledger.entries().into_iter().map(|(u, e)| (u.clone(), e.node().cloned(), e.hold().cloned())).collect()
+        };
+        prop_assert_eq!(nodes(&rebuilt), nodes(&bench.ledger));
+    }
+}
+
+#[test]
+fn a_misfit_never_puts_a_figure_on_the_wire() {
+    let misfits = [
+        Misfit::NoGpus,
+        Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, roomy: 1, most_free: Bytes(5) },
+        Misfit::TooLarge { per_gpu: Bytes(7), asked: 3, large_enough: 1, largest: Bytes(5) },
+        Misfit::VictimsLeaving { remaining: 4 },
+    ];
+    assert!(misfits.iter().all(|misfit| !misfit.phrase().contains(|c: char| c.is_ascii_digit())));
+}

@@ -207,6 +207,21 @@ impl Ledger {
             self.drop_hints_on(name);
             self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
             self.refresh(name);
+            self.end_broken_holds(name);
+        }
+    }
+
+    /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
+    fn end_broken_holds(&mut self, name: &NodeName) {
+        let book = &self.books[name];
+        let broken = |uid: &&PodUid| {
+            let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
+            hold.is_some_and(|hold| book.resolve(&hold.devices).is_none())
+        };
+        let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
+        for uid in broken {
+            let hold = self.entries[&uid].hold().cloned();
+            self.set_hold(&uid, hold.map(|hold| Hold { deadline: Moment::default(), ..hold }));
         }
     }
 
@@ -405,7 +420,7 @@ impl Ledger {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
             self.published = Arc::new(Snapshot::new(self.generation, nodes));
-        } else if !self.changed.is_empty() {
+        } else if self.published.generation() != self.generation {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
         }

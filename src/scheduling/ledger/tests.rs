@@ -1,1 +1,322 @@
+//! The pod's ways through the ledger, one by one. Random histories are in `scheduling::proptests`.
 
+use super::*;
+use crate::scheduling::device::Health;
+use crate::scheduling::request::Companion;
+use crate::units::{Millis, Percent};
+use std::sync::Arc;
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node_name(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
+    let labels = BTreeMap::new();
+    let traits = crate::scheduling::policy::Traits {
+        namespace: "d",
+        labels: &labels,
+        priority_class: None,
+        priority,
+        sharing,
+    };
+    Demand {
+        per_gpu: Bytes::gib(gib),
+        gpus: 1,
+        sharing,
+        class: Policy::default().classify(traits),
+        priority,
+        may_preempt: true,
+        companion: Companion::default(),
+        grace: Millis::seconds(30),
+        model: None,
+        kv_cache: None,
+        containers: Arc::new([]),
+    }
+}
+
+fn gpus(uuids: &[&str]) -> Vec<Device> {
+    let device = |(index, uuid): (usize, &&str)| Device {
+        uuid: GpuUuid::parse(uuid).unwrap(),
+        index: index as u32,
+        model: crate::ids::GpuModel::parse("H100").unwrap(),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+    };
+    uuids.iter().enumerate().map(device).collect()
+}
+
+/// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be promised.
+fn ledger() -> Ledger {
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    ledger.set_node(&node_name("n"), None);
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    ledger
+}
+
+fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
+    let key = PodKey::parse("default", name).unwrap();
+    ledger.see(Seen { uid: uid(name), key, demand, state: SeenState::Waiting { hold: None } });
+}
+
+fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
+    wait(ledger, name, demand);
+    let Assumption::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
+        panic!("not new")
+    };
+    ledger.confirm(&uid(name));
+    placement.devices
+}
+
+fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> Remark {
+    let devices = devices.map(|uuids| uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect());
+    let key = PodKey::parse("default", name).unwrap();
+    ledger.see(Seen {
+        uid: uid(name),
+        key,
+        demand,
+        state: SeenState::Bound { node: node_name("n"), devices },
+    })
+}
+
+fn free_gib(ledger: &mut Ledger) -> Vec<u64> {
+    ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect()
+}
+
+#[test]
+fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    assert_eq!(free_gib(&mut ledger), [32, 72]);
+    ledger.forget(&uid("a"));
+    assert_eq!(free_gib(&mut ledger), [72, 72]);
+}
+
+#[test]
+fn assuming_twice_promises_once() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let Assumption::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::InFlight(first)));
+    assert_eq!(ledger.assume(&uid("a"), &node_name("m")), Err(Conflict::Unsettled { node: node_name("n") }));
+    ledger.confirm(&uid("a"));
+    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::Bound));
+    assert_eq!(
+        ledger.assume(&uid("a"), &node_name("m")),
+        Err(Conflict::BoundElsewhere { node: node_name("n") })
+    );
+    assert_eq!(free_gib(&mut ledger), [32, 72]);
+}
+
+#[test]
+fn the_loser_of_a_race_gets_a_typed_conflict() {
+    let mut ledger = ledger();
+    for pod in ["a", "b", "c"] {
+        wait(&mut ledger, pod, demand(60, Sharing::Shared, 0));
+    }
+    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    ledger.assume(&uid("b"), &node_name("n")).unwrap();
+    let lost = ledger.assume(&uid("c"), &node_name("n")).unwrap_err();
+    assert_eq!(lost.code(), "no-room");
+    assert_eq!(lost.phrase(), "conflict: the GPU was taken meanwhile");
+}
+
+#[test]
+fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(10, Sharing::Exclusive, 0));
+    let Assumption::New(placement) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(72), 90));
+    assert_eq!(free_gib(&mut ledger), [0, 72]);
+    wait(&mut ledger, "b", demand(80, Sharing::Shared, 0));
+    assert!(matches!(
+        ledger.assume(&uid("b"), &node_name("n")),
+        Err(Conflict::NoLongerFits(Misfit::TooLarge { .. }))
+    ));
+}
+
+#[test]
+fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
+    let mut ledger = ledger();
+    assert_eq!(see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), Remark::Unplaced);
+    assert_eq!(free_gib(&mut ledger), [42, 42]);
+    assert_eq!(ledger.totals().unplaced, 1);
+}
+
+#[test]
+fn an_edited_record_changes_nothing_and_is_reported() {
+    let mut ledger = ledger();
+    let devices = bind(&mut ledger, "a", demand(30, Sharing::Shared, 0));
+    assert_eq!(devices[0].as_str(), "GPU-a");
+    let same = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-a"]));
+    let devices = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-b"]));
+    let removed = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None);
+    let amount = see_bound(&mut ledger, "a", demand(1, Sharing::Shared, 0), Some(&["GPU-a"]));
+    assert_eq!(
+        [same, devices, removed, amount],
+        [Remark::Nothing, Remark::DevicesEdited, Remark::DevicesEdited, Remark::DemandEdited]
+    );
+    assert_eq!(free_gib(&mut ledger), [42, 72]);
+}
+
+#[test]
+fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.offer(&uid("a"), &node_name("n"), GpuSet::one(0), Moment(0));
+    assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
+    ledger.release(&uid("b"));
+    ledger.expire(Moment(2000));
+    assert_eq!(bind(&mut ledger, "c", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-a");
+}
+
+#[test]
+fn a_hint_is_advice_only() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.offer(&uid("a"), &node_name("n"), GpuSet::one(1), Moment(0));
+    assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
+}
+
+fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), Conflict> {
+    let hold = Hold {
+        node: node_name("n"),
+        devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
+        victims: victims.iter().map(|name| uid(name)).collect(),
+        deadline: Moment(60_000),
+    };
+    ledger.hold(&uid(pod), hold)
+}
+
+#[test]
+fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
+    bind(&mut ledger, "other", demand(70, Sharing::Shared, 0));
+    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    hold(&mut ledger, "urgent", &["victim"]).unwrap();
+    assert_eq!(
+        hold(&mut ledger, "urgent", &["victim"]),
+        Err(Conflict::AlreadyHolds { node: node_name("n") })
+    );
+    assert_eq!(free_gib(&mut ledger), [12, 2], "the hold reserves what its victim does not have already");
+    let waiting = ledger.own_room(&uid("urgent")).unwrap().1;
+    assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
+    assert!(ledger.assume(&uid("urgent"), &node_name("n")).is_err());
+
+    ledger.release(&uid("victim"));
+    assert_eq!(free_gib(&mut ledger), [12, 2]);
+    wait(&mut ledger, "thief", demand(60, Sharing::Shared, 0));
+    assert!(ledger.assume(&uid("thief"), &node_name("n")).is_err());
+    assert_eq!(ledger.own_room(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(Assumption::New(_))));
+    assert_eq!(free_gib(&mut ledger), [12, 2]);
+}
+
+#[test]
+fn a_failed_bind_gives_the_hold_back() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    hold(&mut ledger, "urgent", &[]).unwrap();
+    ledger.assume(&uid("urgent"), &node_name("n")).unwrap();
+    ledger.forget(&uid("urgent"));
+    assert!(ledger.entry(&uid("urgent")).unwrap().hold().is_some());
+    assert_eq!(ledger.expire(Moment(60_000)), [uid("urgent")], "and its deadline with it");
+    assert_eq!(free_gib(&mut ledger), [72, 72]);
+}
+
+#[test]
+fn one_pod_is_the_victim_of_one_hold() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
+    for pod in ["one", "two"] {
+        wait(&mut ledger, pod, demand(60, Sharing::Shared, 10));
+    }
+    hold(&mut ledger, "one", &["victim"]).unwrap();
+    assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(Conflict::VictimGone));
+    assert!(ledger.room_for(&uid("two"), &node_name("n")).unwrap().candidates.is_empty());
+}
+
+#[test]
+fn gpus_known_by_index_become_the_reported_ones() {
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    let labelled = gpus(&["index-0", "index-1"]);
+    ledger.set_node(&node_name("n"), Some(labelled.clone()));
+    assert_eq!(bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(), "index-0");
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    assert_eq!(free_gib(&mut ledger), [32, 72]);
+    ledger.set_node(&node_name("n"), Some(labelled));
+    assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
+}
+
+#[test]
+fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
+    ledger.set_node(&node_name("n"), Some(gpus(&["index-0", "index-1"])));
+    assert_eq!(free_gib(&mut ledger), [32, 32]);
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
+    assert_eq!(free_gib(&mut ledger), [72, 32]);
+}
+
+#[test]
+fn a_gpu_that_disappears_keeps_its_pods_and_takes_no_more() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    let snapshot = ledger.snapshot();
+    let node = snapshot.node("n").unwrap();
+    let lost = node.devices.iter().position(|device| device.uuid.as_str() == "GPU-a").unwrap();
+    assert_eq!((node.gpus[lost].health, node.gpus[lost].tenants), (Health::Lost, 1));
+    ledger.release(&uid("a"));
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-b"])).unwrap();
+    assert_eq!(ledger.snapshot().node("n").unwrap().devices.len(), 1, "with its last pod it is forgotten");
+}
+
+#[test]
+fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.remove_node(&node_name("n"));
+    assert!(ledger.snapshot().node("n").is_none());
+    wait(&mut ledger, "b", demand(1, Sharing::Shared, 0));
+    assert_eq!(ledger.assume(&uid("b"), &node_name("n")), Err(Conflict::NoLongerFits(Misfit::UnknownNode)));
+    ledger.set_node(&node_name("n"), None);
+    assert_eq!(free_gib(&mut ledger), [32, 72]);
+}
+
+#[test]
+fn a_change_of_one_node_copies_one_node() {
+    let mut ledger = ledger();
+    for name in ["m", "o"] {
+        ledger.set_node(&node_name(name), None);
+        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+    }
+    let before = ledger.snapshot();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let after = ledger.snapshot();
+    assert!(Arc::ptr_eq(&before.node("m").unwrap().gpus, &after.node("m").unwrap().gpus));
+    assert_eq!(
+        before.node("n").unwrap().gpus[0].free(),
+        Bytes::gib(72),
+        "who reads the old one sees the old one"
+    );
+    assert_eq!(after.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
+    assert!(before.generation() < after.generation());
+}
+
+#[test]
+fn headroom_is_never_handed_out() {
+    let mut policy = Policy::default();
+    policy.headroom = Percent::new(25).unwrap();
+    let mut ledger = Ledger::new(Arc::new(policy));
+    ledger.set_node(&node_name("n"), Some(gpus(&["index-0"])));
+    assert_eq!(free_gib(&mut ledger), [60]);
+}
