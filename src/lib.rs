@@ -7,6 +7,7 @@
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
+//! - [`cluster`]: the Kubernetes edge: watches into the ledger; Bindings, holds, Events, capacity and the Lease out.
 
 // The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -15,6 +16,8 @@ pub mod ids;
 pub mod scheduling;
 pub mod units;
 
+#[cfg(feature = "service")]
+pub mod cluster;
 #[cfg(feature = "service")]
 pub mod contract;
 #[cfg(feature = "service")]
