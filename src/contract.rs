@@ -125,6 +125,11 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     }
 }
 
+/// Whether a resource is a GPU that a device plugin hands out.
+pub fn is_device_plugin_resource(resource: &str) -> bool {
+    matches!(resource, "nvidia.com/gpu" | "nvidia.com/gpu.shared") || resource.starts_with("nvidia.com/mig-")
+}
+
 /// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.
 pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
     let labels = node.metadata.labels.as_ref()?;
@@ -277,10 +282,7 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
 fn asks_device_plugin(container: &Container) -> bool {
     let Some(resources) = &container.resources else { return false };
     let asked = [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys);
-    asked.into_iter().any(|key| {
-        matches!(key.as_str(), "nvidia.com/gpu" | "nvidia.com/gpu.shared")
-            || key.starts_with("nvidia.com/mig-")
-    })
+    asked.into_iter().any(|key| is_device_plugin_resource(key))
 }
 
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {

@@ -7,7 +7,12 @@
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
-//! - [`extender`]: the HTTP edge.
+//! - [`extender`]: the HTTP edge: four verbs, agents' reports, operators' pages.
+//! - [`cluster`]: the Kubernetes edge: watches into the ledger; Bindings, holds, Events, capacity and the Lease out.
+//! - [`serve`]: the edges put together and run.
+//! - [`cli`]: the command line.
+//!
+//! `extender` and `cluster` never import each other.
 
 // The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -17,13 +22,18 @@ pub mod scheduling;
 pub mod units;
 
 #[cfg(feature = "service")]
+pub mod cli;
+#[cfg(feature = "service")]
+pub mod cluster;
+#[cfg(feature = "service")]
 pub mod contract;
 #[cfg(feature = "service")]
 pub mod control_plane;
 #[cfg(feature = "service")]
+pub mod extender;
+#[cfg(feature = "service")]
+pub mod serve;
+#[cfg(feature = "service")]
 pub mod service;
 #[cfg(feature = "service")]
 pub mod telemetry;
-
-#[cfg(feature = "service")]
-pub mod extender;

@@ -1,0 +1,179 @@
+//! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
+
+use crate::cluster::{LeadWith, LeaseName};
+use crate::extender::request::Limits;
+use crate::extender::tls::TlsFiles;
+use crate::serve::{self, ServeOptions, Source};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answer a kube-scheduler: filter, prioritize, preempt, bind
+    Serve(ServeArgs),
+    /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
+    Demo(DemoArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// The cluster to serve; without it the usual places are tried, then the pod's own service account
+    #[arg(long, value_name = "FILE", conflicts_with = "cluster")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Serve what `kubectl get nodes,pods -A -o yaml` printed, in place of an API server; binds change the copy
+    /// in memory
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+
+    /// Where the scheduler and the agents call
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
+    listen: SocketAddr,
+
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
+    admin: SocketAddr,
+
+    /// Certificate for --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key", requires = "client_ca")]
+    tls_cert: Option<PathBuf>,
+
+    /// Private key for --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+
+    /// Whose clients may call --listen, PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    client_ca: Option<PathBuf>,
+
+    /// Allow plain HTTP on an address other than loopback
+    #[arg(long)]
+    insecure: bool,
+
+    /// Largest request body, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    body_limit: u16,
+
+    /// When to act: while the kube-scheduler beside this process holds its Lease, while a Lease of our own is held, or
+    /// always (one replica only)
+    #[arg(long, value_enum, default_value_t = Lead::KubeScheduler, conflicts_with = "cluster")]
+    lead_with: Lead,
+
+    /// The Lease to watch or hold, as NAMESPACE/NAME [default: kube-system/kube-scheduler or kube-system/stowage]
+    #[arg(long, value_name = "LEASE", conflicts_with = "cluster")]
+    lease: Option<String>,
+
+    /// This replica's host name, the part of the Lease holder's identity before the last underscore
+    #[arg(long, value_name = "NAME", env = "HOSTNAME")]
+    identity: Option<String>,
+
+    /// What stands before `=` in the CDI names written on pods
+    #[arg(long, value_name = "KIND", default_value = "runtime.nvidia.com/gpu")]
+    cdi_kind: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Lead {
+    KubeScheduler,
+    Lease,
+    Always,
+}
+
+#[derive(Debug, Args)]
+struct DemoArgs {
+    /// Play the story once and exit: 0 if every invariant held
+    #[arg(long)]
+    once: bool,
+
+    /// Print the summary as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Cli {
+    pub fn run(self) -> Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no threads")?;
+        match self.command {
+            Command::Serve(args) => {
+                log_to_stderr("info");
+                runtime.block_on(serve::serve(args.validate()?))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Demo(_) => bail!("the demo is not here yet"),
+        }
+    }
+}
+
+impl ServeArgs {
+    fn validate(self) -> Result<ServeOptions> {
+        let tls = match (self.tls_cert, self.tls_key, self.client_ca) {
+            (Some(cert), Some(key), Some(client_ca)) => Some(TlsFiles { cert, key, client_ca }),
+            _ => None,
+        };
+        if tls.is_none() && !self.listen.ip().is_loopback() && !self.insecure {
+            bail!(
+                "--listen {} can be reached from elsewhere, and whoever reaches it can bind pods: give --tls-cert, \
+                 --tls-key and --client-ca, or listen on 127.0.0.1, or say --insecure",
+                self.listen
+            );
+        }
+        let identity = self.identity.filter(|name| !name.is_empty());
+        let source = match self.cluster {
+            Some(dump) => Source::Dump(dump),
+            None => Source::ApiServer {
+                kubeconfig: self.kubeconfig,
+                lead_with: lead_with(self.lead_with, self.lease.as_deref(), identity.as_deref())?,
+                identity: identity.unwrap_or_else(|| "stowage".into()),
+                cdi_kind: self.cdi_kind,
+            },
+        };
+        let limits = Limits { body: usize::from(self.body_limit) << 20, ..Limits::default() };
+        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, limits })
+    }
+}
+
+fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<LeadWith> {
+    let lease = lease.map(lease_name).transpose()?;
+    let identity = || {
+        identity.map(str::to_owned).context("HOSTNAME is not set: give --identity, the host name of this replica's pod")
+    };
+    Ok(match lead {
+        Lead::Always => LeadWith::Always,
+        Lead::KubeScheduler => LeadWith::KubeScheduler {
+            lease: lease.unwrap_or_else(LeaseName::of_kube_scheduler),
+            hostname: identity()?,
+        },
+        Lead::Lease => LeadWith::Lease {
+            lease: lease.unwrap_or_else(|| LeaseName::own("kube-system")),
+            identity: identity()?,
+        },
+    })
+}
+
+fn lease_name(text: &str) -> Result<LeaseName> {
+    match text.split_once('/') {
+        Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+            Ok(LeaseName { namespace: namespace.into(), name: name.into() })
+        }
+        _ => bail!("--lease is {text:?}; write NAMESPACE/NAME, such as kube-system/kube-scheduler"),
+    }
+}
+
+/// `RUST_LOG` overrides the level.
+fn log_to_stderr(level: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // A second logger in one process (tests) keeps the first.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+}

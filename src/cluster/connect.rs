@@ -1,0 +1,46 @@
+//! A client of the API server, set up as a scheduler needs it.
+//!
+//! Nothing here asks the API server anything yet.
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+use std::path::Path;
+use std::time::Duration;
+
+/// A server that takes longer to accept a connection is as good as away; a Binding waits no longer either.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("{path}: {error}")]
+    Kubeconfig { path: String, error: Box<kube::config::KubeconfigError> },
+    #[error("no kubeconfig and no service account to reach an API server with: {0}")]
+    Infer(#[from] Box<kube::config::InferConfigError>),
+    #[error("the API server's client could not be set up: {0}")]
+    Client(#[from] Box<kube::Error>),
+}
+
+/// A client by a kubeconfig's current context, or by what the surroundings say: `KUBECONFIG`, `~/.kube/config`, or the pod's
+/// service account.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
+    let config = match kubeconfig {
+        Some(path) => from_file(path).await?,
+        None => Config::infer().await.map_err(Box::new)?,
+    };
+    Ok(Client::try_from(tuned(config)).map_err(Box::new)?)
+}
+
+/// The client neither throttles nor repeats anything by itself: every write here knows what its failure means, and one
+/// that is repeated behind its back may arrive after the lease has passed on.
+pub fn tuned(mut config: Config) -> Config {
+    config.default_retry = false;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    config
+}
+
+async fn from_file(path: &Path) -> Result<Config, ConnectError> {
+    let failed =
+        |error| ConnectError::Kubeconfig { path: path.display().to_string(), error: Box::new(error) };
+    let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
+}

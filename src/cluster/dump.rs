@@ -1,0 +1,202 @@
+//! A dump in place of an API server: what `kubectl get nodes,pods -A -o yaml` (or `-o json`) prints.
+//!
+//! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For trying things out,
+//! for tests and for benchmarks.
+
+use super::index::Index;
+use crate::contract;
+use crate::control_plane::{BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, PodOnRecord};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::service::Service;
+use futures::FutureExt;
+use futures::future::{BoxFuture, ready};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tracing::info;
+
+/// A dump of 20,000 pods has some ten million YAML events; the file is the operator's own.
+const MAX_YAML_EVENTS: usize = 200_000_000;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    #[error("cannot read {}: {error}", .path.display())]
+    Read { path: PathBuf, error: std::io::Error },
+    #[error("{}: {error}", .path.display())]
+    Yaml { path: PathBuf, error: Box<serde_saphyr::Error> },
+    #[error("{}: {error}", .path.display())]
+    Json { path: PathBuf, error: serde_json::Error },
+    #[error("{}: item {item} ({kind}): {error}", .path.display())]
+    Item { path: PathBuf, item: usize, kind: String, error: serde_json::Error },
+    #[error(
+        "{}: item {item} has no `kind`; save what `kubectl get nodes,pods -A -o yaml` prints, whole",
+        .path.display()
+    )]
+    NoKind { path: PathBuf, item: usize },
+    #[error("{} has no nodes; save what `kubectl get nodes,pods -A -o yaml` prints", .path.display())]
+    NoNodes { path: PathBuf },
+}
+
+/// The objects of a dump.
+#[derive(Debug, Default)]
+pub struct Dump {
+    pub nodes: Vec<Node>,
+    pub pods: Vec<Pod>,
+}
+
+impl Dump {
+    pub fn read(path: &Path) -> Result<Self, DumpError> {
+        let text = std::fs::read_to_string(path).map_err(|error| DumpError::Read { path: path.into(), error })?;
+        Self::parse(&text, path)
+    }
+
+    /// `path` is only named in errors.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, DumpError> {
+        let mut dump = Self::default();
+        if text.trim_start().starts_with('{') {
+            dump.add_json(text, path)?;
+        } else {
+            dump.add_yaml(text, path)?;
+        }
+        if dump.nodes.is_empty() { Err(DumpError::NoNodes { path: path.into() }) } else { Ok(dump) }
+    }
+
+    /// JSON is read item by item, so that a large dump is never in memory twice.
+    fn add_json(&mut self, text: &str, path: &Path) -> Result<(), DumpError> {
+        #[derive(serde::Deserialize)]
+        struct List<'a> {
+            #[serde(borrow)]
+            items: Vec<&'a RawValue>,
+        }
+        #[derive(serde::Deserialize)]
+        struct Kind {
+            kind: Option<String>,
+        }
+        let json = |error| DumpError::Json { path: path.into(), error };
+        let list: List<'_> = serde_json::from_str(text).map_err(json)?;
+        for (item, raw) in list.items.into_iter().enumerate() {
+            let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
+            self.add(item, kind.as_deref(), path, Source::Text(raw.get()))?;
+        }
+        Ok(())
+    }
+
+    /// A `List`, or several documents.
+    fn add_yaml(&mut self, text: &str, path: &Path) -> Result<(), DumpError> {
+        let options = serde_saphyr::options! {
+            budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
+        };
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
+            .map_err(|error| DumpError::Yaml { path: path.into(), error: Box::new(error) })?;
+        let items = documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
+            Some(Value::Array(items)) => items,
+            _ => vec![document],
+        });
+        for (item, value) in items.enumerate() {
+            let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
+            self.add(item, kind.as_deref(), path, Source::Value(value))?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, item: usize, kind: Option<&str>, path: &Path, source: Source<'_>) -> Result<(), DumpError> {
+        let kind = kind.ok_or(DumpError::NoKind { path: path.into(), item })?;
+        let added = match kind {
+            "Node" => source.read().map(|node| self.nodes.push(node)),
+            "Pod" => source.read().map(|pod| self.pods.push(pod)),
+            // A dump of more than was asked for does no harm.
+            _ => Ok(()),
+        };
+        added.map_err(|error| DumpError::Item { path: path.into(), item, kind: kind.into(), error })
+    }
+}
+
+enum Source<'a> {
+    Text(&'a str),
+    Value(Value),
+}
+
+impl Source<'_> {
+    fn read<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
+        match self {
+            Self::Text(text) => serde_json::from_str(text),
+            Self::Value(value) => serde_json::from_value(value),
+        }
+    }
+}
+
+/// The copy in memory: who is where, as far as binding goes.
+pub struct DumpControlPlane {
+    pods: Mutex<BTreeMap<PodKey, PodOnRecord>>,
+}
+
+impl DumpControlPlane {
+    /// Enters a dump into the ledger and opens the gate.
+    pub fn load(dump: &Dump, service: &Service, index: &mut Index) -> Self {
+        index.reset_nodes(service, &dump.nodes);
+        for notice in index.reset_pods(service, &dump.pods) {
+            info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
+        }
+        service.gate.set_synced();
+        service.gate.set_leading(true);
+        Self { pods: Mutex::new(dump.pods.iter().filter_map(on_record).collect()) }
+    }
+
+    fn bind_now(&self, order: &BindOrder) -> BindOutcome {
+        let mut pods = self.pods.lock();
+        match pods.get_mut(&order.key) {
+            None => BindOutcome::Refused { message: format!("pods \"{}\" not found", order.key) },
+            Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
+            Some(pod) => {
+                pod.node = Some(order.placement.node.clone());
+                pod.devices = Some(order.placement.devices.clone());
+                BindOutcome::Written
+            }
+        }
+    }
+
+    fn check(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        match self.pods.lock().get(key) {
+            Some(pod) if pod.uid == *uid => Ok(()),
+            _ => Err(ControlPlaneError(format!("the dump has no pod {key} with the UID {uid}"))),
+        }
+    }
+}
+
+fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
+    if !contract::asks_for_vram(pod) {
+        return None;
+    }
+    let (uid, key) = contract::identity(pod).ok()?;
+    let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
+    Some((key, PodOnRecord { uid, node, devices: contract::recorded_devices(pod) }))
+}
+
+impl ControlPlane for DumpControlPlane {
+    fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        ready(self.bind_now(order)).boxed()
+    }
+
+    fn read_pod<'a>(&'a self, key: &'a PodKey) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        ready(Ok(self.pods.lock().get(key).cloned())).boxed()
+    }
+
+    fn write_hold<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        _: Option<&'a Hold>,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
+    }
+
+    /// There is no one to send Events to; the log has to do.
+    fn notify(&self, notice: Notice) {
+        info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
+    }
+}

@@ -1,0 +1,313 @@
+//! What the watches show, brought into the ledger: pods and nodes as they come, go and are listed anew.
+//!
+//! Synchronous, and it knows no client: a watch, a dump and a test feed it alike. It keeps names, never objects: with
+//! sixteen thousand pods the objects would be most of this process.
+//!
+//! ```text
+//!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
+//!  apply_pod · delete_pod                    what changes after it
+//! ```
+
+use crate::contract::{self, HoldMessage};
+use crate::control_plane::{Notice, NoticeKind};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::Device;
+use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Remark};
+use crate::service::Service;
+use crate::units::Bytes;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+pub struct Index {
+    /// Which pod a name stands for now; only pods that ask for VRAM and have not ended.
+    pods: FxHashMap<PodKey, PodUid>,
+    nodes: BTreeMap<NodeName, NodeOnRecord>,
+    /// Pods of which something remarkable stands.
+    remarks: BTreeMap<PodUid, Remark>,
+    /// While a list comes in: what was known when it began and has not been in it yet.
+    unlisted_pods: FxHashSet<PodUid>,
+    unlisted_nodes: BTreeSet<NodeName>,
+    pods_listed: bool,
+    nodes_listed: bool,
+    /// Pods in the ledger that no watch had shown at the last sweep.
+    strangers: BTreeSet<PodUid>,
+}
+
+/// What a node's status says about its GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeOnRecord {
+    pub kind: NodeKind,
+    /// `stowage.dev/vram` in its capacity.
+    pub advertised: Option<Bytes>,
+}
+
+/// Who hands out a node's GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodeKind {
+    Stowage,
+    /// A device plugin offers `nvidia.com/*`, and the kubelet picks.
+    DevicePlugin,
+}
+
+impl Index {
+    // ---- pods ----
+
+    /// A pod as it is now. Answers what a person who looks at it should know.
+    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<Notice> {
+        if !contract::asks_for_vram(pod) {
+            return None;
+        }
+        let (uid, key) = contract::identity(pod).ok()?;
+        self.unlisted_pods.remove(&uid);
+        if contract::is_finished(pod) {
+            self.release(service, &uid, &key);
+            return None;
+        }
+        self.release_predecessor(service, &uid, &key);
+        let remark = see(service, pod, &uid);
+        self.note(service, &uid, remark);
+        notice(&service.ledger(), &uid, remark)
+    }
+
+    pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
+        if let Ok((uid, key)) = contract::identity(pod) {
+            self.release(service, &uid, &key);
+        }
+    }
+
+    /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
+    pub fn begin_pods(&mut self, service: &Service) {
+        self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
+    }
+
+    /// The list is complete: who was known when it began and is not in it is gone.
+    pub fn end_pods(&mut self, service: &Service) {
+        let gone = std::mem::take(&mut self.unlisted_pods);
+        for uid in &gone {
+            service.ledger().release(uid);
+            self.remarks.remove(uid);
+        }
+        self.pods.retain(|_, uid| !gone.contains(uid));
+        self.pods_listed = true;
+    }
+
+    /// All pods at once.
+    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<Notice> {
+        self.begin_pods(service);
+        let notices = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
+        self.end_pods(service);
+        notices
+    }
+
+    /// Releases waiting pods that no watch knows, now or at the last sweep. A request can bring a pod before the watch
+    /// does, or after it was deleted; the second would stay for ever. Sweep no more often than a watch may lag; a hold
+    /// ends by itself before its pod is swept.
+    pub fn sweep(&mut self, service: &Service) {
+        let strangers = self.strangers_in(&service.ledger());
+        for uid in strangers.intersection(&self.strangers) {
+            service.ledger().release(uid);
+        }
+        self.strangers = strangers;
+    }
+
+    /// What stands to be told, for a replica that has begun to lead.
+    pub fn standing(&self, service: &Service) -> Vec<Notice> {
+        let ledger = service.ledger();
+        self.remarks.iter().filter_map(|(uid, remark)| notice(&ledger, uid, *remark)).collect()
+    }
+
+    // ---- nodes ----
+
+    pub fn apply_node(&mut self, service: &Service, node: &Node) {
+        let Some(name) = node_name(node) else { return };
+        self.unlisted_nodes.remove(&name);
+        let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
+        service.ledger().set_node(&name, labelled_devices(node, record.kind));
+        self.nodes.insert(name, record);
+    }
+
+    pub fn delete_node(&mut self, service: &Service, node: &Node) {
+        if let Some(name) = node_name(node) {
+            self.remove_node(service, &name);
+        }
+    }
+
+    pub fn begin_nodes(&mut self) {
+        self.unlisted_nodes = self.nodes.keys().cloned().collect();
+    }
+
+    pub fn end_nodes(&mut self, service: &Service) {
+        for name in std::mem::take(&mut self.unlisted_nodes) {
+            self.remove_node(service, &name);
+        }
+        self.nodes_listed = true;
+    }
+
+    /// All nodes at once.
+    pub fn reset_nodes(&mut self, service: &Service, nodes: &[Node]) {
+        self.begin_nodes();
+        nodes.iter().for_each(|node| self.apply_node(service, node));
+        self.end_nodes(service);
+    }
+
+    /// In order of name.
+    pub fn nodes(&self) -> &BTreeMap<NodeName, NodeOnRecord> {
+        &self.nodes
+    }
+
+    /// Whether every pod and every node has been seen once.
+    pub fn is_complete(&self) -> bool {
+        self.pods_listed && self.nodes_listed
+    }
+
+    // ---- inside ----
+
+    fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        service.ledger().release(uid);
+        self.remarks.remove(uid);
+        if self.pods.get(key) == Some(uid) {
+            self.pods.remove(key);
+        }
+    }
+
+    /// A name stands for one pod at a time: a new UID means that the old pod is gone.
+    fn release_predecessor(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
+        match self.pods.get(key).cloned() {
+            Some(known) if known == *uid => return,
+            Some(predecessor) => self.release(service, &predecessor, key),
+            None => {}
+        }
+        self.pods.insert(key.clone(), uid.clone());
+    }
+
+    /// Counts a remark when it is new, not each time the pod is seen again.
+    fn note(&mut self, service: &Service, uid: &PodUid, remark: Remark) {
+        let Some(code) = code(remark) else {
+            self.remarks.remove(uid);
+            return;
+        };
+        if self.remarks.insert(uid.clone(), remark) != Some(remark) {
+            service.metrics.pod_remarks.with_label_values(&[code]).inc();
+        }
+    }
+
+    fn strangers_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
+        let waits = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_)) && entry.hold().is_none();
+        let unknown = |uid: &PodUid, entry: &PodEntry| self.pods.get(&entry.key) != Some(uid);
+        let entries = ledger.entries().into_iter();
+        entries
+            .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
+            .map(|(uid, _)| uid.clone())
+            .collect()
+    }
+
+    fn remove_node(&mut self, service: &Service, name: &NodeName) {
+        service.ledger().remove_node(name);
+        self.nodes.remove(name);
+    }
+}
+
+/// The pod into the books.
+fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
+    let mut ledger = service.ledger();
+    let policy = ledger.policy().clone();
+    let hold = recorded_hold(service, pod);
+    // Only who leads makes holds, and knows of one before its condition is written: everyone else believes the pod.
+    let ended_elsewhere = hold.is_none() && !service.gate.is_leading();
+    if ended_elsewhere && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
+        ledger.drop_hold(uid);
+    }
+    match contract::seen(pod, &policy, hold) {
+        Some(seen) => ledger.see(seen),
+        None => {
+            // It waits and has been edited into something that cannot be understood: what it asked for is void.
+            if ledger.entry(uid).is_some_and(|entry| matches!(entry.phase, Phase::Waiting(_))) {
+                ledger.release(uid);
+            }
+            Remark::Nothing
+        }
+    }
+}
+
+fn recorded_hold(service: &Service, pod: &Pod) -> Option<Hold> {
+    let HoldMessage { node, devices, victims, deadline } = HoldMessage::read(pod)?;
+    Some(Hold { node, devices, victims, deadline: service.clock.to_moment(deadline) })
+}
+
+/// A short name for metrics.
+fn code(remark: Remark) -> Option<&'static str> {
+    match remark {
+        Remark::Nothing => None,
+        Remark::DevicesEdited => Some("devices-edited"),
+        Remark::DemandEdited => Some("demand-edited"),
+        Remark::Unplaced => Some("unplaced"),
+    }
+}
+
+fn notice(ledger: &Ledger, uid: &PodUid, remark: Remark) -> Option<Notice> {
+    let entry = ledger.entry(uid)?;
+    let node = entry.node()?;
+    let devices = || {
+        entry
+            .devices()
+            .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
+    };
+    let (kind, text) = match remark {
+        Remark::Nothing => return None,
+        Remark::Unplaced => (
+            NoticeKind::Unplaced,
+            format!(
+                "The pod is on {node} and nothing records on which GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent shows where it runs. Give it schedulerName and let Stowage place it.",
+                entry.demand.per_gpu
+            ),
+        ),
+        Remark::DevicesEdited => (
+            NoticeKind::EditIgnored,
+            format!(
+                "The annotation stowage.dev/devices was edited after the pod was bound. The edit is ignored: the pod is charged on {} of {node}.",
+                devices()
+            ),
+        ),
+        Remark::DemandEdited => (
+            NoticeKind::EditIgnored,
+            format!(
+                "What the pod asks for was edited after it was bound. The edit is ignored: the pod is charged {} on each of its {} GPU(s) of {node}.",
+                entry.demand.per_gpu, entry.demand.gpus
+            ),
+        ),
+    };
+    Some(Notice { key: entry.key.clone(), uid: uid.clone(), kind, text })
+}
+
+fn node_name(node: &Node) -> Option<NodeName> {
+    NodeName::parse(node.metadata.name.as_deref()?).ok()
+}
+
+/// What feature discovery says counts only where Stowage hands the GPUs out: it labels other nodes as well.
+fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
+    match kind {
+        NodeKind::Stowage => contract::devices_from_labels(node),
+        NodeKind::DevicePlugin => Some(Vec::new()),
+    }
+}
+
+fn kind(node: &Node) -> NodeKind {
+    let allocatable = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
+    let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);
+    let mut by_plugin = allocatable.filter(|(resource, _)| contract::is_device_plugin_resource(resource));
+    match by_plugin.any(|(_, amount)| offered(&amount.0)) {
+        true => NodeKind::DevicePlugin,
+        false => NodeKind::Stowage,
+    }
+}
+
+fn advertised(node: &Node) -> Option<Bytes> {
+    let capacity = node.status.as_ref()?.capacity.as_ref()?;
+    Bytes::parse_quantity(&capacity.get(contract::VRAM)?.0).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,344 @@
+//! The index against a ledger: what comes, changes, goes, and is listed anew.
+
+use super::*;
+use crate::ids::GpuUuid;
+use crate::scheduling::audit::audit;
+use crate::scheduling::ledger::Assumption;
+use crate::scheduling::policy::Policy;
+use crate::units::Millis;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+fn pod(name: &str, uid: &str, gib: u64) -> Value {
+    json!({
+        "metadata": { "name": name, "namespace": "team-a", "uid": uid, "annotations": {} },
+        "spec": { "containers": [{
+            "name": "engine",
+            "resources": { "limits": { "stowage.dev/vram": format!("{gib}Gi") } },
+        }] },
+        "status": { "phase": "Pending" },
+    })
+}
+
+fn bound(name: &str, uid: &str, gib: u64, node: &str, devices: Option<&str>) -> Value {
+    let mut pod = pod(name, uid, gib);
+    pod["spec"]["nodeName"] = json!(node);
+    if let Some(devices) = devices {
+        pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices);
+        pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!((gib << 30).to_string());
+    }
+    pod
+}
+
+fn holding(pod: &Value, deadline: jiff::Timestamp) -> Value {
+    let message = json!({ "node": "a", "devices": ["index-0"], "victims": [], "deadline": deadline });
+    let condition = json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+    let mut pod = pod.clone();
+    pod["status"]["conditions"] = json!([condition]);
+    pod
+}
+
+fn node(name: &str, gpus: u32) -> Node {
+    read(json!({
+        "metadata": { "name": name, "labels": {
+            "nvidia.com/gpu.count": gpus.to_string(),
+            "nvidia.com/gpu.memory": "81920",
+            "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+        } },
+        "status": {},
+    }))
+}
+
+fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}
+
+struct Bench {
+    service: Arc<Service>,
+    index: Index,
+}
+
+impl Bench {
+    /// Node `a` with two GPUs, seen by an empty index.
+    fn new() -> Self {
+        let mut bench = Self { service: Service::new(Policy::default()), index: Index::default() };
+        bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
+        bench
+    }
+
+    fn apply(&mut self, pod: &Value) -> Option<Notice> {
+        self.index.apply_pod(&self.service, &read(pod.clone()))
+    }
+
+    fn phase(&self, uid: &str) -> Option<Phase> {
+        self.service.ledger().entry(&uid_of(uid)).map(|entry| entry.phase.clone())
+    }
+
+    fn charged(&self) -> [Bytes; 2] {
+        let ledger = self.service.ledger();
+        assert_eq!(audit(&ledger), []);
+        let node = ledger.node(&NodeName::parse("a").unwrap()).unwrap();
+        [node.gpus[0].charged, node.gpus[1].charged]
+    }
+
+    fn remarks(&self, code: &str) -> u64 {
+        self.service.metrics.pod_remarks.with_label_values(&[code]).get()
+    }
+}
+
+fn uid_of(text: &str) -> PodUid {
+    PodUid::parse(text).unwrap()
+}
+
+#[test]
+fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.apply(&pod("p", "1", 40)), None);
+    assert!(matches!(bench.phase("1"), Some(Phase::Waiting(_))));
+    let mut on_gpu = bound("p", "1", 40, "a", Some("index-1"));
+    assert_eq!(bench.apply(&on_gpu), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO, Bytes::gib(40)]);
+    on_gpu["status"]["phase"] = json!("Succeeded");
+    bench.apply(&on_gpu);
+    assert_eq!(bench.phase("1"), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+    assert!(bench.index.pods.is_empty(), "nothing of it is kept");
+}
+
+#[test]
+fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
+    let mut bench = Bench::new();
+    bench.apply(&pod("p", "1", 40));
+    let assumed = bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap());
+    assert!(matches!(assumed, Ok(Assumption::New(_))));
+    let gone: Pod = read(pod("p", "1", 40));
+    bench.index.delete_pod(&bench.service, &gone);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn pods_that_ask_for_no_vram_are_not_kept() {
+    let mut bench = Bench::new();
+    let mut other = pod("p", "1", 40);
+    other["spec"]["containers"][0]["resources"] = json!({ "limits": { "cpu": "1" } });
+    assert_eq!(bench.apply(&other), None);
+    assert_eq!(bench.phase("1"), None);
+    assert!(bench.index.pods.is_empty());
+}
+
+#[test]
+fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
+    let mut bench = Bench::new();
+    bench.apply(&bound("p-0", "1", 40, "a", Some("index-0")));
+    bench.apply(&pod("p-0", "2", 30));
+    assert_eq!(bench.phase("1"), None);
+    assert!(matches!(bench.phase("2"), Some(Phase::Waiting(_))));
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+    // The end of the old one, told late, does not touch the new one.
+    let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
+    bench.index.delete_pod(&bench.service, &late);
+    assert!(bench.phase("2").is_some());
+}
+
+#[test]
+fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
+    let mut bench = Bench::new();
+    bench.apply(&pod("p", "1", 40));
+    let mut edited = pod("p", "1", 40);
+    edited["metadata"]["annotations"]["stowage.dev/gpus"] = json!("many");
+    bench.apply(&edited);
+    assert_eq!(bench.phase("1"), None);
+}
+
+#[test]
+fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
+    let mut bench = Bench::new();
+    bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
+    bench.apply(&bound("gone", "2", 40, "a", Some("index-1")));
+    bench.apply(&pod("assumed", "3", 10));
+    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+
+    bench.index.begin_pods(&bench.service);
+    bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
+    // Younger than the list: it came by a filter request and is being bound already.
+    bench.apply_by_request(&pod("young", "4", 20));
+    bench.service.ledger().assume(&uid_of("4"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.apply(&pod("assumed", "3", 10));
+    bench.index.end_pods(&bench.service);
+
+    assert_eq!(bench.phase("2"), None);
+    assert!(matches!(bench.phase("3"), Some(Phase::Assumed(_))), "listed as waiting, and still promised");
+    assert!(matches!(bench.phase("4"), Some(Phase::Assumed(_))));
+    assert_eq!(bench.charged().iter().copied().sum::<Bytes>(), Bytes::gib(40 + 10 + 20));
+    let keys: Vec<&str> = bench.index.pods.values().map(PodUid::as_str).collect();
+    assert!(!keys.contains(&"2"), "a name that is gone is not kept");
+}
+
+#[test]
+fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
+    let mut bench = Bench::new();
+    bench.apply(&pod("p", "1", 40));
+    bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.index.reset_pods(&bench.service, &[]);
+    assert_eq!(bench.phase("1"), None);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
+    let mut bench = Bench::new();
+    let stray = bound("stray", "1", 40, "a", None);
+    let notice = bench.apply(&stray).unwrap();
+    assert_eq!((notice.kind, notice.uid.as_str()), (NoticeKind::Unplaced, "1"));
+    assert!(notice.text.contains("40.0 GiB are charged on every GPU"), "{}", notice.text);
+    assert_eq!(bench.charged(), [Bytes::gib(40); 2]);
+    assert!(bench.apply(&stray).is_some());
+    assert_eq!(bench.remarks("unplaced"), 1, "one pod, however often it is seen");
+    assert_eq!(bench.index.standing(&bench.service).len(), 1);
+    bench.index.reset_pods(&bench.service, &[]);
+    assert_eq!(bench.index.standing(&bench.service), []);
+}
+
+#[test]
+fn edits_after_the_bind_are_ignored_and_reported() {
+    let mut bench = Bench::new();
+    bench.apply(&bound("p", "1", 40, "a", Some("index-0")));
+    let moved = bench.apply(&bound("p", "1", 40, "a", Some("index-1"))).unwrap();
+    assert_eq!(moved.kind, NoticeKind::EditIgnored);
+    assert!(moved.text.contains("charged on index-0 of a"), "{}", moved.text);
+    assert_eq!((bench.charged(), bench.remarks("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+
+    let mut alone = bound("p", "1", 40, "a", Some("index-0"));
+    alone["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
+    let notice = bench.apply(&alone).unwrap();
+    assert_eq!(notice.kind, NoticeKind::EditIgnored);
+    assert_eq!((bench.charged(), bench.remarks("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+
+    assert_eq!(bench.apply(&bound("p", "1", 40, "a", Some("index-0"))), None, "the edit was taken back");
+    assert_eq!(bench.index.standing(&bench.service), []);
+}
+
+#[test]
+fn a_hold_condition_keeps_its_room_until_its_deadline() {
+    let mut bench = Bench::new();
+    let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
+    bench.apply(&holding(&pod("p", "1", 40), deadline));
+    assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
+    let now = bench.service.now();
+    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(50)), []);
+    assert_eq!(bench.service.ledger().expire(now + Millis::seconds(70)), [uid_of("1")]);
+    assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
+}
+
+#[test]
+fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_who_does() {
+    let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
+    for leads in [false, true] {
+        let mut bench = Bench::new();
+        bench.service.gate.set_leading(leads);
+        bench.apply(&holding(&pod("p", "1", 40), deadline));
+        bench.apply(&pod("p", "1", 40));
+        let held = bench.charged()[0] == Bytes::gib(40);
+        assert_eq!(held, leads, "who leads may hold room whose condition is still on its way");
+    }
+}
+
+#[test]
+fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
+    let mut bench = Bench::new();
+    bench.apply(&pod("watched", "1", 10));
+    bench.apply_by_request(&pod("ghost", "2", 10));
+    bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
+    bench.index.sweep(&bench.service);
+    assert!(bench.phase("2").is_some(), "the watch may be late");
+    bench.service.ledger().assume(&uid_of("3"), &NodeName::parse("a").unwrap()).unwrap();
+    bench.apply_by_request(&pod("new", "4", 10));
+    bench.index.sweep(&bench.service);
+    assert_eq!(bench.phase("2"), None);
+    assert!(["1", "3", "4"].iter().all(|uid| bench.phase(uid).is_some()));
+}
+
+#[test]
+fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
+    let mut bench = Bench::new();
+    bench.index.apply_node(&bench.service, &node("b", 4));
+    let names = |bench: &Bench| -> Vec<String> {
+        let snapshot = bench.service.ledger().snapshot();
+        snapshot.nodes().iter().map(|node| format!("{}:{}", node.name, node.gpus.len())).collect()
+    };
+    assert_eq!(names(&bench), ["a:2", "b:4"]);
+    bench.index.reset_nodes(&bench.service, &[node("b", 4), node("c", 1)]);
+    assert_eq!(names(&bench), ["b:4", "c:1"]);
+    bench.index.delete_node(&bench.service, &node("b", 4));
+    assert_eq!(names(&bench), ["c:1"]);
+    assert_eq!(bench.index.nodes().len(), 1);
+}
+
+#[test]
+fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
+    let mut bench = Bench::new();
+    let mut plugin = node("a", 2);
+    let status = json!({
+        "capacity": { "stowage.dev/vram": "144Gi" },
+        "allocatable": { "nvidia.com/gpu": "2", "nvidia.com/mig-1g.10gb": "0" },
+    });
+    plugin.status = Some(read(status));
+    bench.index.apply_node(&bench.service, &plugin);
+    let record = bench.index.nodes()[&NodeName::parse("a").unwrap()];
+    assert_eq!(record, NodeOnRecord { kind: NodeKind::DevicePlugin, advertised: Some(Bytes::gib(144)) });
+    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
+
+    plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
+    bench.index.apply_node(&bench.service, &plugin);
+    assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);
+}
+
+#[test]
+fn the_index_is_complete_once_both_lists_are_in() {
+    let mut bench = Bench::new();
+    assert!(!bench.index.is_complete());
+    bench.index.begin_pods(&bench.service);
+    bench.apply(&pod("p", "1", 10));
+    assert!(!bench.index.is_complete());
+    bench.index.end_pods(&bench.service);
+    assert!(bench.index.is_complete());
+}
+
+#[test]
+fn objects_without_a_name_or_uid_change_nothing() {
+    let mut bench = Bench::new();
+    let mut nameless = pod("p", "1", 10);
+    nameless["metadata"].as_object_mut().unwrap().remove("uid");
+    assert_eq!(bench.apply(&nameless), None);
+    bench.index.apply_node(&bench.service, &Node::default());
+    assert_eq!(bench.index.nodes().len(), 1);
+    assert_eq!(bench.service.ledger().entries().len(), 0);
+}
+
+/// A UUID an agent reported and a record of it, seen again after a restart.
+#[test]
+fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
+    let pods = [
+        bound("a", "1", 40, "a", Some("index-0")),
+        bound("b", "2", 20, "a", Some("index-1,index-0")),
+        bound("stray", "3", 10, "a", None),
+        pod("waits", "4", 30),
+    ];
+    let [mut one, mut two] = [Bench::new(), Bench::new()];
+    pods.iter().for_each(|pod| drop(one.apply(pod)));
+    let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
+    two.index.reset_pods(&two.service, &list);
+    assert_eq!(one.service.ledger().entries(), two.service.ledger().entries());
+    assert_eq!(one.charged(), two.charged());
+    let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
+    assert_eq!(two.service.ledger().entry(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
+}
+
+impl Bench {
+    /// As the extender brings a pod in: past the index.
+    fn apply_by_request(&self, pod: &Value) {
+        let mut ledger = self.service.ledger();
+        let seen = contract::seen(&read(pod.clone()), ledger.policy(), None).unwrap();
+        ledger.see(seen);
+    }
+}

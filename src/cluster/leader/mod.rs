@@ -1,0 +1,224 @@
+//! Which replica acts. It opens and shuts the gate; nobody else does.
+//!
+//! Beside a kube-scheduler its Lease decides: who acts for a scheduler that does not schedule would answer nobody. Away
+//! from it Stowage has a Lease of its own. Either way the replica stops while the Lease cannot have passed on yet: a
+//! third of its duration is kept as margin for what is on its way. The judgements are in `neighbour` and `candidate`,
+//! pure; here is only who asks, how often, and what becomes of the gate.
+
+mod candidate;
+mod neighbour;
+
+use crate::service::Service;
+use crate::units::{Millis, Moment};
+use candidate::{Candidate, Step};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use neighbour::Neighbour;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// kube-scheduler renews every two seconds: each renewal is seen, and counts from a second before it at the worst.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Five renewals fit into the ten seconds before we step down.
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// A look that takes longer is worth less than the next.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
+/// How late the gate may shut; small beside the margin.
+const JUDGE_EVERY: Duration = Duration::from_millis(100);
+/// What a Lease without a duration lasts: Kubernetes' default.
+const DEFAULT_DURATION: Millis = Millis::seconds(15);
+
+/// What decides whether this replica acts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LeadWith {
+    /// The kube-scheduler in our pod. `hostname` is the pod's, which its identity begins with.
+    KubeScheduler { lease: LeaseName, hostname: String },
+    /// A Lease of our own. `identity` tells the replicas apart.
+    Lease { lease: LeaseName, identity: String },
+    /// There is one replica, and it acts.
+    Always,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseName {
+    pub namespace: String,
+    pub name: String,
+}
+
+impl LeaseName {
+    /// Where kube-scheduler keeps its Lease unless it is told otherwise.
+    pub fn of_kube_scheduler() -> Self {
+        Self { namespace: "kube-system".into(), name: "kube-scheduler".into() }
+    }
+
+    /// Stowage's own.
+    pub fn own(namespace: &str) -> Self {
+        Self { namespace: namespace.into(), name: "stowage".into() }
+    }
+}
+
+/// What matters of a Lease. Two that are equal show no renewal between them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Reading {
+    /// `None` if nobody holds it.
+    holder: Option<String>,
+    /// By its holder's clock: compared with itself only.
+    renewed: Option<jiff::Timestamp>,
+    duration: Millis,
+}
+
+impl Reading {
+    fn of(lease: &LeaseSpec) -> Self {
+        let seconds = lease.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        Self {
+            holder: lease.holder_identity.clone().filter(|holder| !holder.is_empty()),
+            renewed: lease.renew_time.as_ref().map(|time| time.0),
+            duration: seconds.map_or(DEFAULT_DURATION, Millis::seconds),
+        }
+    }
+}
+
+/// How long a holder may act on a Lease: all but the margin.
+fn safe_duration(duration: Millis) -> Millis {
+    Millis(duration.0 - duration.0 / 3)
+}
+
+/// Opens and shuts the gate until `shutdown`; then it is shut, and a Lease of ours given up.
+pub async fn run(client: Client, service: Arc<Service>, lead_with: LeadWith, shutdown: CancellationToken) {
+    match lead_with {
+        LeadWith::Always => {
+            set_leading(&service, true);
+            shutdown.cancelled().await;
+        }
+        LeadWith::KubeScheduler { lease, hostname } => {
+            let neighbour = Mutex::new(Neighbour::new(hostname));
+            let leads = |now| neighbour.lock().leads(now);
+            tokio::select! {
+                () = look(&client, &service, &lease, &neighbour) => {}
+                () = judge(&service, leads) => {}
+                () = shutdown.cancelled() => {}
+            }
+        }
+        LeadWith::Lease { lease, identity } => {
+            let candidate = Mutex::new(Candidate::new(identity));
+            let leads = |now| candidate.lock().leads(now);
+            tokio::select! {
+                () = campaign(&client, &service, &lease, &candidate) => {}
+                () = judge(&service, leads) => {}
+                () = shutdown.cancelled() => {}
+            }
+            set_leading(&service, false);
+            resign(&client, &service, &lease, &candidate).await;
+        }
+    }
+    set_leading(&service, false);
+}
+
+/// Sets the gate to what is true now, again and again: a request that hangs must not keep it open.
+async fn judge(service: &Service, leads: impl Fn(Moment) -> bool) {
+    loop {
+        set_leading(service, leads(service.now()));
+        tokio::time::sleep(JUDGE_EVERY).await;
+    }
+}
+
+fn set_leading(service: &Service, leading: bool) {
+    if service.gate.is_leading() != leading {
+        tracing::info!(leading, "this replica {}", if leading { "acts from now on" } else { "stops acting" });
+    }
+    service.gate.set_leading(leading);
+    service.metrics.leading.set(i64::from(leading));
+}
+
+/// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
+async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    loop {
+        let asked = service.now();
+        match limited(leases.get_opt(&name.name)).await {
+            Ok(lease) => {
+                let reading = lease.map(|lease| Reading::of(&lease.spec.unwrap_or_default()));
+                neighbour.lock().see(reading, asked);
+            }
+            Err(error) => tracing::warn!(lease = %name.name, %error, "the Lease cannot be read"),
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Takes the Lease when it is free, and keeps it.
+async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<Candidate>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    loop {
+        if let Err(error) = attempt(&leases, service, name, candidate).await {
+            count(service, "failed");
+            tracing::warn!(lease = %name.name, %error, "the Lease was neither taken nor renewed");
+        }
+        tokio::time::sleep(RENEW_EVERY).await;
+    }
+}
+
+async fn attempt(
+    leases: &Api<Lease>,
+    service: &Service,
+    name: &LeaseName,
+    candidate: &Mutex<Candidate>,
+) -> Result<(), LeaseError> {
+    let found = limited(leases.get_opt(&name.name)).await?;
+    let spec = found.as_ref().map(|lease| lease.spec.clone().unwrap_or_default());
+    let sent = service.now();
+    let step = candidate.lock().step(spec.as_ref(), sent, jiff::Timestamp::now());
+    let params = PostParams::default();
+    match (step, found) {
+        (Step::Wait, _) => return Ok(()),
+        (Step::Create(spec) | Step::Replace(spec), None) => {
+            let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
+            limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?;
+        }
+        (Step::Create(spec) | Step::Replace(spec), Some(found)) => {
+            // With the resourceVersion that was read: of two candidates one is refused.
+            limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?;
+        }
+    }
+    candidate.lock().wrote(sent);
+    count(service, "written");
+    Ok(())
+}
+
+/// Gives the Lease up, so that another replica need not wait for it to run out.
+async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<Candidate>) {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let Ok(Some(found)) = limited(leases.get_opt(&name.name)).await else { return };
+    let given_up = candidate.lock().resign(&found.spec.clone().unwrap_or_default());
+    let Some(spec) = given_up else { return };
+    let release = Lease { spec: Some(spec), ..found };
+    match limited(leases.replace(&name.name, &PostParams::default(), &release)).await {
+        Ok(_) => count(service, "released"),
+        Err(error) => {
+            tracing::warn!(lease = %name.name, %error, "the Lease was not given up; it runs out by itself")
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LeaseError {
+    #[error("no answer within {REQUEST_TIMEOUT:?}")]
+    TooLate,
+    #[error(transparent)]
+    Refused(#[from] Box<kube::Error>),
+}
+
+async fn limited<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(answer) => answer.map_err(|error| LeaseError::Refused(Box::new(error))),
+        Err(_) => Err(LeaseError::TooLate),
+    }
+}
+
+fn count(service: &Service, outcome: &str) {
+    service.metrics.writes.with_label_values(&["lease", outcome]).inc();
+}

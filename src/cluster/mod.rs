@@ -1,0 +1,89 @@
+//! The Kubernetes edge: what the API server shows comes into the ledger, what was decided goes out to it.
+//!
+//! ```text
+//!  pods, nodes ─► watch ─► index ─► ledger          (in: everything, by watches)
+//!                            │
+//!              upkeep ───────┤                      (time: holds run out)
+//!              capacity ─────┘─► nodes/status
+//!  api ─► pods/binding, pods/status                 (out: on the request path, one write each)
+//!  events ─► events.k8s.io                          (out: words, never waited for)
+//!  leader ─► the gate                               (whether any of this may act)
+//! ```
+//!
+//! Nothing here decides where a pod goes, and nothing here knows HTTP's server side. On the request path there is no list
+//! and no read but the one that settles a write whose answer was lost.
+
+pub mod api;
+pub mod capacity;
+pub mod connect;
+pub mod dump;
+pub mod events;
+pub mod index;
+pub mod leader;
+pub mod upkeep;
+pub mod watch;
+
+pub use api::{ApiControlPlane, Limits};
+pub use connect::connect;
+pub use index::Index;
+pub use leader::{LeadWith, LeaseName};
+
+use crate::service::Service;
+use futures::future::BoxFuture;
+use kube::Client;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use watch::Feed;
+
+/// The vendor and class that NVIDIA's tools generate CDI specifications for.
+pub const CDI_KIND: &str = "nvidia.com/gpu";
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub lead_with: LeadWith,
+    /// This replica's name, in Events.
+    pub identity: String,
+    pub cdi_kind: String,
+    pub limits: Limits,
+}
+
+impl Options {
+    pub fn new(lead_with: LeadWith, identity: String) -> Self {
+        Self { lead_with, identity, cdi_kind: CDI_KIND.into(), limits: Limits::default() }
+    }
+}
+
+/// Everything that runs beside the request path. A task ends at `shutdown` and not before: whoever sees one end earlier
+/// saw it panic.
+///
+/// Shut the HTTP side down first: what it still has in hand needs an open gate, and the Lease is given up here.
+pub fn start(
+    client: Client,
+    service: Arc<Service>,
+    options: Options,
+    shutdown: CancellationToken,
+) -> (Arc<ApiControlPlane>, JoinSet<()>) {
+    let Options { lead_with, identity, cdi_kind, limits } = options;
+    let (notices, told) = events::Notices::new(service.clone());
+    let control_plane =
+        Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, limits));
+    let index = Arc::new(Mutex::new(Index::default()));
+    let feed = Feed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
+    let mut tasks = JoinSet::new();
+    let mut run = |task: BoxFuture<'static, ()>| {
+        let shutdown = shutdown.clone();
+        tasks.spawn(async move {
+            shutdown.run_until_cancelled(task).await;
+        });
+    };
+    run(Box::pin(watch::pods(client.clone(), feed.clone())));
+    run(Box::pin(watch::nodes(client.clone(), feed)));
+    run(Box::pin(upkeep::run(service.clone(), index.clone(), control_plane.clone())));
+    run(Box::pin(capacity::run(client.clone(), service.clone(), index)));
+    run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
+    // It hears of the shutdown itself: it has a Lease to give up.
+    tasks.spawn(leader::run(client, service, lead_with, shutdown));
+    (control_plane, tasks)
+}
