@@ -104,7 +104,8 @@ struct DemoArgs {
 
 impl Cli {
     pub fn run(self) -> Result<ExitCode> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no threads")?;
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no threads")?;
         match self.command {
             Command::Serve(args) => {
                 log_to_stderr("info");
@@ -147,7 +148,9 @@ impl ServeArgs {
 fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<LeadWith> {
     let lease = lease.map(lease_name).transpose()?;
     let identity = || {
-        identity.map(str::to_owned).context("HOSTNAME is not set: give --identity, the host name of this replica's pod")
+        identity
+            .map(str::to_owned)
+            .context("HOSTNAME is not set: give --identity, the host name of this replica's pod")
     };
     Ok(match lead {
         Lead::Always => LeadWith::Always,

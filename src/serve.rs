@@ -91,10 +91,16 @@ fn load(
     let totals = service.ledger().totals();
     info!(
         "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",
-        path.display(), totals.nodes, totals.gpus, totals.bound + totals.unplaced, totals.waiting
+        path.display(),
+        totals.nodes,
+        totals.gpus,
+        totals.bound + totals.unplaced,
+        totals.waiting
     );
     if totals.gpus == 0 {
-        warn!("no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports");
+        warn!(
+            "no node has GPU labels (nvidia.com/gpu.count, .memory): nothing fits until agents post to /v1/reports"
+        );
     }
     let mut tasks = JoinSet::new();
     let upkeep = upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());

@@ -51,7 +51,8 @@ pub struct Dump {
 
 impl Dump {
     pub fn read(path: &Path) -> Result<Self, DumpError> {
-        let text = std::fs::read_to_string(path).map_err(|error| DumpError::Read { path: path.into(), error })?;
+        let text =
+            std::fs::read_to_string(path).map_err(|error| DumpError::Read { path: path.into(), error })?;
         Self::parse(&text, path)
     }
 
@@ -93,10 +94,11 @@ impl Dump {
         };
         let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
             .map_err(|error| DumpError::Yaml { path: path.into(), error: Box::new(error) })?;
-        let items = documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
-            Some(Value::Array(items)) => items,
-            _ => vec![document],
-        });
+        let items =
+            documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
+                Some(Value::Array(items)) => items,
+                _ => vec![document],
+            });
         for (item, value) in items.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
             self.add(item, kind.as_deref(), path, Source::Value(value))?;
@@ -104,7 +106,13 @@ impl Dump {
         Ok(())
     }
 
-    fn add(&mut self, item: usize, kind: Option<&str>, path: &Path, source: Source<'_>) -> Result<(), DumpError> {
+    fn add(
+        &mut self,
+        item: usize,
+        kind: Option<&str>,
+        path: &Path,
+        source: Source<'_>,
+    ) -> Result<(), DumpError> {
         let kind = kind.ok_or(DumpError::NoKind { path: path.into(), item })?;
         let added = match kind {
             "Node" => source.read().map(|node| self.nodes.push(node)),
@@ -182,7 +190,10 @@ impl ControlPlane for DumpControlPlane {
         ready(self.bind_now(order)).boxed()
     }
 
-    fn read_pod<'a>(&'a self, key: &'a PodKey) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+    fn read_pod<'a>(
+        &'a self,
+        key: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
         ready(Ok(self.pods.lock().get(key).cloned())).boxed()
     }
 

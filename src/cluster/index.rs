@@ -14,6 +14,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
 use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Remark};
+pub use crate::scheduling::node::NodeKind;
 use crate::service::Service;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -42,14 +43,6 @@ pub struct NodeOnRecord {
     pub kind: NodeKind,
     /// `stowage.dev/vram` in its capacity.
     pub advertised: Option<Bytes>,
-}
-
-/// Who hands out a node's GPUs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeKind {
-    Stowage,
-    /// A device plugin offers `nvidia.com/*`, and the kubelet picks.
-    DevicePlugin,
 }
 
 impl Index {
@@ -125,7 +118,7 @@ impl Index {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
-        service.ledger().set_node(&name, labelled_devices(node, record.kind));
+        service.ledger().set_node(&name, record.kind, labelled_devices(node, record.kind));
         self.nodes.insert(name, record);
     }
 

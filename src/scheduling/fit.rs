@@ -1,7 +1,7 @@
 //! Whether a node has room for a demand, and if not, why not.
 
 use super::device::{Gpu, GpuSet, Health};
-use super::node::Node;
+use super::node::{Node, NodeKind};
 use super::pack;
 use super::request::{Demand, Sharing};
 use crate::units::Bytes;
@@ -13,6 +13,10 @@ use serde::Serialize;
 pub enum Misfit {
     #[error("Stowage knows no node of this name")]
     UnknownNode,
+    #[error(
+        "a device plugin hands out this node's GPUs (nvidia.com/* is allocatable there); take it off the node for Stowage to place on it"
+    )]
+    DevicePluginNode,
     #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
     NoGpus,
     #[error("none of the node's {gpus} GPUs is healthy")]
@@ -38,6 +42,7 @@ impl Misfit {
     pub fn code(&self) -> &'static str {
         match self {
             Self::UnknownNode => "unknown-node",
+            Self::DevicePluginNode => "device-plugin-node",
             Self::NoGpus => "no-gpus",
             Self::NoHealthyGpu { .. } => "no-healthy-gpu",
             Self::TooFewGpus { .. } => "too-few-gpus",
@@ -53,6 +58,7 @@ impl Misfit {
     pub fn phrase(&self) -> &'static str {
         match self {
             Self::UnknownNode => "node unknown to Stowage",
+            Self::DevicePluginNode => "a device plugin hands out the node's GPUs",
             Self::NoGpus => "no GPU known on the node",
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
@@ -71,6 +77,9 @@ impl Misfit {
 
 /// The GPUs `demand` would get on `node`, or why it gets none.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
+    if node.kind == NodeKind::DevicePlugin {
+        return Err(Misfit::DevicePluginNode);
+    }
     pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
 }
 

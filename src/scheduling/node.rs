@@ -6,11 +6,22 @@ use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
+/// Who hands out a node's GPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeKind {
+    #[default]
+    Stowage,
+    /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU promised here could be handed out twice.
+    DevicePlugin,
+}
+
 /// `gpus` and `devices` run in parallel: the first is what changes and what decisions read, the second what the
 /// hardware is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
     pub name: NodeName,
+    pub kind: NodeKind,
     /// The ledger's generation when this node last changed.
     pub generation: u64,
     pub gpus: Arc<[Gpu]>,

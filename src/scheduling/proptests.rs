@@ -6,7 +6,7 @@ use super::decision::Hold;
 use super::device::{Device, Gpu, GpuSet, Health};
 use super::fit::{Misfit, fit};
 use super::ledger::{Assumption, Ledger, Phase, Seen, SeenState};
-use super::node::Node;
+use super::node::{Node, NodeKind};
 use super::pack;
 use super::policy::{Eviction, Policy};
 use super::preempt::{Price, Resident, Room, Shortfall, cheapest_victims};
@@ -68,7 +68,13 @@ fn gpu() -> impl Strategy<Value = Gpu> {
 }
 
 fn node(name: &str, gpus: Vec<Gpu>) -> Node {
-    Node { name: NodeName::parse(name).unwrap(), generation: 0, gpus: gpus.into(), devices: Arc::new([]) }
+    Node {
+        name: NodeName::parse(name).unwrap(),
+        kind: NodeKind::Stowage,
+        generation: 0,
+        gpus: gpus.into(),
+        devices: Arc::new([]),
+    }
 }
 
 /// Every set of exactly `size` of the first `n` places.
@@ -348,7 +354,7 @@ impl Bench {
             }
             Step::RemoveNode(node) => ledger.remove_node(&name(node)),
             Step::AddNode(node) => {
-                ledger.set_node(&name(node), None);
+                ledger.set_node(&name(node), NodeKind::Stowage, None);
                 ledger.report_devices(&name(node), devices(node, 3)).unwrap();
             }
         }
@@ -420,7 +426,7 @@ impl Bench {
         }
         let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {
-            ledger.set_node(name, None);
+            ledger.set_node(name, NodeKind::Stowage, None);
             let reported =
                 node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
             ledger.report_devices(name, reported).unwrap();

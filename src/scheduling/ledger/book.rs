@@ -6,7 +6,7 @@
 use super::entry::PodEntry;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::node::Node;
+use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Percent};
 use rustc_hash::FxHashMap;
@@ -19,6 +19,7 @@ pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 pub(super) struct Book {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
+    pub kind: NodeKind,
     /// Whether an agent has said what its devices are.
     pub reported: bool,
     pub devices: Arc<[Device]>,
@@ -37,8 +38,21 @@ pub(super) struct Charge {
 
 impl Book {
     pub fn new(name: NodeName) -> Self {
-        let view = Node { name, generation: 0, gpus: Arc::new([]), devices: Arc::new([]) };
-        Self { exists: false, reported: false, devices: Arc::new([]), pods: BTreeSet::new(), view }
+        let view = Node {
+            name,
+            kind: NodeKind::default(),
+            generation: 0,
+            gpus: Arc::new([]),
+            devices: Arc::new([]),
+        };
+        Self {
+            exists: false,
+            kind: NodeKind::default(),
+            reported: false,
+            devices: Arc::new([]),
+            pods: BTreeSet::new(),
+            view,
+        }
     }
 
     /// The places of these devices, or `None` unless the node has each of them, once.

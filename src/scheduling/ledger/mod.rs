@@ -15,7 +15,7 @@ pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 use super::decision::{Hold, Placement};
 use super::device::{Device, GpuSet};
 use super::fit::{Misfit, misfit};
-use super::node::Node;
+use super::node::{Node, NodeKind};
 use super::pack;
 use super::policy::{Eviction, Policy};
 use super::preempt::{Resident, Room};
@@ -146,14 +146,15 @@ impl Ledger {
     // ---- what is seen ----
 
     /// The node exists. What its labels say of its devices counts until an agent reports.
-    pub fn set_node(&mut self, name: &NodeName, labelled: Option<Vec<Device>>) {
+    pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
         let book = self.books.entry(name.clone()).or_insert_with(|| Book::new(name.clone()));
-        if !book.exists {
+        if !book.exists || book.kind != kind {
             book.exists = true;
+            book.kind = kind;
             self.nodes_changed = true;
-            self.generation += 1;
+            self.refresh(name);
         }
-        if let Some(devices) = labelled.filter(|_| !book.reported) {
+        if let Some(devices) = labelled.filter(|_| !self.books[name].reported) {
             self.set_devices(name, devices);
         }
     }
@@ -456,7 +457,7 @@ impl Ledger {
     /// The node with everyone on it who may be evicted for the pod of `uid`.
     pub fn room_for(&self, uid: &PodUid, node: &NodeName) -> Option<Room> {
         let preemptor = self.entries.get(uid)?;
-        let book = self.books.get(node).filter(|book| book.exists)?;
+        let book = self.books.get(node).filter(|book| book.exists && book.kind == NodeKind::Stowage)?;
         let leaving = self.victims_of_holds(book);
         let may_leave = |victim: &PodUid, entry: &PodEntry| {
             entry.demand.priority < preemptor.demand.priority
@@ -532,6 +533,9 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
+        if book.kind == NodeKind::DevicePlugin {
+            return Err(Misfit::DevicePluginNode);
+        }
         let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
@@ -652,6 +656,7 @@ impl Ledger {
         self.generation += 1;
         book.view = Node {
             name: name.clone(),
+            kind: book.kind,
             generation: self.generation,
             gpus: gpus.into(),
             devices: book.devices.clone(),

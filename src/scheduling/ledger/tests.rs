@@ -54,7 +54,7 @@ fn gpus(uuids: &[&str]) -> Vec<Device> {
 /// One node `n` with two 80 GiB GPUs, of which 72 GiB each can be promised.
 fn ledger() -> Ledger {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    ledger.set_node(&node_name("n"), None);
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
     ledger
 }
@@ -248,11 +248,11 @@ fn one_pod_is_the_victim_of_one_hold() {
 fn gpus_known_by_index_become_the_reported_ones() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     let labelled = gpus(&["index-0", "index-1"]);
-    ledger.set_node(&node_name("n"), Some(labelled.clone()));
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled.clone()));
     assert_eq!(bind(&mut ledger, "a", demand(40, Sharing::Shared, 0))[0].as_str(), "index-0");
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
     assert_eq!(free_gib(&mut ledger), [32, 72]);
-    ledger.set_node(&node_name("n"), Some(labelled));
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(labelled));
     assert_eq!(ledger.snapshot().node("n").unwrap().devices[0].uuid.as_str(), "GPU-a", "labels come second");
 }
 
@@ -260,7 +260,7 @@ fn gpus_known_by_index_become_the_reported_ones() {
 fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
     see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    ledger.set_node(&node_name("n"), Some(gpus(&["index-0", "index-1"])));
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
     assert_eq!(free_gib(&mut ledger), [32, 32]);
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
     assert_eq!(free_gib(&mut ledger), [72, 32]);
@@ -288,7 +288,7 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     assert!(ledger.snapshot().node("n").is_none());
     wait(&mut ledger, "b", demand(1, Sharing::Shared, 0));
     assert_eq!(ledger.assume(&uid("b"), &node_name("n")), Err(Conflict::NoLongerFits(Misfit::UnknownNode)));
-    ledger.set_node(&node_name("n"), None);
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
     assert_eq!(free_gib(&mut ledger), [32, 72]);
 }
 
@@ -296,7 +296,7 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
 fn a_change_of_one_node_copies_one_node() {
     let mut ledger = ledger();
     for name in ["m", "o"] {
-        ledger.set_node(&node_name(name), None);
+        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
         ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
     }
     let before = ledger.snapshot();
@@ -317,6 +317,18 @@ fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
     policy.headroom = Percent::new(25).unwrap();
     let mut ledger = Ledger::new(Arc::new(policy));
-    ledger.set_node(&node_name("n"), Some(gpus(&["index-0"])));
+    ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
     assert_eq!(free_gib(&mut ledger), [60]);
+}
+
+#[test]
+fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
+    let mut ledger = ledger();
+    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
+    wait(&mut ledger, "a", demand(1, Sharing::Shared, 0));
+    let refused = ledger.assume(&uid("a"), &node_name("n"));
+    assert_eq!(refused, Err(Conflict::NoLongerFits(Misfit::DevicePluginNode)));
+    let snapshot = ledger.snapshot();
+    let misfit = crate::scheduling::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
+    assert_eq!(misfit, Err(Misfit::DevicePluginNode));
 }
