@@ -1,0 +1,154 @@
+//! The cluster that is asked about, and the scheduler's requests about it. Sizes vary by a fixed rule, so that nodes are
+//! told apart by how full they are and every run asks the same.
+
+use serde_json::{Value, json};
+
+const GIB: u64 = 1 << 30;
+const GPUS: usize = 8;
+
+pub struct Cluster {
+    nodes: usize,
+    waiting: usize,
+}
+
+impl Cluster {
+    pub fn new(nodes: usize, waiting: usize) -> Self {
+        Self { nodes, waiting }
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Two pods a GPU.
+    pub fn resident(&self) -> usize {
+        self.nodes * GPUS * 2
+    }
+
+    /// What `kubectl get nodes,pods -A -o json` would print.
+    pub fn dump(&self) -> String {
+        let nodes = (0..self.nodes).map(node);
+        let residents = (0..self.resident()).map(resident);
+        let waiting = (0..self.waiting).map(|i| pod(&waiting_name(i), 1 + i as u64 % 2, None));
+        let items: Vec<Value> = nodes.chain(residents).chain(waiting).collect();
+        json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string()
+    }
+
+    pub fn filter_body(&self, round: usize) -> Vec<u8> {
+        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), self.names(round))
+    }
+
+    pub fn prioritize_body(&self, round: usize, names: &[String]) -> Vec<u8> {
+        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), names.to_vec())
+    }
+
+    /// A pod that fits no node as it stands, though every GPU is large enough.
+    pub fn refused_body(&self, round: usize) -> Vec<u8> {
+        self.args(pod(&format!("large-{round}"), 60, None), self.names(round))
+    }
+
+    pub fn bind_body(&self, round: usize, node: &str) -> Vec<u8> {
+        let name = waiting_name(round);
+        json!({"PodName": name, "PodNamespace": "llm", "PodUID": format!("uid-{name}"), "Node": node})
+            .to_string()
+            .into_bytes()
+    }
+
+    /// The scheduler begins its round over the nodes at another one each time.
+    fn names(&self, round: usize) -> Vec<String> {
+        (0..self.nodes).map(|i| node_name((i + round * 17) % self.nodes)).collect()
+    }
+
+    fn args(&self, pod: Value, names: Vec<String>) -> Vec<u8> {
+        json!({"Pod": pod, "Nodes": null, "NodeNames": names}).to_string().into_bytes()
+    }
+}
+
+/// The shortlist of a filter's answer, after a look whether it is one.
+pub fn passed_names(answer: &[u8]) -> Vec<String> {
+    let answer: Value = serde_json::from_slice(answer).expect("JSON");
+    let names: Vec<String> = serde_json::from_value(answer["NodeNames"].clone()).expect("a shortlist");
+    assert_eq!(names.len(), 4, "four nodes pass: {answer}");
+    names
+}
+
+/// The one node with the top score.
+pub fn top_name(answer: &[u8]) -> String {
+    let answer: Vec<Value> = serde_json::from_slice(answer).expect("an array");
+    let mut top = answer.iter().filter(|host| host["Score"] == 10);
+    let name = top.next().expect("a node has the top score")["Host"].as_str().expect("a name").to_owned();
+    assert!(top.next().is_none(), "one node has the top score");
+    name
+}
+
+pub fn assert_bound(answer: &[u8]) {
+    assert_eq!(answer, br#"{"Error":""}"#, "{}", String::from_utf8_lossy(answer));
+}
+
+pub fn assert_all_refused(answer: &[u8], nodes: usize) {
+    let answer: Value = serde_json::from_slice(answer).expect("JSON");
+    let refused = answer["FailedAndUnresolvableNodes"].as_object().map_or(0, serde_json::Map::len);
+    assert_eq!(refused, nodes);
+}
+
+fn node_name(i: usize) -> String {
+    format!("gpu-node-{i:05}")
+}
+
+fn waiting_name(i: usize) -> String {
+    format!("waiting-{i}")
+}
+
+fn node(i: usize) -> Value {
+    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node_name(i), "labels": {
+        "nvidia.com/gpu.count": GPUS.to_string(),
+        "nvidia.com/gpu.memory": "81920",
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    }}})
+}
+
+/// Two pods on each GPU leave it 6 to 22 GiB of its 72.
+fn resident(i: usize) -> Value {
+    let (gpu, second) = (i / 2, i % 2);
+    let gib = if second == 0 { 30 } else { 20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17 };
+    let bound = Some((node_name(gpu / GPUS), gpu % GPUS));
+    pod(&format!("resident-{i}"), gib, bound)
+}
+
+fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
+    let vram = (gib * GIB).to_string();
+    let mut pod = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "llm", "uid": format!("uid-{name}"), "resourceVersion": "80", "generation": 1,
+            "creationTimestamp": "2026-11-21T00:47:27Z",
+            "labels": {"app": "llm"}, "annotations": {"stowage.dev/model": "llama-8b"},
+        },
+        "spec": {
+            "containers": [{
+                "name": "server", "image": "app:1",
+                "resources": {
+                    "limits": {"stowage.dev/vram": vram},
+                    "requests": {"cpu": "2", "stowage.dev/vram": vram, "memory": "8Gi"},
+                },
+                "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",
+                "imagePullPolicy": "IfNotPresent",
+            }],
+            "restartPolicy": "Always", "terminationGracePeriodSeconds": 1, "dnsPolicy": "ClusterFirst",
+            "securityContext": {}, "schedulerName": "stowage",
+            "tolerations": [
+                {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+                {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
+            ],
+            "priority": 0, "enableServiceLinks": true, "preemptionPolicy": "PreemptLowerPriority",
+        },
+        "status": {"phase": "Pending", "qosClass": "Burstable"},
+    });
+    if let Some((node, gpu)) = bound {
+        pod["spec"]["nodeName"] = node.into();
+        pod["status"]["phase"] = "Running".into();
+        pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{gpu}").into();
+        pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = vram.into();
+    }
+    pod
+}

@@ -1,0 +1,208 @@
+//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`.
+//!
+//! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both
+//! are measured alternately in one run, so that what the machine does meanwhile happens to both; the ratio is what
+//! travels. In process the two are function calls; over loopback each is a server process of its own, on the same HTTP
+//! stack, asked by this process over one kept-alive connection, as the scheduler does.
+
+mod cluster;
+mod http;
+mod report;
+
+use cluster::Cluster;
+use http::Connection;
+use report::{Row, Samples};
+use std::hint::black_box;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Instant;
+use stowage::cluster::dump::{Dump, DumpControlPlane};
+use stowage::cluster::index::Index;
+use stowage::extender::request::Limits;
+use stowage::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage::extender::{Extender, bind, filter, prioritize};
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+
+/// Enough that p99 stands on twenty requests.
+const ROUNDS: usize = 2000;
+/// Not counted: connections open, caches fill, the allocator settles.
+const WARM_UP: usize = 100;
+const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
+
+fn main() {
+    if std::env::var_os(FLOOR).is_some() {
+        return http::serve_floor();
+    }
+    let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
+    let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
+    let folder = tempfile::tempdir().expect("a folder for the dump");
+    for nodes in sizes {
+        let cluster = Cluster::new(nodes, ROUNDS + WARM_UP);
+        println!("\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request", cluster.resident());
+        report::header();
+        in_process(&cluster).iter().for_each(Row::print);
+        let dump = folder.path().join("cluster.json");
+        std::fs::write(&dump, cluster.dump()).expect("the dump is written");
+        over_loopback(&cluster, &dump);
+    }
+}
+
+fn in_process(cluster: &Cluster) -> Vec<Row> {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let service = Service::new(Policy::default());
+    let dump = Dump::parse(&cluster.dump(), Path::new("bench")).expect("the dump is one");
+    let control_plane = Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()));
+    let extender = Extender::new(service, control_plane, Limits::default());
+    let filter = |body: &[u8]| {
+        let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+        let nodes = args.asked_nodes().expect("nodes").expect("names");
+        serde_json::to_vec(&filter::filter(&extender, &args, &nodes).expect("an answer")).expect("JSON")
+    };
+    let prioritize = |body: &[u8]| {
+        let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+        let nodes = args.asked_nodes().expect("nodes").expect("names");
+        serde_json::to_vec(&prioritize::prioritize(&extender, &args, &nodes).expect("an answer")).expect("JSON")
+    };
+    let bind = |body: &[u8]| {
+        let args: BindingArgs = serde_json::from_slice(body).expect("a request");
+        let answer = runtime.block_on(bind::bind(&extender, &args)).expect("an answer");
+        serde_json::to_vec(&answer).expect("JSON")
+    };
+    let floor_of_args = |body: &[u8], answer: usize| {
+        let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+        black_box(&args);
+        serde_json::to_vec(&"x".repeat(answer.saturating_sub(2))).expect("JSON")
+    };
+    let floor_of_bind = |body: &[u8], answer: usize| {
+        let args: BindingArgs = serde_json::from_slice(body).expect("a request");
+        black_box(&args);
+        serde_json::to_vec(&"x".repeat(answer.saturating_sub(2))).expect("JSON")
+    };
+    let mut rows = Rows::new("in process");
+    for round in 0..ROUNDS + WARM_UP {
+        let counts = round >= WARM_UP;
+        let body = cluster.filter_body(round);
+        let answer = rows.filter.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
+        let names = cluster::passed_names(&answer);
+        let body = cluster.prioritize_body(round, &names);
+        let answer = rows.prioritize.pair(counts, || prioritize(&body), |size| floor_of_args(&body, size));
+        let body = cluster.bind_body(round, &cluster::top_name(&answer));
+        let answer = rows.bind.pair(counts, || bind(&body), |size| floor_of_bind(&body, size));
+        cluster::assert_bound(&answer);
+        let body = cluster.refused_body(round);
+        let answer = rows.refused.pair(counts, || filter(&body), |size| floor_of_args(&body, size));
+        cluster::assert_all_refused(&answer, cluster.nodes());
+    }
+    rows.finish()
+}
+
+fn over_loopback(cluster: &Cluster, dump: &Path) {
+    let stowage = Server::start(
+        Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cluster"])
+            .arg(dump)
+            .env("RUST_LOG", "stowage::serve=info,warn"),
+        "the scheduler and the agents: http://",
+    );
+    let this = std::env::current_exe().expect("this program has a path");
+    let floor = Server::start(Command::new(this).env(FLOOR, "1"), "floor: http://");
+    let at_start = stowage.resident_mib();
+    let mut asked = Connection::to(&stowage.address);
+    let mut floor = Connection::to(&floor.address);
+    let mut rows = Rows::new("loopback");
+    for round in 0..ROUNDS + WARM_UP {
+        let counts = round >= WARM_UP;
+        let mut both = |row: &mut Row, verb: &str, body: &[u8]| {
+            let path = format!("/scheduler/{verb}");
+            let (asked, floor) = (&mut asked, &mut floor);
+            row.pair(counts, || asked.post(&path, body, None), |size| floor.post(&path, body, Some(size)))
+        };
+        let answer = both(&mut rows.filter, "filter", &cluster.filter_body(round));
+        let names = cluster::passed_names(&answer);
+        let answer = both(&mut rows.prioritize, "prioritize", &cluster.prioritize_body(round, &names));
+        let answer = both(&mut rows.bind, "bind", &cluster.bind_body(round, &cluster::top_name(&answer)));
+        cluster::assert_bound(&answer);
+        let answer = both(&mut rows.refused, "filter", &cluster.refused_body(round));
+        cluster::assert_all_refused(&answer, cluster.nodes());
+    }
+    rows.finish().iter().for_each(Row::print);
+    println!("resident memory of `stowage serve`: {at_start} MiB at start, {} MiB after", stowage.resident_mib());
+}
+
+/// One row per verb.
+struct Rows {
+    filter: Row,
+    prioritize: Row,
+    bind: Row,
+    refused: Row,
+}
+
+impl Rows {
+    fn new(way: &'static str) -> Self {
+        let row = |verb| Row { way, verb, stowage: Samples::default(), floor: Samples::default() };
+        Self {
+            filter: row("filter"),
+            prioritize: row("prioritize"),
+            bind: row("bind"),
+            refused: row("filter, all refused"),
+        }
+    }
+
+    fn finish(self) -> Vec<Row> {
+        vec![self.filter, self.prioritize, self.bind, self.refused]
+    }
+}
+
+impl Row {
+    /// Times the verb and then its floor, which is told the size of the verb's answer.
+    fn pair(&mut self, counts: bool, verb: impl FnOnce() -> Vec<u8>, floor: impl FnOnce(usize) -> Vec<u8>) -> Vec<u8> {
+        let started = Instant::now();
+        let answer = verb();
+        let verb_took = started.elapsed();
+        let started = Instant::now();
+        black_box(floor(answer.len()));
+        let floor_took = started.elapsed();
+        if counts {
+            self.stowage.add(verb_took);
+            self.floor.add(floor_took);
+        }
+        answer
+    }
+}
+
+struct Server {
+    process: Child,
+    address: String,
+}
+
+impl Server {
+    /// Starts it and waits until it says where it listens.
+    fn start(command: &mut Command, says: &str) -> Self {
+        let mut process = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let mut lines = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
+        let address = lines
+            .by_ref()
+            .map(|line| line.expect("stderr is text"))
+            .find_map(|line| line.split_once(says).map(|(_, address)| address.trim().to_owned()))
+            .expect("the server says where it listens");
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, address }
+    }
+
+    fn resident_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

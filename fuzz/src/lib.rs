@@ -1,0 +1,159 @@
+//! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
+
+use std::sync::Arc;
+use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage::scheduling::audit::audit;
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::device::{Device, Health};
+use stowage::scheduling::ledger::{Ledger, Seen, SeenState};
+use stowage::scheduling::node::NodeKind;
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::preempt::{Shortfall, cheapest_victims};
+use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
+use stowage::units::{Bytes, Millis, MilliCpu, Moment};
+
+/// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
+pub fn wire(data: &[u8]) {
+    use stowage::extender::reports::NodeReport;
+    use stowage::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+    if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
+        let policy = Policy::default();
+        let _ = stowage::contract::identity(&args.pod);
+        let _ = stowage::contract::demand(&args.pod, &policy);
+        let _ = stowage::contract::seen(&args.pod, &policy, None);
+        if let Some(Ok(nodes)) = args.asked_nodes() {
+            assert_eq!(nodes.names().count(), nodes.len());
+        }
+    }
+    if let Ok(args) = serde_json::from_slice::<PreemptionArgs<'_>>(data) {
+        let _ = args.offered();
+    }
+    let _ = serde_json::from_slice::<BindingArgs>(data);
+    let _ = serde_json::from_slice::<NodeReport>(data);
+}
+
+/// Quantities: what is read back from what was written is the same.
+pub fn quantity(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let _ = MilliCpu::parse_quantity(text);
+    if let Ok(bytes) = Bytes::parse_quantity(text) {
+        assert_eq!(Bytes::parse_quantity(&bytes.0.to_string()), Ok(bytes));
+    }
+}
+
+/// Any history of a small cluster: after every step the books add up and no GPU is promised more than it has.
+pub fn ledger(data: &[u8]) {
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    let mut now = Moment(0);
+    for step in data.chunks_exact(4) {
+        apply(&mut ledger, &mut now, [step[0], step[1], step[2], step[3]]);
+        let violations = audit(&ledger);
+        assert!(violations.is_empty(), "{step:?}: {violations:?}");
+        let _ = ledger.snapshot();
+    }
+}
+
+fn apply(ledger: &mut Ledger, now: &mut Moment, [verb, pod, node, amount]: [u8; 4]) {
+    let pod_uid = PodUid::parse(&format!("uid-{}", pod % 16)).expect("a name");
+    let node_name = NodeName::parse(&format!("node-{}", node % 4)).expect("a name");
+    match verb % 9 {
+        0 => arrive(ledger, pod, amount),
+        1 | 2 => drop(ledger.assume(&pod_uid, &node_name)),
+        3 => ledger.confirm(&pod_uid),
+        4 => ledger.forget(&pod_uid),
+        5 => drop(ledger.release(&pod_uid)),
+        6 => hold(ledger, *now, &pod_uid, &node_name),
+        7 => {
+            *now = *now + Millis(u64::from(amount) * 500);
+            ledger.expire(*now);
+        }
+        _ if amount == 0 => ledger.remove_node(&node_name),
+        _ => {
+            ledger.set_node(&node_name, NodeKind::Stowage, None);
+            let devices = (0..u32::from(amount % 5)).map(|index| device(node, index)).collect();
+            ledger.report_devices(&node_name, devices).expect("the node was just set");
+        }
+    }
+}
+
+fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
+    let uid = PodUid::parse(&format!("uid-{}", pod % 16)).expect("a name");
+    if ledger.entry(&uid).is_some() {
+        return;
+    }
+    let (vram, gpus) = (format!("{}Gi", 1 + amount % 90), (1 + pod / 16 % 3).to_string());
+    let containers = [ContainerRequest {
+        name: "engine",
+        role: ContainerRole::Main,
+        vram: Some(&vram),
+        asks_device_plugin: false,
+        cpu: None,
+        memory: None,
+    }];
+    let request = PodRequest {
+        namespace: "default",
+        labels: &Default::default(),
+        priority_class: None,
+        priority: i32::from(amount % 5) - 2,
+        may_preempt: true,
+        grace: Millis::seconds(1),
+        containers: &containers,
+        gpus: Some(&gpus),
+        exclusive: (pod >= 128).then_some("true"),
+        model: None,
+        kv_cache: None,
+    };
+    let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
+    let key = PodKey::parse("default", uid.as_str()).expect("a name");
+    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting { hold: None } });
+}
+
+fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
+    let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
+    let Some(room) = ledger.room_for(uid, node) else { return };
+    let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+    let devices = &ledger.node(node).expect("the node has room").devices;
+    let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
+    let hold = Hold { node: node.clone(), devices, victims: set.victims.into(), deadline: now + Millis::seconds(30) };
+    // Refused if the pod does not wait, or holds room already.
+    let _ = ledger.hold(uid, hold);
+}
+
+fn device(node: u8, index: u32) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{}-{index}", node % 4)).expect("a name"),
+        index,
+        model: GpuModel::parse("H100").expect("a name"),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    fn replay(target: &str, run: impl Fn(&[u8])) {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+        let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+        assert!(!files.is_empty(), "the corpus of {target} is there");
+        files.iter().for_each(|file| run(&std::fs::read(file).unwrap()));
+    }
+
+    #[test]
+    fn the_wire_corpus_passes() {
+        replay("wire", super::wire);
+    }
+
+    #[test]
+    fn the_ledger_corpus_passes() {
+        replay("ledger", super::ledger);
+    }
+
+    #[test]
+    fn the_quantity_corpus_passes() {
+        replay("quantity", super::quantity);
+    }
+}
