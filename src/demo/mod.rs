@@ -7,3 +7,5 @@
 pub mod api_server;
 pub mod kubelet;
 pub mod scheduler;
+mod watching;
+mod writes;

@@ -6,9 +6,21 @@
 use super::objects::{Node, Pod, Resources, add, list};
 use serde_json::Value;
 
+/// Who refused, and so what may wake the pod again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Rejector {
+    /// Woken by any event.
+    Extender,
+    /// The resource check: woken when something could have become free.
+    Resources,
+    /// Selector, taints, unschedulable nodes: woken by a change of those.
+    Placement,
+}
+
 /// Why a node was refused, and whether evictions could change that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
+    pub by: Rejector,
     pub resolvable: Resolvable,
     pub reasons: Vec<String>,
 }
@@ -22,8 +34,13 @@ pub enum Resolvable {
 }
 
 impl Refusal {
-    pub fn new(resolvable: Resolvable, reason: impl Into<String>) -> Self {
-        Self { resolvable, reasons: vec![reason.into()] }
+    pub fn new(by: Rejector, resolvable: Resolvable, reason: impl Into<String>) -> Self {
+        Self { by, resolvable, reasons: vec![reason.into()] }
+    }
+
+    /// A refusal that has to do with where the pod may run at all.
+    fn of_placement(reason: &str) -> Self {
+        Self::new(Rejector::Placement, Resolvable::Never, reason)
     }
 }
 
@@ -60,7 +77,7 @@ fn check_schedulable(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if !node.unschedulable || tolerates(pod, &taint) {
         return Ok(());
     }
-    Err(Refusal::new(Resolvable::Never, "node(s) were unschedulable"))
+    Err(Refusal::of_placement("node(s) were unschedulable"))
 }
 
 fn check_taints(pod: &Pod, node: &Node) -> Result<(), Refusal> {
@@ -68,7 +85,7 @@ fn check_taints(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if node.taints().iter().filter(keeps_away).all(|taint| tolerates(pod, taint)) {
         return Ok(());
     }
-    Err(Refusal::new(Resolvable::Never, "node(s) had untolerated taint(s)"))
+    Err(Refusal::of_placement("node(s) had untolerated taint(s)"))
 }
 
 fn tolerates(pod: &Pod, taint: &Value) -> bool {
@@ -90,7 +107,7 @@ fn check_selector(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     if wanted.all(|(key, value)| node.label(key) == value.as_str()) {
         return Ok(());
     }
-    Err(Refusal::new(Resolvable::Never, "node(s) didn't match Pod's node affinity/selector"))
+    Err(Refusal::of_placement("node(s) didn't match Pod's node affinity/selector"))
 }
 
 fn check_resources(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>) -> Result<(), Refusal> {
@@ -111,7 +128,7 @@ fn check_resources(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>)
             }
         }
     }
-    if reasons.is_empty() { Ok(()) } else { Err(Refusal { resolvable, reasons }) }
+    if reasons.is_empty() { Ok(()) } else { Err(Refusal { by: Rejector::Resources, resolvable, reasons }) }
 }
 
 #[cfg(test)]
@@ -127,7 +144,7 @@ mod tests {
     fn node(spec: Value) -> Node {
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
         let metadata = json!({"name": "n", "labels": {"zone": "a"}});
-        Node::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status}))).unwrap()
+        Node::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status})))
     }
 
     fn asks(vram: &str) -> Value {

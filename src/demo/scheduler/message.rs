@@ -3,7 +3,7 @@
 //! Pure. They must come out letter for letter: a text that differs from the last one is a write, and that write
 //! wakes the pod.
 
-use super::filters::{Refusal, Resolvable};
+use super::filters::{Refusal, Rejector, Resolvable};
 use std::collections::BTreeMap;
 
 /// Node → why it was refused. May hold names of nodes that do not exist: an extender said so.
@@ -42,7 +42,7 @@ pub fn unexpected_victims(node: &str) -> String {
 
 /// A node on which nobody has a lower priority.
 pub fn no_victims() -> Refusal {
-    Refusal::new(Resolvable::Never, "No preemption victims found for incoming pod")
+    Refusal::new(Rejector::Resources, Resolvable::Never, "No preemption victims found for incoming pod")
 }
 
 fn available<'a>(nodes: usize, texts: impl Iterator<Item = &'a str>) -> String {

@@ -108,13 +108,14 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn parse(object: Arc<Value>) -> Option<Self> {
-        Some(Self {
-            name: object["metadata"]["name"].as_str()?.to_owned(),
+    /// A node without a name gets the empty one, as in Go.
+    pub fn parse(object: Arc<Value>) -> Self {
+        Self {
+            name: object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
             allocatable: resources(&object["status"]["allocatable"]),
             unschedulable: object["spec"]["unschedulable"].as_bool().unwrap_or_default(),
             object,
-        })
+        }
     }
 
     pub fn taints(&self) -> &[Value] {
