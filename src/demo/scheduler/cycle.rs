@@ -150,7 +150,7 @@ impl Cycle<'_> {
     async fn best(&mut self, nodes: &[Arc<Node>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
-        let mut own = |random: &mut Random| i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default();
+        let own = |random: &mut Random| i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default();
         let mut best: Vec<&str> = Vec::new();
         let mut highest = i64::MIN;
         for node in nodes {

@@ -45,12 +45,14 @@ pub async fn run_one(api: &ApiServer, config: Config, pod: Value) -> Result<Tria
 
 fn is_over(api: &ApiServer, seen: &Observations, pod: &str) -> bool {
     let outcome = seen.outcome(pod);
-    let retried = outcome.reason == Some("SchedulerError") && outcome.attempts > 1;
-    let waits_for_retry = outcome.reason == Some("SchedulerError") && outcome.node.is_none();
+    let failed = outcome.reason == Some("SchedulerError") && outcome.node.is_none();
+    if failed {
+        let filters = seen.calls_for(pod).iter().filter(|call| call.verb == Verb::Filter).count();
+        return filters > 1;
+    }
     let stored = api.get(&format!("pods/{pod}")).and_then(|pod| {
         pod["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse::<u64>().ok())
     });
     let progress = seen.progress();
-    let settled = progress.idle && Some(progress.pods_version) == stored;
-    retried && !outcome.node.is_some() || settled && !waits_for_retry
+    progress.idle && Some(progress.pods_version) == stored
 }

@@ -82,8 +82,9 @@ impl View {
         if pod.node.is_some() || pod.ended {
             self.assumed.remove(&pod.uid);
         }
-        let nominated = if pod.node.is_none() && !pod.ended { pod.nominated.clone() } else { None };
-        self.nominate(&pod.uid, nominated);
+        // An assumed pod is counted where it is assumed, and nowhere twice.
+        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
+        self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits));
         let before = self.pods.insert(pod.uid.clone(), pod.clone());
         self.book(&pod);
         before
