@@ -66,7 +66,12 @@ enum Step {
 async fn run(client: kube::Client, config: Config) {
     let (sender, mut messages) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
-    tasks.spawn(watching::pump(client.clone(), watching::core("Node", "nodes"), sender.clone(), Message::Node));
+    tasks.spawn(watching::pump(
+        client.clone(),
+        watching::core("Node", "nodes"),
+        sender.clone(),
+        Message::Node,
+    ));
     tasks.spawn(watching::pump(client.clone(), watching::core("Pod", "pods"), sender, Message::Pod));
     let mut steps = BTreeMap::new();
     while let Some(message) = messages.recv().await {
@@ -100,7 +105,8 @@ fn missing_allocatable(node: &Value, resource: &str) -> Option<Value> {
 async fn publish(client: kube::Client, node: Arc<Value>, allocatable: Value) {
     let name = node["metadata"]["name"].as_str().unwrap_or_default();
     // The next change of the node tries again.
-    let _ = writes::patch_status(&client, &writes::node_path(name), json!({"allocatable": allocatable})).await;
+    let _ =
+        writes::patch_status(&client, &writes::node_path(name), json!({"allocatable": allocatable})).await;
 }
 
 fn next_step(pod: &Value, steps: &mut BTreeMap<String, Step>) -> Option<Step> {

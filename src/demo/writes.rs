@@ -49,8 +49,10 @@ async fn send(
     content_type: &str,
     body: &Value,
 ) -> Result<(), WriteError> {
-    let request = http::Request::builder().method(method).uri(path).header(http::header::CONTENT_TYPE, content_type);
-    let request = request.body(body.to_string().into_bytes()).map_err(|error| WriteError(error.to_string()))?;
+    let request =
+        http::Request::builder().method(method).uri(path).header(http::header::CONTENT_TYPE, content_type);
+    let request =
+        request.body(body.to_string().into_bytes()).map_err(|error| WriteError(error.to_string()))?;
     client.request_text(request).await?;
     Ok(())
 }

@@ -37,8 +37,10 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     for (name, node) in ledger.books() {
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(ledger.policy().headroom);
-            let parts: Vec<Part<'_>> =
-                entries.values().filter_map(|entry| part(entry, name, device, capacity, &node.devices)).collect();
+            let parts: Vec<Part<'_>> = entries
+                .values()
+                .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
+                .collect();
             let held = held(&entries, name, device, capacity);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
             let booked = node.gpus[place].charged;
@@ -64,7 +66,12 @@ fn check_promises(name: &NodeName, device: &Device, parts: &[Part<'_>], violatio
     let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
         let pod = part.entry.key.clone();
-        violations.push(Violation::ExclusiveShared { node: node(), gpu: gpu(), pod, others: placed.len() - 1 });
+        violations.push(Violation::ExclusiveShared {
+            node: node(),
+            gpu: gpu(),
+            pod,
+            others: placed.len() - 1,
+        });
     }
 }
 
@@ -105,7 +112,8 @@ fn held(entries: &BTreeMap<&PodUid, &PodEntry>, node: &NodeName, device: &Device
         };
         let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
         let still_there = victims.filter(|victim| {
-            victim.node() == Some(node) && victim.devices().is_none_or(|devices| devices.contains(&device.uuid))
+            victim.node() == Some(node)
+                && victim.devices().is_none_or(|devices| devices.contains(&device.uuid))
         });
         wanted(holder).minus(still_there.map(|victim| wanted(victim)).sum())
     })

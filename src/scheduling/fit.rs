@@ -19,11 +19,15 @@ pub enum Misfit {
     NoHealthyGpu { gpus: u32 },
     #[error("the pod wants {asked} GPUs of one node; this one has {usable} it could use")]
     TooFewGpus { usable: u32, asked: u32 },
-    #[error("the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that large, the largest holds {largest}")]
+    #[error(
+        "the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that large, the largest holds {largest}"
+    )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
     #[error("the pod wants {asked} GPU(s) to itself; {empty} on this node are empty")]
     NoEmptyGpu { empty: u32, asked: u32 },
-    #[error("the pod wants {per_gpu} free on each of {asked} GPU(s); {roomy} on this node have that, the emptiest has {most_free}")]
+    #[error(
+        "the pod wants {per_gpu} free on each of {asked} GPU(s); {roomy} on this node have that, the emptiest has {most_free}"
+    )]
     NoRoom { per_gpu: Bytes, asked: u32, roomy: u32, most_free: Bytes },
     #[error("the pod's room on this node is held, and {remaining} victim(s) have not left it yet")]
     VictimsLeaving { remaining: u32 },
@@ -73,7 +77,9 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 /// Why `gpus` do not hold `demand`; the most lasting reason first.
 pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     let asked = demand.gpus;
-    let count = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32;
+    let count = |test: &dyn Fn(&Gpu) -> bool| {
+        gpus.iter().filter(|gpu| usable(gpu, demand) && test(gpu)).count() as u32
+    };
     if gpus.is_empty() {
         return Misfit::NoGpus;
     }
@@ -92,8 +98,12 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     if demand.sharing == Sharing::Exclusive {
         return Misfit::NoEmptyGpu { empty: count(&|gpu| gpu.tenants == 0), asked };
     }
-    let most_free =
-        gpus.iter().filter(|gpu| !gpu.exclusive && usable(gpu, demand)).map(Gpu::free).max().unwrap_or_default();
+    let most_free = gpus
+        .iter()
+        .filter(|gpu| !gpu.exclusive && usable(gpu, demand))
+        .map(Gpu::free)
+        .max()
+        .unwrap_or_default();
     let roomy = count(&|gpu| gpu.has_room(demand.per_gpu, demand.sharing));
     Misfit::NoRoom { per_gpu: demand.per_gpu, asked, roomy, most_free }
 }

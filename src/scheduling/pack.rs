@@ -11,7 +11,8 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
     let seats = gpus.iter().enumerate().filter(|(place, gpu)| {
         allowed.contains(*place) && usable(gpu, demand) && gpu.has_room(demand.per_gpu, demand.sharing)
     });
-    let preference = |(place, gpu): (usize, &Gpu)| (is_contended(gpu, demand), leftover(gpu, demand), place as u8);
+    let preference =
+        |(place, gpu): (usize, &Gpu)| (is_contended(gpu, demand), leftover(gpu, demand), place as u8);
     if demand.gpus == 1 {
         return seats.map(preference).min().map(|(.., place)| GpuSet::one(place.into()));
     }

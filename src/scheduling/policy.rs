@@ -70,7 +70,9 @@ pub struct Traits<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    #[error("the last class, {last:?}, does not match every pod; end the list with a class without conditions")]
+    #[error(
+        "the last class, {last:?}, does not match every pod; end the list with a class without conditions"
+    )]
     NoCatchAll { last: String },
     #[error("a policy needs at least one class and at most {}", u16::MAX)]
     ClassCount,
@@ -119,7 +121,11 @@ impl Default for Policy {
             classes: vec![
                 class(
                     "dedicated",
-                    Match { sharing: Some(Sharing::Exclusive), priority: Some(0..=i32::MAX), ..Match::default() },
+                    Match {
+                        sharing: Some(Sharing::Exclusive),
+                        priority: Some(0..=i32::MAX),
+                        ..Match::default()
+                    },
                     Eviction::Never,
                 ),
                 class(

@@ -71,7 +71,8 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: Attempt<'_>,
 ) -> Shortlist {
-    let mut list = Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
+    let mut list =
+        Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
     for (asked, name) in names.enumerate() {
         match consider(snapshot, demand, name, attempt) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
@@ -95,7 +96,12 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
     (0..=MAX_SCORE).rev().chain(std::iter::repeat(0))
 }
 
-fn consider(snapshot: &Snapshot, demand: &Demand, name: &str, attempt: Attempt<'_>) -> Result<Candidate, Misfit> {
+fn consider(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    name: &str,
+    attempt: Attempt<'_>,
+) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
     let held_here = attempt.held.filter(|held| *held.node == node.name);

@@ -6,7 +6,7 @@
 
 use super::policy::{ClassId, Policy, Traits};
 use crate::ids::ModelId;
-use crate::units::{Bytes, Millis, MilliCpu, QuantityError};
+use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -92,9 +92,13 @@ pub struct Companion {
 /// are in `Display`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    #[error("the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources")]
+    #[error(
+        "the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources"
+    )]
     NoVram,
-    #[error("stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out")]
+    #[error(
+        "stowage.dev/vram is 0; ask for what the engine reserves, such as 40Gi, or leave the resource out"
+    )]
     ZeroVram,
     #[error("{what} is {text:?}: {error}")]
     Quantity { what: &'static str, text: String, error: QuantityError },
@@ -104,7 +108,9 @@ pub enum RequestError {
     Gpus { text: String },
     #[error("the annotation stowage.dev/exclusive is {text:?}; write \"true\" or \"false\"")]
     Exclusive { text: String },
-    #[error("the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it")]
+    #[error(
+        "the annotation stowage.dev/kv-cache asks for {kv_cache} of the pod's {vram}; it is a part of it"
+    )]
     KvCacheAboveVram { kv_cache: Bytes, vram: Bytes },
     #[error("the model's name is not usable: {0}")]
     Model(#[from] crate::ids::InvalidName),
@@ -278,7 +284,10 @@ mod tests {
         ContainerRequest { role, vram, asks_device_plugin: false, cpu: Some("1"), memory: Some("1Gi") }
     }
 
-    fn demand(edit: impl FnOnce(&mut PodRequest<'_>), containers: &[ContainerRequest<'_>]) -> Result<Demand, RequestError> {
+    fn demand(
+        edit: impl FnOnce(&mut PodRequest<'_>),
+        containers: &[ContainerRequest<'_>],
+    ) -> Result<Demand, RequestError> {
         let labels = BTreeMap::new();
         let mut pod = PodRequest {
             namespace: "default",

@@ -20,7 +20,8 @@ pub struct Snapshot {
 impl Snapshot {
     pub fn new(generation: u64, mut nodes: Vec<Node>) -> Self {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let places = nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
+        let places =
+            nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
         Self { generation, nodes, places: Arc::new(places) }
     }
 

@@ -106,7 +106,8 @@ async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
         }
     }
     let path = lines.first()?.split(' ').nth(1)?.to_owned();
-    let split = |line: &String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let split =
+        |line: &String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
     let headers: Vec<_> = lines[1..].iter().filter_map(split).collect();
     let length = headers.iter().find(|(name, _)| name == "Content-Length")?.1.parse().ok()?;
     let mut body = vec![0; length];

@@ -46,10 +46,7 @@ async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String
     }
     let (script_api, script_case) = (api.clone(), case.clone());
     let extender = ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
-    let trial = tokio::time::timeout(
-        Duration::from_secs(10),
-        run_one(&api, config(&extender, mode), pod()),
-    );
+    let trial = tokio::time::timeout(Duration::from_secs(10), run_one(&api, config(&extender, mode), pod()));
     let trial = trial.await.map_err(|_| "did not end".to_owned())?.unwrap();
     compare(&trial, expected, &extender.url_prefix())
 }
@@ -137,7 +134,8 @@ fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), Stri
     let text = |text: &str| text.replace("http://EXTENDER", prefix).replace("n0001", node);
     same("message", &json!(trial.message), &json!(expected["message"].as_str().map(text)))?;
     let found: Vec<&str> = trial.calls.iter().map(|verb| Verb::as_str(*verb)).collect();
-    let wanted: Vec<&str> = expected["calls"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+    let wanted: Vec<&str> =
+        expected["calls"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
     let retried = expected["reason"] == "SchedulerError" && expected["bound"] == false;
     if !retried {
         return same("calls", &json!(found), &json!(wanted));

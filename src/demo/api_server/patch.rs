@@ -199,7 +199,8 @@ mod tests {
 
     #[test]
     fn strategic_merge_keeps_conditions_of_other_types() {
-        let before = json!({"conditions": [{"type": "Ready", "status": "True"}, {"type": "Hold", "status": "True"}]});
+        let before =
+            json!({"conditions": [{"type": "Ready", "status": "True"}, {"type": "Hold", "status": "True"}]});
         let patch = json!({"conditions": [{"type": "Hold", "status": "False", "message": "m"}]});
         let after = patched(PatchKind::Strategic, before, patch);
         assert_eq!(

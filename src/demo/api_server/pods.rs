@@ -55,7 +55,9 @@ fn check_binding(key: &Key, pod: &Value, binding: &Value) -> Result<(), ApiError
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
     let asked = binding["metadata"]["uid"].as_str().unwrap_or_default();
     if !asked.is_empty() && asked != uid {
-        return conflict(format!("Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"));
+        return conflict(format!(
+            "Precondition failed: UID in precondition: {asked}, UID in object meta: {uid}"
+        ));
     }
     if !pod["metadata"]["deletionTimestamp"].is_null() {
         return conflict(format!("pod {name} is being deleted, cannot be assigned to a host"));

@@ -7,12 +7,12 @@ use super::calls::Call;
 use super::error::ApiError;
 use super::faults::{Fault, Operation};
 use super::patch::PatchKind;
+use super::pods;
 use super::resource::Target;
 use super::selector::Selector;
 use super::store::Key;
 use super::watch::{self, Watch};
 use super::write::{self, Part};
-use super::pods;
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
@@ -74,7 +74,11 @@ async fn answer(shared: &Arc<Shared>, verb: &str, asked: &Asked, fault: Option<F
         Some(Fault::Fails) => return refusal(&ApiError::internal("a fault was ordered")),
         Some(Fault::Conflicts) => {
             let name = asked.target.name.as_deref().unwrap_or_default();
-            return refusal(&ApiError::conflict(&asked.target.with_subresource(), name, "a fault was ordered"));
+            return refusal(&ApiError::conflict(
+                &asked.target.with_subresource(),
+                name,
+                "a fault was ordered",
+            ));
         }
         Some(Fault::Hangs) => {
             shared.stop.cancelled().await;
@@ -195,8 +199,10 @@ impl Asked {
     fn watch(&self, shared: &Arc<Shared>) -> Response {
         let asked = &self.parameters.resource_version;
         let initial_bookmark = self.parameters.send_initial_events == "true";
-        let after = if asked.is_empty() || asked == "0" || initial_bookmark { None } else { asked.parse().ok() };
-        let watch = Watch { resource: self.target.resource, selector: self.selector(), after, initial_bookmark };
+        let after =
+            if asked.is_empty() || asked == "0" || initial_bookmark { None } else { asked.parse().ok() };
+        let watch =
+            Watch { resource: self.target.resource, selector: self.selector(), after, initial_bookmark };
         let body = Body::from_stream(watch::stream(shared.clone(), watch));
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
@@ -212,7 +218,8 @@ impl Asked {
 
     fn key(&self) -> Result<Key, ApiError> {
         let name = self.target.name.clone().ok_or_else(ApiError::method_not_allowed)?;
-        let namespace = if self.target.resource.namespaced { self.target.namespace.clone() } else { String::new() };
+        let namespace =
+            if self.target.resource.namespaced { self.target.namespace.clone() } else { String::new() };
         Ok(Key { resource: self.target.resource, namespace, name })
     }
 

@@ -19,7 +19,12 @@ pub enum Part {
     Status,
 }
 
-pub fn create(store: &mut Store, target: &Target, mut object: Value, now: Timestamp) -> Result<Arc<Value>, ApiError> {
+pub fn create(
+    store: &mut Store,
+    target: &Target,
+    mut object: Value,
+    now: Timestamp,
+) -> Result<Arc<Value>, ApiError> {
     let resource = target.resource;
     if !object.is_object() || !(object["metadata"].is_object() || object["metadata"].is_null()) {
         return Err(ApiError::bad_request("the body is no object with metadata"));
@@ -44,7 +49,13 @@ pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Resul
     store.update(key, merged)
 }
 
-pub fn patch(store: &mut Store, key: &Key, part: Part, kind: PatchKind, patch: &Value) -> Result<Arc<Value>, ApiError> {
+pub fn patch(
+    store: &mut Store,
+    key: &Key,
+    part: Part,
+    kind: PatchKind,
+    patch: &Value,
+) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     if kind != PatchKind::Json {
         check_preconditions(key, &current, patch)?;
@@ -104,9 +115,8 @@ fn priority_classes(store: &Store) -> Vec<(String, i64)> {
     let Some(resource) = super::resource::Resource::named("priorityclasses") else {
         return Vec::new();
     };
-    let named = |class: &Arc<Value>| {
-        Some((class["metadata"]["name"].as_str()?.to_owned(), class["value"].as_i64()?))
-    };
+    let named =
+        |class: &Arc<Value>| Some((class["metadata"]["name"].as_str()?.to_owned(), class["value"].as_i64()?));
     store.list(resource).filter_map(named).collect()
 }
 
@@ -121,7 +131,8 @@ pub fn check_preconditions(key: &Key, current: &Value, body: &Value) -> Result<(
             actual("uid")
         )),
         (_, Some(version)) if version != actual("resourceVersion") => conflict(
-            "the object has been modified; please apply your changes to the latest version and try again".into(),
+            "the object has been modified; please apply your changes to the latest version and try again"
+                .into(),
         ),
         _ => Ok(()),
     }
@@ -178,7 +189,11 @@ fn restore(wanted: &mut Value, current: &Value, field: &str) {
 /// Of a pod's spec, gates may be removed; where it runs is the Binding's to say.
 fn check_pod_update(key: &Key, current: &Value, wanted: &Value) -> Result<(), ApiError> {
     if wanted["spec"]["nodeName"] != current["spec"]["nodeName"] {
-        return Err(ApiError::invalid(key.resource, &key.name, "spec.nodeName: Forbidden: may not be changed"));
+        return Err(ApiError::invalid(
+            key.resource,
+            &key.name,
+            "spec.nodeName: Forbidden: may not be changed",
+        ));
     }
     let gates = |pod: &Value| pod["spec"]["schedulingGates"].as_array().cloned().unwrap_or_default();
     let before = gates(current);

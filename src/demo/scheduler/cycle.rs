@@ -17,11 +17,19 @@ use std::sync::Arc;
 /// What a cycle ends in.
 #[derive(Debug)]
 pub enum Verdict {
-    Place { node: String },
+    Place {
+        node: String,
+    },
     /// Unschedulable: sleeps until something of interest to the rejectors happens.
-    Unfit { message: String, rejectors: BTreeSet<Rejector>, nomination: Nomination },
+    Unfit {
+        message: String,
+        rejectors: BTreeSet<Rejector>,
+        nomination: Nomination,
+    },
     /// SchedulerError: comes back after back-off, its nomination cleared.
-    Failed { message: String },
+    Failed {
+        message: String,
+    },
 }
 
 /// What becomes of `status.nominatedNodeName`.
@@ -66,7 +74,11 @@ impl Cycle<'_> {
     pub async fn run(mut self) -> Verdict {
         if self.view.nodes().len() == 0 {
             let message = "no nodes available to schedule pods".to_owned();
-            return Verdict::Unfit { message, rejectors: BTreeSet::from([Rejector::Extender]), nomination: Nomination::Clear };
+            return Verdict::Unfit {
+                message,
+                rejectors: BTreeSet::from([Rejector::Extender]),
+                nomination: Nomination::Clear,
+            };
         }
         let found = match self.find().await {
             Ok(found) => found,
@@ -150,7 +162,8 @@ impl Cycle<'_> {
     async fn best(&mut self, nodes: &[Arc<Node>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
-        let own = |random: &mut Random| i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default();
+        let own =
+            |random: &mut Random| i64::try_from(random.below(jitter.saturating_add(1))).unwrap_or_default();
         let mut best: Vec<&str> = Vec::new();
         let mut highest = i64::MIN;
         for node in nodes {

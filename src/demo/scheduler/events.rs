@@ -18,7 +18,9 @@ use tokio::time::Instant;
 enum Listing {
     /// Nothing was ever listed.
     Never,
-    InProgress { unseen: BTreeSet<String> },
+    InProgress {
+        unseen: BTreeSet<String>,
+    },
     Complete,
 }
 

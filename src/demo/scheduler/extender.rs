@@ -60,15 +60,21 @@ impl Extender {
         let items = slice(field(list, "items"), "NodeList.items")?;
         let names = slice(field(answer, "NodeNames"), "ExtenderFilterResult.NodeNames")?;
         let failed = texts(field(answer, "FailedNodes"), "ExtenderFilterResult.FailedNodes")?;
-        let unresolvable =
-            texts(field(answer, "FailedAndUnresolvableNodes"), "ExtenderFilterResult.FailedAndUnresolvableNodes")?;
+        let unresolvable = texts(
+            field(answer, "FailedAndUnresolvableNodes"),
+            "ExtenderFilterResult.FailedAndUnresolvableNodes",
+        )?;
         let error = string(field(answer, "Error"), "ExtenderFilterResult.Error")?;
         if !error.is_empty() {
             return Err(error);
         }
         let nodes = match (self.config.node_cache_capable, names) {
             (true, Some(names)) => self.named(names, nodes)?,
-            _ => items.unwrap_or_default().iter().map(|item| Arc::new(Node::parse(Arc::new(item.clone())))).collect(),
+            _ => items
+                .unwrap_or_default()
+                .iter()
+                .map(|item| Arc::new(Node::parse(Arc::new(item.clone()))))
+                .collect(),
         };
         Ok(Filtered { nodes, failed, unresolvable })
     }
@@ -107,7 +113,10 @@ impl Extender {
             json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
         let answer = self.send(Verb::Preempt, pod.full_name(), &arguments).await?;
         let answer = structure(&answer, "v1.ExtenderPreemptionResult")?;
-        let map = entries(field(answer, "NodeNameToMetaVictims"), "ExtenderPreemptionResult.NodeNameToMetaVictims")?;
+        let map = entries(
+            field(answer, "NodeNameToMetaVictims"),
+            "ExtenderPreemptionResult.NodeNameToMetaVictims",
+        )?;
         map.into_iter().map(|(node, victims)| Ok((node.clone(), meta_victims(victims)?))).collect()
     }
 
@@ -131,7 +140,8 @@ impl Extender {
     }
 
     fn named(&self, names: &[Value], asked: &[Arc<Node>]) -> Result<Vec<Arc<Node>>, String> {
-        let by_name: BTreeMap<&str, &Arc<Node>> = asked.iter().map(|node| (node.name.as_str(), node)).collect();
+        let by_name: BTreeMap<&str, &Arc<Node>> =
+            asked.iter().map(|node| (node.name.as_str(), node)).collect();
         let one = |name: &Value| {
             let name = string(name, "ExtenderFilterResult.NodeNames")?;
             let known = by_name.get(name.as_str()).copied().cloned();
@@ -154,7 +164,11 @@ impl Extender {
             .unwrap_or_else(|_| Err(late.to_owned()))
             .map_err(|why| format!("Post \"{url}\": {why}"))?;
         if status != http::StatusCode::OK {
-            return Err(format!("failed {} with extender at URL {url}, code {}", verb.as_str(), status.as_u16()));
+            return Err(format!(
+                "failed {} with extender at URL {url}, code {}",
+                verb.as_str(),
+                status.as_u16()
+            ));
         }
         first_value(&body)
     }
@@ -167,7 +181,11 @@ impl Extender {
             .body(Full::new(Bytes::from(arguments.to_string())))
             .map_err(|error| error.to_string())?;
         let response = self.client.request(request).await.map_err(|error| {
-            if error.is_connect() { "dial tcp: connect: connection refused".to_owned() } else { "EOF".to_owned() }
+            if error.is_connect() {
+                "dial tcp: connect: connection refused".to_owned()
+            } else {
+                "EOF".to_owned()
+            }
         })?;
         let status = response.status();
         let body = response.into_body().collect().await.map_err(|_| "unexpected EOF".to_owned())?;

@@ -96,7 +96,8 @@ fn tolerates(pod: &Pod, taint: &Value) -> bool {
         };
         let same_value = || {
             toleration["operator"] == "Exists"
-                || toleration["value"].as_str().unwrap_or_default() == taint["value"].as_str().unwrap_or_default()
+                || toleration["value"].as_str().unwrap_or_default()
+                    == taint["value"].as_str().unwrap_or_default()
         };
         unset_or_same("effect") && unset_or_same("key") && same_value()
     })
@@ -114,7 +115,8 @@ fn check_resources(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>)
     let mut reasons = Vec::new();
     let mut resolvable = Resolvable::ByEviction;
     let pods_allowed = node.allocatable.get("pods").copied().unwrap_or_default();
-    if (i128::try_from(usage.pods).unwrap_or(i128::MAX).saturating_add(1)).saturating_mul(1000) > pods_allowed {
+    if (i128::try_from(usage.pods).unwrap_or(i128::MAX).saturating_add(1)).saturating_mul(1000) > pods_allowed
+    {
         reasons.push("Too many pods".to_owned());
     }
     let asked = pod.requests.iter().filter(|(name, amount)| **amount > 0 && Some(name.as_str()) != ignored);
@@ -162,14 +164,16 @@ mod tests {
 
     #[test]
     fn an_ignored_resource_is_the_extenders_alone() {
-        let judged = judge(&pod(asks("900Gi")), &node(json!({})), &Usage::default(), Some("stowage.dev/vram"));
+        let judged =
+            judge(&pod(asks("900Gi")), &node(json!({})), &Usage::default(), Some("stowage.dev/vram"));
         assert_eq!(judged, Ok(()));
     }
 
     #[test]
     fn taints_and_selectors_are_respected() {
         let tainted = node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
-        let tolerant = json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
+        let tolerant =
+            json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
         assert!(judge(&pod(json!({})), &tainted, &Usage::default(), None).is_err());
         assert!(judge(&pod(tolerant), &tainted, &Usage::default(), None).is_ok());
         let elsewhere = pod(json!({"nodeSelector": {"zone": "b"}}));

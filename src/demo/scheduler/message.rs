@@ -48,7 +48,8 @@ pub fn no_victims() -> Refusal {
 fn available<'a>(nodes: usize, texts: impl Iterator<Item = &'a str>) -> String {
     let mut histogram: BTreeMap<&str, usize> = BTreeMap::new();
     texts.for_each(|text| *histogram.entry(text).or_default() += 1);
-    let mut counted: Vec<String> = histogram.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
+    let mut counted: Vec<String> =
+        histogram.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
     counted.sort();
     match counted.is_empty() {
         true => format!("0/{nodes} nodes are available:"),

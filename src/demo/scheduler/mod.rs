@@ -214,7 +214,13 @@ impl Run {
         self.report(pod, Failure { reason: "SchedulerError", message, nomination: Some(None) }).await;
     }
 
-    async fn unfit(&mut self, pod: &Pod, message: &str, rejectors: BTreeSet<Rejector>, nomination: Nomination) {
+    async fn unfit(
+        &mut self,
+        pod: &Pod,
+        message: &str,
+        rejectors: BTreeSet<Rejector>,
+        nomination: Nomination,
+    ) {
         self.cluster.queue.refused(&pod.uid, rejectors, Instant::now(), &self.config);
         let nominated = match &nomination {
             Nomination::Keep => None,

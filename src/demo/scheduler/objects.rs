@@ -206,9 +206,7 @@ mod tests {
 
     #[test]
     fn init_containers_count_where_they_need_more_and_sidecars_always() {
-        let container = |name: &str, vram: &str, policy: Value| {
-            json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"stowage.dev/vram": vram}}})
-        };
+        let container = |name: &str, vram: &str, policy: Value| json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"stowage.dev/vram": vram}}});
         let spec = json!({
             "initContainers": [container("side", "1", json!("Always")), container("load", "9", Value::Null)],
             "containers": [container("a", "4", Value::Null), container("b", "3", Value::Null)],

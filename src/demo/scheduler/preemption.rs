@@ -106,7 +106,11 @@ fn most_important_first(mut pods: Vec<&Arc<Pod>>) -> Vec<&Arc<Pod>> {
 }
 
 /// The extender's answer as candidates; it may have swapped victims for any pods on the node.
-pub fn adopt(answer: BTreeMap<String, MetaVictims>, view: &View, extender: &str) -> Result<Vec<Candidate>, String> {
+pub fn adopt(
+    answer: BTreeMap<String, MetaVictims>,
+    view: &View,
+    extender: &str,
+) -> Result<Vec<Candidate>, String> {
     let one = |(node, meta): (String, MetaVictims)| {
         if view.node(&node).is_none() {
             return Err(format!("nodeinfo not found for node name \"{node}\""));
@@ -164,11 +168,14 @@ mod tests {
     fn full_node() -> (View, Refusals) {
         let mut view = View::default();
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
-        view.apply_node(Arc::new(Node::parse(Arc::new(json!({"metadata": {"name": "n"}, "status": status})))));
+        view.apply_node(Arc::new(Node::parse(Arc::new(
+            json!({"metadata": {"name": "n"}, "status": status}),
+        ))));
         for victim in [pod("low", 1, "40Gi", Some("n")), pod("lower", 0, "40Gi", Some("n"))] {
             view.apply_pod(victim);
         }
-        let refusal = Refusal::new(Rejector::Resources, Resolvable::ByEviction, "Insufficient stowage.dev/vram");
+        let refusal =
+            Refusal::new(Rejector::Resources, Resolvable::ByEviction, "Insufficient stowage.dev/vram");
         (view, Refusals::from([("n".to_owned(), refusal)]))
     }
 
@@ -176,7 +183,8 @@ mod tests {
     fn only_the_victims_that_are_needed_leave_and_the_lowest_first() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, None);
-        let victims: Vec<&str> = found.candidates[0].victims.iter().map(|victim| victim.uid.as_str()).collect();
+        let victims: Vec<&str> =
+            found.candidates[0].victims.iter().map(|victim| victim.uid.as_str()).collect();
         assert_eq!(victims, ["lower"]);
     }
 
@@ -206,7 +214,8 @@ mod tests {
 
     #[test]
     fn the_cheapest_victims_are_chosen() {
-        let candidate = |node: &str, victims, pdb_violations| Candidate { node: node.into(), victims, pdb_violations };
+        let candidate =
+            |node: &str, victims, pdb_violations| Candidate { node: node.into(), victims, pdb_violations };
         let chosen = choose(vec![
             candidate("violates", vec![pod("a", 0, "1", None)], 1),
             candidate("high", vec![pod("b", 5, "1", None)], 0),

@@ -123,6 +123,9 @@ impl Book {
     }
 
     fn is_recorded_on(&self, place: usize, entries: &Entries) -> bool {
-        self.pods.iter().filter_map(|uid| self.charge_of(&entries[uid])).any(|c| c.placed && c.gpus.contains(place))
+        self.pods
+            .iter()
+            .filter_map(|uid| self.charge_of(&entries[uid]))
+            .any(|c| c.placed && c.gpus.contains(place))
     }
 }

@@ -203,9 +203,11 @@ impl Ledger {
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
-            Some((Phase::Waiting(waiting), known)) if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
+            Some((Phase::Waiting(waiting), known))
+                if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
             _ => self.change(&uid.clone(), |entries| {
-                let fresh = PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
+                let fresh =
+                    PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
                 let entry = entries.entry(uid).or_insert(fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
@@ -248,7 +250,9 @@ impl Ledger {
     /// Lets hints and holds run out. Answers whose holds did.
     pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
         let mut ended = Vec::new();
-        while let Some((deadline, uid)) = self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now) {
+        while let Some((deadline, uid)) =
+            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now)
+        {
             self.deadlines.pop_first();
             let Some(entry) = self.entries.get(&uid) else { continue };
             if entry.hint().is_some_and(|hint| hint.expires <= deadline) {
@@ -379,7 +383,8 @@ impl Ledger {
     /// The cluster as it stands. Cheap: only what changed since the last call is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
-            let nodes = self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
+            let nodes =
+                self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
             self.published = Arc::new(Snapshot::new(self.generation, nodes));
         } else if !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
@@ -464,7 +469,12 @@ impl Ledger {
     /// What is bound or promised on a node, as the node's sum would show it.
     pub fn promised_on(&self, name: &NodeName) -> Bytes {
         let Some(book) = self.books.get(name) else { return Bytes::ZERO };
-        book.pods.iter().map(|uid| &self.entries[uid]).filter(|e| e.node() == Some(name)).map(|e| e.demand.vram()).sum()
+        book.pods
+            .iter()
+            .map(|uid| &self.entries[uid])
+            .filter(|e| e.node() == Some(name))
+            .map(|e| e.demand.vram())
+            .sum()
     }
 
     pub(super) fn books(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
@@ -487,9 +497,16 @@ impl Ledger {
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
 
-    fn room_of_hold(&self, uid: &PodUid, demand: &Demand, hold: &Hold, book: &Book) -> Result<GpuSet, Misfit> {
+    fn room_of_hold(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        hold: &Hold,
+        book: &Book,
+    ) -> Result<GpuSet, Misfit> {
         let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
-        let still_here = |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
+        let still_here =
+            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
         let remaining = hold.victims.iter().filter(still_here).count() as u32;
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
@@ -505,7 +522,10 @@ impl Ledger {
             Sharing::Exclusive => device.capacity(headroom),
         };
         let hundredths = |device: &Device| {
-            (u128::from(granted_on(device).0) * 100).checked_div(u128::from(device.total.0)).unwrap_or(0).min(100) as u8
+            (u128::from(granted_on(device).0) * 100)
+                .checked_div(u128::from(device.total.0))
+                .unwrap_or(0)
+                .min(100) as u8
         };
         let devices = || gpus.iter().map(|place| &book.devices[place]);
         Placement {
@@ -575,7 +595,11 @@ impl Ledger {
             self.books.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
         }
         for node in &after.nodes {
-            self.books.entry(node.clone()).or_insert_with(|| Book::new(node.clone())).pods.insert(uid.clone());
+            self.books
+                .entry(node.clone())
+                .or_insert_with(|| Book::new(node.clone()))
+                .pods
+                .insert(uid.clone());
         }
         for node in before.nodes.union(&after.nodes) {
             self.refresh(node);
@@ -587,8 +611,12 @@ impl Ledger {
         let Some(book) = self.books.get_mut(name) else { return };
         let gpus = book.gpus(&self.entries, self.policy.headroom, None);
         self.generation += 1;
-        book.view =
-            Node { name: name.clone(), generation: self.generation, gpus: gpus.into(), devices: book.devices.clone() };
+        book.view = Node {
+            name: name.clone(),
+            generation: self.generation,
+            gpus: gpus.into(),
+            devices: book.devices.clone(),
+        };
         self.changed.insert(name.clone());
     }
 
