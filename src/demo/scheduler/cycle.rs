@@ -95,37 +95,29 @@ impl Cycle<'_> {
         let nominated = self.pod.nominated.as_deref().and_then(|name| self.view.node(name)).cloned();
         if let Some(node) = nominated
             // An error about the nominated node alone is not the cycle's end: all nodes are looked at next.
-            && let Ok(found) = self.find_among(vec![node], 1).await
+            && let Ok(found) = self.ask_extender(self.pass_own_filters(vec![node], 1)).await
             && !found.feasible.is_empty()
         {
             return Ok(found);
         }
         let mut nodes: Vec<Arc<Node>> = self.view.nodes().cloned().collect();
-        let start = self.memory.next_start % nodes.len();
+        let total = nodes.len();
+        let start = self.memory.next_start % total;
         nodes.rotate_left(start);
-        let (total, wanted) = (nodes.len(), self.config.nodes_to_find(nodes.len()));
-        let looked_at = self.looked_at(&nodes, wanted);
-        self.memory.next_start = (start + looked_at) % total;
-        self.find_among(nodes, wanted).await
+        let found = self.pass_own_filters(nodes, self.config.nodes_to_find(total));
+        self.memory.next_start = (start + found.feasible.len() + found.refusals.len()) % total;
+        self.ask_extender(found).await
     }
 
-    /// How many nodes a search for `wanted` feasible ones passes over.
-    fn looked_at(&self, nodes: &[Arc<Node>], wanted: usize) -> usize {
-        let fitting = nodes.iter().enumerate().filter(|(_, node)| self.judge(node).is_ok());
-        fitting.map(|(place, _)| place + 1).nth(wanted.saturating_sub(1)).unwrap_or(nodes.len())
-    }
-
-    fn judge(&self, node: &Node) -> Result<(), Refusal> {
-        judge(self.pod, node, &self.view.usage_for(self.pod, &node.name), self.ignored())
-    }
-
-    async fn find_among(&self, nodes: Vec<Arc<Node>>, wanted: usize) -> Result<Found, String> {
+    /// Looks at nodes in their order until `wanted` are feasible.
+    fn pass_own_filters(&self, nodes: Vec<Arc<Node>>, wanted: usize) -> Found {
         let mut found = Found::default();
         for node in nodes {
             if found.feasible.len() >= wanted {
                 break;
             }
-            match self.judge(&node) {
+            let usage = self.view.usage_for(self.pod, &node.name);
+            match judge(self.pod, &node, &usage, self.ignored()) {
                 Ok(()) => found.feasible.push(node),
                 Err(refusal) => {
                     found.rejectors.insert(refusal.by);
@@ -133,16 +125,17 @@ impl Cycle<'_> {
                 }
             }
         }
-        if !found.feasible.is_empty() && self.extender.is_interested_in(self.pod) {
-            self.ask_extender(&mut found).await?;
-        }
-        Ok(found)
+        found
     }
 
-    async fn ask_extender(&self, found: &mut Found) -> Result<(), String> {
+    /// The extender is asked only about nodes that passed, and only about pods it manages.
+    async fn ask_extender(&self, mut found: Found) -> Result<Found, String> {
+        if found.feasible.is_empty() || !self.extender.is_interested_in(self.pod) {
+            return Ok(found);
+        }
         let answer = match self.extender.filter(self.pod, &found.feasible).await {
             Ok(answer) => answer,
-            Err(_) if self.extender.config.ignorable => return Ok(()),
+            Err(_) if self.extender.config.ignorable => return Ok(found),
             Err(error) => return Err(error),
         };
         for (node, text) in answer.failed {
@@ -155,7 +148,7 @@ impl Cycle<'_> {
             found.rejectors.insert(Rejector::Extender);
         }
         found.feasible = answer.nodes;
-        Ok(())
+        Ok(found)
     }
 
     /// The highest score, a random one of several.
