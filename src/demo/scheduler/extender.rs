@@ -1,0 +1,208 @@
+//! The scheduler's HTTP client of its extender: requests as Go writes them, answers as Go reads them.
+//!
+//! Errors are texts, because the scheduler does nothing with them but write them into a pod's condition. What
+//! follows from an answer is decided in `cycle`, `preemption` and the binding.
+
+use super::config::ExtenderConfig;
+use super::go_json::{entries, field, first_value, integer, slice, string, structure};
+use super::objects::{Node, Pod};
+use super::observations::{Observations, Verb};
+use axum::body::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::{Client, connect::HttpConnector};
+use hyper_util::rt::TokioExecutor;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What filter left, and why the rest went.
+#[derive(Debug)]
+pub struct Filtered {
+    /// May hold a node twice, or one nobody asked about: the scheduler takes it as it comes.
+    pub nodes: Vec<Arc<Node>>,
+    pub failed: BTreeMap<String, String>,
+    pub unresolvable: BTreeMap<String, String>,
+}
+
+/// A node with the UIDs of those who would have to leave it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetaVictims {
+    pub uids: Vec<String>,
+    pub pdb_violations: i64,
+}
+
+pub struct Extender {
+    pub config: ExtenderConfig,
+    client: Client<HttpConnector, Full<Bytes>>,
+    observations: Arc<Observations>,
+}
+
+/// Go's transport keeps this many idle connections to one host.
+const IDLE_CONNECTIONS: usize = 2;
+
+impl Extender {
+    pub fn new(config: ExtenderConfig, observations: Arc<Observations>) -> Self {
+        let client = Client::builder(TokioExecutor::new())
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .http1_title_case_headers(true)
+            .build_http();
+        Self { config, client, observations }
+    }
+
+    pub fn is_interested_in(&self, pod: &Pod) -> bool {
+        pod.names(&self.config.managed_resource)
+    }
+
+    pub async fn filter(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Filtered, String> {
+        let answer = self.send(Verb::Filter, pod.full_name(), &self.arguments(pod, nodes)).await?;
+        let answer = structure(&answer, "v1.ExtenderFilterResult")?;
+        let list = structure(field(answer, "Nodes"), "v1.NodeList")?;
+        let items = slice(field(list, "items"), "NodeList.items")?;
+        let names = slice(field(answer, "NodeNames"), "ExtenderFilterResult.NodeNames")?;
+        let failed = texts(field(answer, "FailedNodes"), "ExtenderFilterResult.FailedNodes")?;
+        let unresolvable = texts(
+            field(answer, "FailedAndUnresolvableNodes"),
+            "ExtenderFilterResult.FailedAndUnresolvableNodes",
+        )?;
+        let error = string(field(answer, "Error"), "ExtenderFilterResult.Error")?;
+        if !error.is_empty() {
+            return Err(error);
+        }
+        let nodes = match (self.config.node_cache_capable, names) {
+            (true, Some(names)) => self.named(names, nodes)?,
+            _ => items
+                .unwrap_or_default()
+                .iter()
+                .map(|item| Arc::new(Node::parse(Arc::new(item.clone()))))
+                .collect(),
+        };
+        Ok(Filtered { nodes, failed, unresolvable })
+    }
+
+    /// Host and score; hosts nobody asked about are the caller's to ignore.
+    pub async fn prioritize(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Vec<(String, i64)>, String> {
+        let answer = self.send(Verb::Prioritize, pod.full_name(), &self.arguments(pod, nodes)).await?;
+        let scores = slice(&answer, "v1.HostPriorityList")?.unwrap_or_default();
+        let one = |score: &Value| {
+            let score = structure(score, "v1.HostPriority")?;
+            let host = string(field(score, "Host"), "HostPriority.Host")?;
+            Ok((host, integer(field(score, "Score"), "HostPriority.Score")?))
+        };
+        scores.iter().map(one).collect()
+    }
+
+    /// The candidates the extender leaves, always by UID.
+    pub async fn preempt(
+        &self,
+        pod: &Pod,
+        candidates: &BTreeMap<String, (Vec<&Pod>, i64)>,
+    ) -> Result<BTreeMap<String, MetaVictims>, String> {
+        let whole = !self.config.node_cache_capable;
+        let victims = |victims: &[&Pod]| -> Vec<Value> {
+            let one = |victim: &&Pod| if whole { victim.on_the_wire() } else { json!({"UID": victim.uid}) };
+            victims.iter().map(one).collect()
+        };
+        let map: Value = candidates
+            .iter()
+            .map(|(node, (pods, violations))| {
+                (node.clone(), json!({"Pods": victims(pods), "NumPDBViolations": violations}))
+            })
+            .collect();
+        let (full, meta) = if whole { (map, Value::Null) } else { (Value::Null, map) };
+        let arguments =
+            json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
+        let answer = self.send(Verb::Preempt, pod.full_name(), &arguments).await?;
+        let answer = structure(&answer, "v1.ExtenderPreemptionResult")?;
+        let map = entries(
+            field(answer, "NodeNameToMetaVictims"),
+            "ExtenderPreemptionResult.NodeNameToMetaVictims",
+        )?;
+        map.into_iter().map(|(node, victims)| Ok((node.clone(), meta_victims(victims)?))).collect()
+    }
+
+    pub async fn bind(&self, pod: &Pod, node: &str) -> Result<(), String> {
+        let arguments =
+            json!({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node});
+        let answer = self.send(Verb::Bind, pod.full_name(), &arguments).await?;
+        let answer = structure(&answer, "v1.ExtenderBindingResult")?;
+        let error = string(field(answer, "Error"), "ExtenderBindingResult.Error")?;
+        if error.is_empty() { Ok(()) } else { Err(error) }
+    }
+
+    fn arguments(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Value {
+        let (list, names) = if self.config.node_cache_capable {
+            (Value::Null, nodes.iter().map(|node| json!(node.name)).collect())
+        } else {
+            let items: Vec<Value> = nodes.iter().map(|node| node.on_the_wire()).collect();
+            (json!({"metadata": {}, "items": items}), Value::Null)
+        };
+        json!({"Pod": pod.on_the_wire(), "Nodes": list, "NodeNames": names})
+    }
+
+    fn named(&self, names: &[Value], asked: &[Arc<Node>]) -> Result<Vec<Arc<Node>>, String> {
+        let by_name: BTreeMap<&str, &Arc<Node>> =
+            asked.iter().map(|node| (node.name.as_str(), node)).collect();
+        let one = |name: &Value| {
+            let name = string(name, "ExtenderFilterResult.NodeNames")?;
+            let known = by_name.get(name.as_str()).copied().cloned();
+            known.ok_or_else(|| {
+                let prefix = &self.config.url_prefix;
+                format!(
+                    "extender \"{prefix}\" claims a filtered node \"{name}\" which is not found in the input node list"
+                )
+            })
+        };
+        names.iter().map(one).collect()
+    }
+
+    async fn send(&self, verb: Verb, pod: String, arguments: &Value) -> Result<Value, String> {
+        self.observations.called(verb, pod);
+        let url = format!("{}/{}", self.config.url_prefix, verb.as_str());
+        let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
+        let exchange = tokio::time::timeout(self.config.timeout, self.exchange(&url, arguments)).await;
+        let (status, body) = exchange
+            .unwrap_or_else(|_| Err(late.to_owned()))
+            .map_err(|why| format!("Post \"{url}\": {why}"))?;
+        if status != http::StatusCode::OK {
+            return Err(format!(
+                "failed {} with extender at URL {url}, code {}",
+                verb.as_str(),
+                status.as_u16()
+            ));
+        }
+        first_value(&body)
+    }
+
+    async fn exchange(&self, url: &str, arguments: &Value) -> Result<(http::StatusCode, Bytes), String> {
+        // No Accept-Encoding: Go asks for gzip, but nothing in this tree could unpack it.
+        let request = http::Request::post(url)
+            .header(http::header::USER_AGENT, "Go-http-client/1.1")
+            .header(http::header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(arguments.to_string())))
+            .map_err(|error| error.to_string())?;
+        let response = self.client.request(request).await.map_err(|error| {
+            if error.is_connect() {
+                "dial tcp: connect: connection refused".to_owned()
+            } else {
+                "EOF".to_owned()
+            }
+        })?;
+        let status = response.status();
+        let body = response.into_body().collect().await.map_err(|_| "unexpected EOF".to_owned())?;
+        Ok((status, body.to_bytes()))
+    }
+}
+
+fn texts(value: &Value, name: &str) -> Result<BTreeMap<String, String>, String> {
+    entries(value, name)?.into_iter().map(|(key, text)| Ok((key.clone(), string(text, name)?))).collect()
+}
+
+fn meta_victims(value: &Value) -> Result<MetaVictims, String> {
+    let victims = structure(value, "v1.MetaVictims")?;
+    let pods = slice(field(victims, "Pods"), "MetaVictims.Pods")?.unwrap_or_default();
+    let uid = |pod: &Value| string(field(structure(pod, "v1.MetaPod")?, "UID"), "MetaPod.UID");
+    Ok(MetaVictims {
+        uids: pods.iter().map(uid).collect::<Result<_, String>>()?,
+        pdb_violations: integer(field(victims, "NumPDBViolations"), "MetaVictims.NumPDBViolations")?,
+    })
+}

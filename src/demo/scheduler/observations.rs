@@ -1,0 +1,129 @@
+//! What the stand-in did, for tests and the demo to look at: calls of the extender, outcomes, how far it has come.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The extender's four verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verb {
+    Filter,
+    Prioritize,
+    Preempt,
+    Bind,
+}
+
+impl Verb {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Filter => "filter",
+            Self::Prioritize => "prioritize",
+            Self::Preempt => "preempt",
+            Self::Bind => "bind",
+        }
+    }
+}
+
+/// One call, noted when it is sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Call {
+    pub verb: Verb,
+    /// `namespace/name`.
+    pub pod: String,
+    pub at: Instant,
+}
+
+/// What came of a pod so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Scheduling cycles.
+    pub attempts: u32,
+    /// Where the API server says it runs.
+    pub node: Option<String>,
+    /// The last failure: SchedulerError or Unschedulable, and the condition's text.
+    pub reason: Option<&'static str>,
+    pub message: Option<String>,
+    /// How often victims were chosen for it.
+    pub preemptions: u32,
+}
+
+/// How far the scheduler has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// The resource version of the last pod it saw.
+    pub pods_version: u64,
+    /// The resource version of the last node it saw.
+    pub nodes_version: u64,
+    /// Nothing to do now: no pod to try, no bind on its way. Pods may wait for an event or for back-off to end.
+    pub idle: bool,
+    /// Counts steps, so that watchers see each.
+    steps: u64,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    calls: Vec<Call>,
+    outcomes: BTreeMap<String, Outcome>,
+}
+
+#[derive(Debug, Default)]
+pub struct Observations {
+    seen: Mutex<Seen>,
+    progress: watch::Sender<Progress>,
+}
+
+impl Observations {
+    pub fn calls(&self) -> Vec<Call> {
+        self.seen.lock().calls.clone()
+    }
+
+    pub fn calls_for(&self, pod: &str) -> Vec<Call> {
+        self.seen.lock().calls.iter().filter(|call| call.pod == pod).cloned().collect()
+    }
+
+    pub fn count(&self, verb: Verb) -> usize {
+        self.seen.lock().calls.iter().filter(|call| call.verb == verb).count()
+    }
+
+    /// By `namespace/name`.
+    pub fn outcome(&self, pod: &str) -> Outcome {
+        self.seen.lock().outcomes.get(pod).cloned().unwrap_or_default()
+    }
+
+    pub fn outcomes(&self) -> BTreeMap<String, Outcome> {
+        self.seen.lock().outcomes.clone()
+    }
+
+    pub fn progress(&self) -> Progress {
+        *self.progress.borrow()
+    }
+
+    /// Waits until `look` finds what it wants, looking again after each step of the scheduler.
+    pub async fn until<T>(&self, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+        let mut progress = self.progress.subscribe();
+        loop {
+            if let Some(found) = look(self) {
+                return found;
+            }
+            progress.changed().await.expect("the observations own the sender");
+        }
+    }
+
+    pub(super) fn called(&self, verb: Verb, pod: String) {
+        self.seen.lock().calls.push(Call { verb, pod, at: Instant::now() });
+        self.step(|_| {});
+    }
+
+    pub(super) fn record(&self, pod: String, change: impl FnOnce(&mut Outcome)) {
+        change(self.seen.lock().outcomes.entry(pod).or_default());
+        self.step(|_| {});
+    }
+
+    pub(super) fn step(&self, change: impl FnOnce(&mut Progress)) {
+        self.progress.send_modify(|progress| {
+            change(progress);
+            progress.steps += 1;
+        });
+    }
+}

@@ -1,0 +1,182 @@
+//! The scheduler's cache: nodes, pods, who is where, who is assumed to be where, who is nominated.
+//!
+//! Synchronous; fed by the watches and by the scheduler's own assumptions. It decides nothing.
+
+use super::filters::Usage;
+use super::objects::{Node, Pod, subtract};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+#[derive(Debug, Default)]
+pub struct View {
+    nodes: BTreeMap<String, Arc<Node>>,
+    pods: BTreeMap<String, Arc<Pod>>,
+    /// Pod UID → node, from the scheduling cycle until the watch shows it or the bind fails.
+    assumed: BTreeMap<String, String>,
+    nominated: BTreeMap<String, String>,
+    /// What each node holds, bound and assumed.
+    books: BTreeMap<String, Book>,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    uids: BTreeSet<String>,
+    usage: Usage,
+}
+
+impl View {
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Arc<Node>> {
+        self.nodes.values()
+    }
+
+    pub fn node(&self, name: &str) -> Option<&Arc<Node>> {
+        self.nodes.get(name)
+    }
+
+    pub fn pod(&self, uid: &str) -> Option<&Arc<Pod>> {
+        self.pods.get(uid)
+    }
+
+    pub fn uids(&self) -> impl Iterator<Item = &String> {
+        self.pods.keys()
+    }
+
+    /// Bound to a node or assumed on it, and not ended.
+    pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        let uids = self.books.get(node).into_iter().flat_map(|book| &book.uids);
+        uids.filter_map(|uid| self.pods.get(uid))
+    }
+
+    /// What a pod finds taken: what is there, and those nominated who come before it.
+    pub fn usage_for(&self, pod: &Pod, node: &str) -> Usage {
+        let mut usage = self.books.get(node).map(|book| book.usage.clone()).unwrap_or_default();
+        self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
+        usage
+    }
+
+    /// Pods of at least the same priority that are nominated to the node.
+    pub fn nominated_before<'a>(&'a self, pod: &'a Pod, node: &'a str) -> impl Iterator<Item = &'a Arc<Pod>> {
+        self.nominated_to(node).filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
+    }
+
+    pub fn nominated_to(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        let there = self.nominated.iter().filter(move |(_, nominated)| *nominated == node);
+        there.filter_map(|(uid, _)| self.pods.get(uid))
+    }
+
+    pub fn is_assumed(&self, uid: &str) -> bool {
+        self.assumed.contains_key(uid)
+    }
+
+    pub fn apply_node(&mut self, node: Arc<Node>) -> Option<Arc<Node>> {
+        self.nodes.insert(node.name.clone(), node)
+    }
+
+    pub fn delete_node(&mut self, name: &str) {
+        self.nodes.remove(name);
+    }
+
+    /// Takes a pod as the watch shows it; a bound pod ends its assumption.
+    pub fn apply_pod(&mut self, pod: Arc<Pod>) -> Option<Arc<Pod>> {
+        self.unbook(&pod.uid);
+        if pod.node.is_some() || pod.ended {
+            self.assumed.remove(&pod.uid);
+        }
+        // An assumed pod is counted where it is assumed, and nowhere twice.
+        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
+        self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits));
+        let before = self.pods.insert(pod.uid.clone(), pod.clone());
+        self.book(&pod);
+        before
+    }
+
+    pub fn delete_pod(&mut self, uid: &str) -> Option<Arc<Pod>> {
+        self.unbook(uid);
+        self.assumed.remove(uid);
+        self.nominated.remove(uid);
+        self.pods.remove(uid)
+    }
+
+    /// Counts a pod on a node before the Binding is written.
+    pub fn assume(&mut self, uid: &str, node: &str) {
+        self.unbook(uid);
+        self.assumed.insert(uid.to_owned(), node.to_owned());
+        self.nominated.remove(uid);
+        if let Some(pod) = self.pods.get(uid).cloned() {
+            self.book(&pod);
+        }
+    }
+
+    pub fn forget(&mut self, uid: &str) {
+        self.unbook(uid);
+        self.assumed.remove(uid);
+        if let Some(pod) = self.pods.get(uid).cloned() {
+            self.book(&pod);
+        }
+    }
+
+    pub fn nominate(&mut self, uid: &str, node: Option<String>) {
+        match node {
+            Some(node) => self.nominated.insert(uid.to_owned(), node),
+            None => self.nominated.remove(uid),
+        };
+    }
+
+    fn place_of<'a>(&'a self, pod: &'a Pod) -> Option<&'a String> {
+        if pod.ended { None } else { pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid)) }
+    }
+
+    fn book(&mut self, pod: &Pod) {
+        let Some(node) = self.place_of(pod).cloned() else {
+            return;
+        };
+        let book = self.books.entry(node).or_default();
+        if book.uids.insert(pod.uid.clone()) {
+            book.usage.add(pod);
+        }
+    }
+
+    fn unbook(&mut self, uid: &str) {
+        let Some(pod) = self.pods.get(uid).cloned() else {
+            return;
+        };
+        let Some(node) = self.place_of(&pod).cloned() else {
+            return;
+        };
+        if let Some(book) = self.books.get_mut(&node)
+            && book.uids.remove(uid)
+        {
+            subtract(&mut book.usage.requests, &pod.requests);
+            book.usage.pods -= 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str, node: Option<&str>) -> Arc<Pod> {
+        let object = json!({
+            "metadata": {"name": uid, "uid": uid},
+            "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"gpu": "1"}}}]},
+        });
+        Arc::new(Pod::parse(Arc::new(object)).unwrap())
+    }
+
+    #[test]
+    fn assume_confirm_and_forget_count_a_pod_once() {
+        let mut view = View::default();
+        let other = pod("other", None);
+        view.apply_pod(pod("p", None));
+        view.assume("p", "a");
+        assert_eq!(view.usage_for(&other, "a").pods, 1);
+        view.apply_pod(pod("p", Some("b")));
+        assert_eq!((view.usage_for(&other, "a").pods, view.usage_for(&other, "b").pods), (0, 1));
+        view.forget("p");
+        assert_eq!(view.usage_for(&other, "b").requests["gpu"], 1000);
+        view.delete_pod("p");
+        assert_eq!(view.usage_for(&other, "b").pods, 0);
+    }
+}

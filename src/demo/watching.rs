@@ -1,0 +1,63 @@
+//! Watches as the stand-ins use them: kube's own watcher over JSON, pumped into a channel.
+//!
+//! Shared by the scheduler and the kubelet. What the objects mean is theirs to say.
+
+use futures::StreamExt;
+use kube::api::{Api, ApiResource, DynamicObject};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event};
+use serde_json::Value;
+use std::sync::Arc;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// One step of a watch.
+#[derive(Debug)]
+pub enum Notice {
+    /// A list begins: what it does not name is gone.
+    Relisting,
+    Applied(Arc<Value>),
+    Deleted(Arc<Value>),
+    /// The list is complete.
+    Synced,
+}
+
+/// A core/v1 kind.
+pub fn core(kind: &str, plural: &str) -> ApiResource {
+    ApiResource {
+        group: String::new(),
+        version: "v1".to_owned(),
+        api_version: "v1".to_owned(),
+        kind: kind.to_owned(),
+        plural: plural.to_owned(),
+    }
+}
+
+/// Watches a kind in all namespaces until nobody listens any more.
+pub async fn pump<T>(
+    client: kube::Client,
+    resource: ApiResource,
+    sender: UnboundedSender<T>,
+    wrap: impl Fn(Notice) -> T,
+) {
+    let api: Api<DynamicObject> = Api::all_with(client, &resource);
+    let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        // An error is the watcher's own to recover from.
+        let Some(notice) = event.ok().and_then(notice) else {
+            continue;
+        };
+        if sender.send(wrap(notice)).is_err() {
+            return;
+        }
+    }
+}
+
+fn notice(event: Event<DynamicObject>) -> Option<Notice> {
+    let json = |object: DynamicObject| serde_json::to_value(object).ok().map(Arc::new);
+    match event {
+        Event::Init => Some(Notice::Relisting),
+        Event::InitApply(object) | Event::Apply(object) => json(object).map(Notice::Applied),
+        Event::Delete(object) => json(object).map(Notice::Deleted),
+        Event::InitDone => Some(Notice::Synced),
+    }
+}

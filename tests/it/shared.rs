@@ -1,0 +1,18 @@
+//! Finds the recorded traffic that lies beside the checkout, where there is any.
+
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// A file under `shared/`; `None`, with a line that says so, where the folder is absent.
+pub fn json(path: &str) -> Option<Value> {
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared");
+    let root = std::env::var_os("STOWAGE_SHARED").map_or_else(beside, PathBuf::from);
+    let file = root.join(path);
+    match std::fs::read_to_string(&file) {
+        Ok(text) => Some(serde_json::from_str(&text).unwrap()),
+        Err(error) => {
+            println!("skipped: {}: {error}", file.display());
+            None
+        }
+    }
+}

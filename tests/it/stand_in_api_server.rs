@@ -1,0 +1,245 @@
+//! The stand-in API server, asked by kube's own client and watcher, and by hand where kube hides the answer.
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::watcher::{self, Event};
+use serde_json::{Value, json};
+use std::time::Duration;
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+
+async fn server() -> (ApiServer, kube::Client) {
+    let api = ApiServer::start().await.unwrap();
+    let client = api.client("test").unwrap();
+    (api, client)
+}
+
+fn pod(name: &str) -> Value {
+    let container = json!({"name": "c", "image": "i", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
+    json!({"metadata": {"name": name}, "spec": {"containers": [container]}})
+}
+
+fn binding(uid: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Binding",
+        "metadata": {"name": "a", "uid": uid, "annotations": {"k": "v"}, "labels": {"l": "w"}},
+        "target": {"kind": "Node", "name": node},
+    })
+}
+
+/// A raw request, for what kube's typed calls do not show.
+async fn send(client: &kube::Client, method: &str, path: &str, body: Value) -> Result<Value, (u16, String)> {
+    let content_type = if method == "PATCH" { "application/json-patch+json" } else { "application/json" };
+    let request = http::Request::builder().method(method).uri(path).header("Content-Type", content_type);
+    match client.request(request.body(body.to_string().into_bytes()).unwrap()).await {
+        Ok(answer) => Ok(answer),
+        Err(kube::Error::Api(status)) => Err((status.code, status.message.clone())),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn kube_creates_reads_patches_and_deletes() {
+    let (api, client) = server().await;
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let created =
+        pods.create(&PostParams::default(), &serde_json::from_value(pod("a")).unwrap()).await.unwrap();
+    let requests = created.spec.unwrap().containers[0].resources.clone().unwrap().requests.unwrap();
+    assert_eq!(requests["stowage.dev/vram"].0, "1Gi");
+    let twice = pods.create(&PostParams::default(), &serde_json::from_value(pod("a")).unwrap()).await;
+    assert!(matches!(twice, Err(kube::Error::Api(status)) if status.is_already_exists()));
+
+    let patch = json!({"metadata": {"annotations": {"x": "y"}}, "status": {"phase": "Running"}});
+    let patched = pods.patch("a", &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    assert_eq!(patched.metadata.annotations.unwrap()["x"], "y");
+    assert_eq!(
+        patched.status.unwrap().phase.as_deref(),
+        Some("Pending"),
+        "the status is its subresource's alone"
+    );
+
+    let list = pods.list(&ListParams::default()).await.unwrap();
+    assert_eq!((list.items.len(), list.metadata.resource_version.as_deref()), (1, Some("2")));
+    pods.delete("a", &DeleteParams::default()).await.unwrap();
+    assert!(pods.get_opt("a").await.unwrap().is_none());
+    assert_eq!(api.calls().count_by("test", "create", "pods"), 2);
+    assert_eq!(api.calls().reads_by("test"), 2);
+}
+
+#[tokio::test]
+async fn status_conditions_merge_by_type_and_a_repeated_write_is_none() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let condition = |kind: &str| json!({"status": {"conditions": [{"type": kind, "status": "True"}]}});
+    for kind in ["stowage.dev/Hold", "Ready", "Ready"] {
+        pods.patch_status("a", &PatchParams::default(), &Patch::Strategic(condition(kind))).await.unwrap();
+    }
+    let stored = api.get("pods/default/a").unwrap();
+    assert_eq!(stored["status"]["conditions"].as_array().unwrap().len(), 2);
+    assert_eq!(stored["metadata"]["resourceVersion"], "3");
+}
+
+#[tokio::test]
+async fn a_binding_writes_node_annotations_labels_and_condition_at_once_and_only_once() {
+    let (api, client) = server().await;
+    let created = api.create("pods", pod("a")).unwrap();
+    let uid = created["metadata"]["uid"].as_str().unwrap();
+    let path = "/api/v1/namespaces/default/pods/a/binding";
+    let (code, text) = send(&client, "POST", path, binding("other", "n")).await.unwrap_err();
+    assert_eq!((code, text.contains("Precondition failed: UID")), (409, true));
+    send(&client, "POST", path, binding(uid, "n")).await.unwrap();
+    let stored = api.get("pods/default/a").unwrap();
+    assert_eq!(stored["spec"]["nodeName"], "n");
+    assert_eq!(
+        (&stored["metadata"]["annotations"]["k"], &stored["metadata"]["labels"]["l"]),
+        (&json!("v"), &json!("w"))
+    );
+    assert_eq!(stored["status"]["conditions"][0]["type"], "PodScheduled");
+    assert_eq!(stored["metadata"]["resourceVersion"], "2", "one write");
+    let (code, text) = send(&client, "POST", path, binding(uid, "n")).await.unwrap_err();
+    assert_eq!(code, 409);
+    assert!(text.ends_with("pod a is already assigned to node \"n\""), "{text}");
+    api.delete_now("pods/default/a").unwrap();
+    assert_eq!(send(&client, "POST", path, binding(uid, "n")).await.unwrap_err().0, 404);
+}
+
+#[tokio::test]
+async fn a_gate_is_lifted_but_never_added() {
+    let (api, client) = server().await;
+    let mut gated = pod("a");
+    gated["spec"]["schedulingGates"] = json!([{"name": "stowage.dev/plan"}]);
+    let created = api.create("pods", gated).unwrap();
+    let path = "/api/v1/namespaces/default/pods/a";
+    let early = send(&client, "POST", &format!("{path}/binding"), binding("", "n")).await;
+    assert_eq!(early.unwrap_err().0, 409);
+    let uid = &created["metadata"]["uid"];
+    let lift = json!([
+        {"op": "test", "path": "/metadata/uid", "value": uid},
+        {"op": "remove", "path": "/spec/schedulingGates/0"},
+    ]);
+    let lifted = send(&client, "PATCH", path, lift).await.unwrap();
+    assert_eq!(lifted["spec"]["schedulingGates"], json!([]));
+    let add = json!([{"op": "add", "path": "/spec/schedulingGates/-", "value": {"name": "late"}}]);
+    assert_eq!(send(&client, "PATCH", path, add).await.unwrap_err().0, 422);
+}
+
+#[tokio::test]
+async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
+    let (api, client) = server().await;
+    let created = api.create("pods", pod("a")).unwrap();
+    api.bind("pods/default/a", &binding("", "n")).unwrap();
+    let path = "/api/v1/namespaces/default/pods/a/eviction";
+    let eviction = |uid: &Value| json!({"deleteOptions": {"preconditions": {"uid": uid}}});
+    assert_eq!(send(&client, "POST", path, eviction(&json!("other"))).await.unwrap_err().0, 409);
+    send(&client, "POST", path, eviction(&created["metadata"]["uid"])).await.unwrap();
+    let stored = api.get("pods/default/a").unwrap();
+    assert!(stored["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(stored["metadata"]["deletionGracePeriodSeconds"], 30);
+    assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
+}
+
+#[tokio::test]
+async fn a_watch_sees_what_enters_and_leaves_its_selector_and_survives_a_compaction() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    let pods: Api<Pod> = Api::all(client);
+    let config = watcher::Config::default().fields("spec.nodeName=");
+    let mut events = watcher::watcher(pods, config).boxed();
+    let mut next = async || loop {
+        let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await.unwrap().unwrap();
+        match event {
+            Ok(Event::InitApply(pod)) => return format!("listed {}", pod.metadata.name.unwrap()),
+            Ok(Event::Apply(pod)) => return format!("applied {}", pod.metadata.name.unwrap()),
+            Ok(Event::Delete(pod)) => return format!("deleted {}", pod.metadata.name.unwrap()),
+            Ok(Event::InitDone) => return "synced".to_owned(),
+            Ok(Event::Init) | Err(_) => {}
+        }
+    };
+    assert_eq!(next().await, "listed a");
+    assert_eq!(next().await, "synced");
+    api.create("pods", pod("b")).unwrap();
+    assert_eq!(next().await, "applied b");
+    api.bind("pods/default/a", &binding("", "n")).unwrap();
+    assert_eq!(next().await, "deleted a", "it left the selector");
+    api.create("pods", pod("c")).unwrap();
+    api.compact();
+    let mut rest = vec![next().await];
+    while rest.last().is_some_and(|event| event != "synced" && event != "applied c") {
+        rest.push(next().await);
+    }
+    assert!(rest.iter().any(|event| event.ends_with(" c")), "{rest:?}");
+}
+
+#[tokio::test]
+async fn a_watch_from_a_forgotten_version_gets_410() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    api.create("pods", pod("b")).unwrap();
+    api.compact();
+    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1").body(Vec::new()).unwrap();
+    let text = client.request_text(request).await.unwrap();
+    let event: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    assert_eq!((&event["type"], &event["object"]["code"]), (&json!("ERROR"), &json!(410)));
+}
+
+#[tokio::test]
+async fn a_streamed_list_ends_with_its_bookmark() {
+    let (api, client) = server().await;
+    api.create("nodes", json!({"metadata": {"name": "n"}})).unwrap();
+    let config = watcher::Config::default().streaming_lists();
+    let mut events = watcher::watcher(Api::<Node>::all(client), config).boxed();
+    let mut seen = Vec::new();
+    while !matches!(seen.last(), Some(Event::InitDone)) {
+        let event = tokio::time::timeout(Duration::from_secs(5), events.next()).await.unwrap().unwrap();
+        seen.push(event.unwrap());
+    }
+    assert_eq!(seen.len(), 3, "{seen:?}");
+}
+
+#[tokio::test]
+async fn ordered_faults_are_met_in_order_and_then_no_more() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    let path = "/api/v1/namespaces/default/pods/a/binding";
+    api.faults().next(Operation::Binding, 1, Fault::Fails);
+    api.faults().next(Operation::Binding, 1, Fault::Conflicts);
+    api.faults().next(Operation::Binding, 1, Fault::Hangs);
+    api.faults().next(Operation::Binding, 1, Fault::AnswersLate(Duration::from_secs(60)));
+    assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 500);
+    assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 409);
+    let short = Duration::from_millis(50);
+    assert!(tokio::time::timeout(short, send(&client, "POST", path, binding("", "n"))).await.is_err());
+    assert!(api.get("pods/default/a").unwrap()["spec"]["nodeName"].is_null(), "nothing was written so far");
+    let late = tokio::spawn({
+        let client = client.clone();
+        async move { send(&client, "POST", path, binding("", "n")).await }
+    });
+    api.until(|api| api.get("pods/default/a").filter(|pod| pod["spec"]["nodeName"] == "n")).await;
+    assert!(!late.is_finished(), "written, but not answered");
+    let text = send(&client, "POST", path, binding("", "n")).await.unwrap_err().1;
+    assert!(text.contains("already assigned"), "{text}");
+}
+
+#[tokio::test]
+async fn odd_input_is_refused_and_never_ends_the_server() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    let pods = "/api/v1/namespaces/default/pods";
+    for (method, path, body, code) in [
+        ("POST", pods.to_owned(), json!([]), 400),
+        ("POST", pods.to_owned(), json!({"metadata": 3}), 400),
+        ("POST", format!("{pods}/a/binding"), json!({"target": "n"}), 400),
+        ("POST", format!("{pods}/gone/eviction"), json!({"deleteOptions": 1}), 404),
+        ("PATCH", format!("{pods}/a"), json!({}), 400),
+        ("PATCH", format!("{pods}/a"), json!([{"op": "replace", "path": "", "value": 1}]), 400),
+        ("PATCH", format!("{pods}/a/scale"), json!([]), 404),
+        ("GET", "/api/v1/unknown".to_owned(), json!({}), 404),
+        ("DELETE", pods.to_owned(), json!({}), 405),
+    ] {
+        let answer = send(&client, method, &path, body).await;
+        assert_eq!(answer.unwrap_err().0, code, "{method} {path}");
+    }
+    assert!(api.get("pods/default/a").is_some());
+}

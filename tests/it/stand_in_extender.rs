@@ -1,0 +1,176 @@
+//! A scripted extender for tests: any answer, well-formed or not, over a bare socket.
+//!
+//! It knows nothing of Stowage. By default it lets every node pass, scores all alike and binds as asked.
+
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use stowage::demo::api_server::ApiServer;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// What goes back over the wire.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    pub status: u16,
+    pub body: String,
+    pub content_type: String,
+    pub chunked: bool,
+    pub delay: Duration,
+    pub closes: bool,
+}
+
+impl Answer {
+    pub fn ok(body: impl ToString) -> Self {
+        Self {
+            status: 200,
+            body: body.to_string(),
+            content_type: "application/json".into(),
+            chunked: false,
+            delay: Duration::ZERO,
+            closes: false,
+        }
+    }
+}
+
+/// One request as it came.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub verb: String,
+    pub headers: Vec<(String, String)>,
+    pub body: Value,
+}
+
+type Script = dyn Fn(&Request) -> Answer + Send + Sync;
+
+pub struct ScriptedExtender {
+    address: SocketAddr,
+    requests: Arc<Mutex<Vec<Request>>>,
+    task: JoinHandle<()>,
+}
+
+impl ScriptedExtender {
+    pub async fn start(script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::<Mutex<Vec<Request>>>::default();
+        let (script, log): (Arc<Script>, _) = (Arc::new(script), requests.clone());
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(serve(stream, script.clone(), log.clone()));
+            }
+        });
+        Self { address, requests, task }
+    }
+
+    pub fn url_prefix(&self) -> String {
+        format!("http://{}/scheduler", self.address)
+    }
+
+    pub fn requests(&self, verb: &str) -> Vec<Request> {
+        self.requests.lock().unwrap().iter().filter(|request| request.verb == verb).cloned().collect()
+    }
+}
+
+impl Drop for ScriptedExtender {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Request>>>) {
+    let mut stream = BufReader::new(stream);
+    while let Some(request) = read(&mut stream).await {
+        log.lock().unwrap().push(request.clone());
+        let answer = script(&request);
+        tokio::time::sleep(answer.delay).await;
+        if answer.closes || stream.write_all(&encode(&answer)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        if stream.read_line(&mut line).await.ok()? == 0 {
+            return None;
+        }
+        match line.trim_end() {
+            "" => break,
+            text => lines.push(text.to_owned()),
+        }
+    }
+    let path = lines.first()?.split(' ').nth(1)?.to_owned();
+    let split =
+        |line: &String| line.split_once(": ").map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let headers: Vec<_> = lines[1..].iter().filter_map(split).collect();
+    let length = headers.iter().find(|(name, _)| name == "Content-Length")?.1.parse().ok()?;
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    let verb = path.rsplit('/').next()?.to_owned();
+    Some(Request { verb, headers, body: serde_json::from_slice(&body).ok()? })
+}
+
+fn encode(answer: &Answer) -> Vec<u8> {
+    let Answer { status, body, content_type, .. } = answer;
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Type: {content_type}\r\n");
+    let rest = match (answer.chunked, *status) {
+        (_, 204) => "\r\n".to_owned(),
+        (true, _) => format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n", body.len()),
+        (false, _) => format!("Content-Length: {}\r\n\r\n{body}", body.len()),
+    };
+    (head + &rest).into_bytes()
+}
+
+/// The default script: everything passes, all score alike, bind does as it is told.
+pub fn agreeable(api: &ApiServer, request: &Request) -> Answer {
+    match request.verb.as_str() {
+        "filter" => Answer::ok(keep(request, |_| true)),
+        "prioritize" => Answer::ok(json!([])),
+        "preempt" => Answer::ok(json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]})),
+        _ => bind(api, request, request.body["Node"].as_str().unwrap()),
+    }
+}
+
+/// A filter answer in the mode of the request.
+pub fn keep(request: &Request, keeps: impl Fn(&str) -> bool) -> Value {
+    match &request.body["NodeNames"] {
+        Value::Array(names) => {
+            let kept: Vec<&Value> = names.iter().filter(|name| keeps(name.as_str().unwrap())).collect();
+            json!({"NodeNames": kept})
+        }
+        _ => {
+            let kept = |node: &&Value| keeps(node["metadata"]["name"].as_str().unwrap());
+            let items: Vec<&Value> =
+                request.body["Nodes"]["items"].as_array().unwrap().iter().filter(kept).collect();
+            json!({"Nodes": {"metadata": {}, "items": items}})
+        }
+    }
+}
+
+/// The names a filter request asks about, in either mode.
+pub fn asked(request: &Request) -> Vec<String> {
+    let names = |values: &Vec<Value>, name: fn(&Value) -> &Value| {
+        values.iter().map(|value| name(value).as_str().unwrap().to_owned()).collect()
+    };
+    match &request.body["NodeNames"] {
+        Value::Array(values) => names(values, |value| value),
+        _ => names(request.body["Nodes"]["items"].as_array().unwrap(), |node| &node["metadata"]["name"]),
+    }
+}
+
+/// Binds through the API server, as an extender must.
+pub fn bind(api: &ApiServer, request: &Request, node: &str) -> Answer {
+    let text = |field: &str| request.body[field].as_str().unwrap().to_owned();
+    let binding = json!({
+        "metadata": {"name": text("PodName"), "uid": text("PodUID")},
+        "target": {"kind": "Node", "name": node},
+    });
+    let bound = api.bind(&format!("pods/{}/{}", text("PodNamespace"), text("PodName")), &binding);
+    Answer::ok(json!({"Error": bound.err().map(|error| error.to_string()).unwrap_or_default()}))
+}

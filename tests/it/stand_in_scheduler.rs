@@ -1,0 +1,287 @@
+//! The stand-in scheduler at work: wire format, waking, nomination and preemption.
+
+use crate::shared;
+use crate::stand_in_extender::{Answer, Request, ScriptedExtender, agreeable, asked, keep};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::kubelet::{self, Kubelet};
+use stowage::demo::scheduler::Scheduler;
+use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::observations::Verb;
+
+struct Cluster {
+    api: Arc<ApiServer>,
+    extender: ScriptedExtender,
+}
+
+impl Cluster {
+    /// Nodes `n0`, `n1`, … of 80Gi.
+    async fn new(
+        nodes: usize,
+        script: impl Fn(&ApiServer, &Request) -> Answer + Send + Sync + 'static,
+    ) -> Self {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        for number in 0..nodes {
+            let capacity = json!({"cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "80Gi"});
+            let node = json!({"metadata": {"name": format!("n{number}")}, "status": {"capacity": capacity}});
+            api.create("nodes", node).unwrap();
+        }
+        let scripted = api.clone();
+        let extender = ScriptedExtender::start(move |request| script(&scripted, request)).await;
+        Self { api, extender }
+    }
+
+    fn config(&self) -> Config {
+        let mut config = Config::shipped(&self.extender.url_prefix());
+        config.initial_back_off = Duration::from_millis(5);
+        config
+    }
+
+    fn schedule(&self) -> Scheduler {
+        Scheduler::start(self.api.client("scheduler").unwrap(), self.config())
+    }
+
+    fn create(&self, name: &str, vram: &str, priority: i64) {
+        let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": vram}}});
+        let spec = json!({"schedulerName": "stowage", "priority": priority, "containers": [container]});
+        self.api.create("pods", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+    }
+
+    fn node_of(&self, pod: &str) -> Option<String> {
+        Some(self.api.get(&format!("pods/default/{pod}"))?["spec"]["nodeName"].as_str()?.to_owned())
+    }
+
+    async fn bound(&self, pod: &str) -> String {
+        within(self.api.until(|_| self.node_of(pod))).await
+    }
+
+    /// Until the scheduler has seen all that was written and has nothing to do.
+    async fn settled(&self, scheduler: &Scheduler) {
+        let newest = |kind: &str| {
+            let version =
+                |object: &Arc<Value>| object["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
+            self.api.list(kind).iter().filter_map(version).max().unwrap_or_default()
+        };
+        let settled = scheduler.observations().until(|seen| {
+            let progress = seen.progress();
+            let news = progress.pods_version >= newest("pods") && progress.nodes_version >= newest("nodes");
+            (progress.idle && news).then_some(())
+        });
+        within(settled).await;
+    }
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
+}
+
+fn refuse_all(api: &ApiServer, request: &Request) -> Answer {
+    if request.verb != "filter" {
+        return agreeable(api, request);
+    }
+    let reasons: Value =
+        asked(request).into_iter().map(|name| (name, json!("no single GPU has room"))).collect();
+    Answer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
+}
+
+#[tokio::test]
+async fn requests_are_the_recorded_ones() {
+    let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/filter-cached.json") else {
+        return;
+    };
+    let cluster = Cluster::new(2, agreeable).await;
+    let mut pod = recorded["request"]["Pod"].clone();
+    pod["spec"]["schedulerName"] = json!("stowage");
+    let mut config = cluster.config();
+    config.extender.managed_resource = "example.com/vram".into();
+    config.extender.ignored_by_scheduler = true;
+    for node in ["n0", "n1"] {
+        let room = json!({"status": {"allocatable": {"nvidia.com/gpu": "4"}}});
+        cluster.api.patch_status(&format!("nodes/{node}"), &room).unwrap();
+    }
+    cluster.api.create("pods", pod.clone()).unwrap();
+    let _scheduler = Scheduler::start(cluster.api.client("scheduler").unwrap(), config);
+    cluster.bound("llm-0").await;
+
+    let mut request = cluster.extender.requests("filter").remove(0);
+    for field in ["uid", "resourceVersion", "creationTimestamp"] {
+        assert!(request.body["Pod"]["metadata"][field].is_string());
+        request.body["Pod"]["metadata"][field] = pod["metadata"][field].clone();
+    }
+    assert_eq!(request.body["Pod"], pod);
+    assert_eq!(keys(&request.body), keys(&recorded["request"]));
+    assert_eq!(request.body["Nodes"], Value::Null);
+    for (name, value) in [("User-Agent", "Go-http-client/1.1"), ("Content-Type", "application/json")] {
+        assert!(request.headers.contains(&(name.into(), value.into())), "{:?}", request.headers);
+    }
+    let bind = &cluster.extender.requests("bind")[0].body;
+    assert_eq!(keys(bind), ["Node", "PodName", "PodNamespace", "PodUID"]);
+}
+
+fn keys(object: &Value) -> Vec<&str> {
+    object.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[tokio::test]
+async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
+    let cluster = Cluster::new(2, refuse_all).await;
+    let scheduler = cluster.schedule();
+    cluster.create("a", "1Gi", 0);
+    let filters = || scheduler.observations().count(Verb::Filter);
+    within(scheduler.observations().until(|seen| (seen.count(Verb::Filter) == 2).then_some(()))).await;
+    cluster.settled(&scheduler).await;
+    assert_eq!(filters(), 2, "its own condition woke it once");
+
+    let heartbeat =
+        json!({"status": {"conditions": [{"type": "Ready", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
+    cluster.api.patch_status("nodes/n0", &heartbeat).unwrap();
+    cluster.settled(&scheduler).await;
+    assert_eq!(filters(), 2);
+
+    cluster.api.patch("pods/default/a", &json!({"metadata": {"annotations": {"touch": "1"}}})).unwrap();
+    cluster.settled(&scheduler).await;
+    assert_eq!(filters(), 3);
+    cluster.api.patch("nodes/n0", &json!({"metadata": {"labels": {"touch": "1"}}})).unwrap();
+    cluster.settled(&scheduler).await;
+    assert_eq!(filters(), 4);
+}
+
+#[tokio::test]
+async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
+    let cluster = Cluster::new(4, agreeable).await;
+    cluster.create("a", "1Gi", 0);
+    cluster.api.patch_status("pods/default/a", &json!({"status": {"nominatedNodeName": "n2"}})).unwrap();
+    let scheduler = cluster.schedule();
+    assert_eq!(cluster.bound("a").await, "n2");
+    assert_eq!(asked(&cluster.extender.requests("filter")[0]), ["n2"]);
+    assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
+    assert!(cluster.api.get("pods/default/a").unwrap()["status"]["nominatedNodeName"].is_null());
+}
+
+#[tokio::test]
+async fn a_gated_pod_waits_until_its_gate_is_lifted_and_a_strangers_pod_for_ever() {
+    let cluster = Cluster::new(1, agreeable).await;
+    let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
+    let pod = |name: &str, scheduler: &str, gates: Value| {
+        let spec = json!({"schedulerName": scheduler, "schedulingGates": gates, "containers": [container]});
+        json!({"metadata": {"name": name}, "spec": spec})
+    };
+    cluster.api.create("pods", pod("gated", "stowage", json!([{"name": "g"}]))).unwrap();
+    cluster.api.create("pods", pod("strange", "default-scheduler", json!([]))).unwrap();
+    let scheduler = cluster.schedule();
+    cluster.settled(&scheduler).await;
+    assert_eq!(scheduler.observations().calls(), []);
+    cluster.api.patch("pods/default/gated", &json!({"spec": {"schedulingGates": null}})).unwrap();
+    cluster.bound("gated").await;
+    assert_eq!(cluster.node_of("strange"), None);
+}
+
+#[tokio::test]
+async fn the_top_score_wins_every_time() {
+    let cluster = Cluster::new(5, |api, request| match request.verb.as_str() {
+        "prioritize" => Answer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}])),
+        _ => agreeable(api, request),
+    });
+    let cluster = cluster.await;
+    let _scheduler = cluster.schedule();
+    for name in ["a", "b", "c"] {
+        cluster.create(name, "1Gi", 0);
+        assert_eq!(cluster.bound(name).await, "n3");
+    }
+}
+
+#[tokio::test]
+async fn a_full_sum_is_preempted_for_and_the_nomination_leads_to_the_node() {
+    let cluster = Cluster::new(2, |api, request| match request.verb.as_str() {
+        // The one node of the two on which the placement is to succeed.
+        "preempt" => {
+            let victims = &request.body["NodeNameToMetaVictims"]["n1"];
+            Answer::ok(json!({"NodeNameToMetaVictims": {"n1": victims}}))
+        }
+        _ => agreeable(api, request),
+    });
+    let cluster = cluster.await;
+    let fast = kubelet::Config { grace_second: Duration::from_millis(1), ..kubelet::Config::default() };
+    let _kubelet = Kubelet::start(cluster.api.client("kubelet").unwrap(), fast);
+    let scheduler = cluster.schedule();
+    for name in ["low0", "low1"] {
+        cluster.create(name, "60Gi", 0);
+        cluster.bound(name).await;
+    }
+    cluster.create("high", "40Gi", 100);
+    assert_eq!(cluster.bound("high").await, "n1");
+
+    let preempts = cluster.extender.requests("preempt");
+    assert_eq!(preempts.len(), 1, "while its victims terminated it was not eligible again");
+    assert_eq!(keys(&preempts[0].body["NodeNameToMetaVictims"]), ["n0", "n1"]);
+    assert_eq!(preempts[0].body["NodeNameToVictims"], Value::Null);
+    let last = cluster.extender.requests("filter").pop().unwrap();
+    assert_eq!(asked(&last), ["n1"]);
+    assert_eq!(last.body["Pod"]["status"]["nominatedNodeName"], "n1");
+    assert_eq!(scheduler.observations().outcome("default/high").preemptions, 1);
+    assert_eq!(cluster.api.list("pods").len(), 2, "one victim left, one pod stayed");
+}
+
+#[tokio::test]
+async fn an_empty_preempt_answer_evicts_nobody() {
+    let cluster = Cluster::new(1, |api, request| match request.verb.as_str() {
+        "preempt" => Answer::ok(json!({"NodeNameToMetaVictims": {}})),
+        _ => agreeable(api, request),
+    });
+    let cluster = cluster.await;
+    let scheduler = cluster.schedule();
+    cluster.create("low", "60Gi", 0);
+    cluster.bound("low").await;
+    cluster.create("high", "40Gi", 100);
+    within(scheduler.observations().until(|seen| seen.outcome("default/high").message)).await;
+    cluster.settled(&scheduler).await;
+    assert_eq!(
+        scheduler.observations().outcome("default/high").message.as_deref(),
+        Some(
+            "0/1 nodes are available: 1 Insufficient stowage.dev/vram. \
+             no new claims to deallocate, preemption: no candidate node for preemption"
+        )
+    );
+    assert!(cluster.api.get("pods/default/low").unwrap()["metadata"]["deletionTimestamp"].is_null());
+    assert_eq!(
+        scheduler.observations().count(Verb::Preempt),
+        1,
+        "the resource check's refusal is not woken by a touch"
+    );
+}
+
+#[tokio::test]
+async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
+    let cluster = Cluster::new(1, agreeable).await;
+    let scheduler = cluster.schedule();
+    for name in ["a", "b", "c"] {
+        cluster.create(name, "40Gi", 0);
+    }
+    let refused = |name: &str| {
+        let outcome = scheduler.observations().outcome(&format!("default/{name}"));
+        outcome.reason == Some("Unschedulable")
+    };
+    let all = ["a", "b", "c"];
+    within(scheduler.observations().until(|seen| {
+        let done = |name: &&str| seen.outcome(&format!("default/{name}")).node.is_some() || refused(name);
+        all.iter().all(done).then_some(())
+    }))
+    .await;
+    assert_eq!(all.iter().filter(|name| cluster.node_of(name).is_some()).count(), 2);
+}
+
+#[tokio::test]
+async fn a_shortlist_of_one_is_bound_without_scores() {
+    let cluster = Cluster::new(3, |api, request| match request.verb.as_str() {
+        "filter" => Answer::ok(keep(request, |name| name == "n1")),
+        _ => agreeable(api, request),
+    });
+    let cluster = cluster.await;
+    let scheduler = cluster.schedule();
+    cluster.create("a", "1Gi", 0);
+    assert_eq!(cluster.bound("a").await, "n1");
+    assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
+    assert_eq!(cluster.api.calls().count_by("scheduler", "create", "pods/binding"), 0, "the extender binds");
+}

@@ -1,0 +1,153 @@
+//! The stand-in scheduler against the recording: each odd answer must end as it did with kube-scheduler v1.36.2.
+
+use crate::shared;
+use crate::stand_in_extender::{Answer, Request, ScriptedExtender, agreeable, asked, bind, keep};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::observations::Verb;
+use stowage::demo::scheduler::trial::{Trial, run_one};
+
+/// The recorded pod of the one message that names a pod.
+const POD: &str = "b42";
+/// Recorded: 2 s of patience, answers after 3 s. Here the same, 20 times faster.
+const TIMEOUT: Duration = Duration::from_millis(100);
+const LATE: Duration = Duration::from_millis(150);
+
+#[tokio::test]
+async fn every_recorded_answer_shape_ends_as_recorded() {
+    let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/answer-shapes.json") else {
+        return;
+    };
+    let cases = recorded["cases"].as_array().unwrap();
+    let mut wrong = Vec::new();
+    let mut replayed = 0;
+    for case in cases {
+        let modes = case.as_object().unwrap().iter().filter(|(key, _)| key.starts_with("nodeCacheCapable"));
+        for (mode, expected) in modes {
+            replayed += 1;
+            if let Err(why) = replay(case, mode, expected).await {
+                wrong.push(format!("{} [{mode}]: {why}", case["case"]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {replayed} differ:\n{}", wrong.len(), wrong.join("\n"));
+    assert_eq!(replayed, cases.len() * 3);
+}
+
+async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String> {
+    let api = Arc::new(ApiServer::start().await.unwrap());
+    for number in 0..6 {
+        let capacity = json!({"cpu": "64", "memory": "512Gi", "pods": "110"});
+        let node = json!({"metadata": {"name": format!("n{number:04}")}, "status": {"capacity": capacity}});
+        api.create("nodes", node).unwrap();
+    }
+    let (script_api, script_case) = (api.clone(), case.clone());
+    let extender = ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
+    let trial = tokio::time::timeout(Duration::from_secs(10), run_one(&api, config(&extender, mode), pod()));
+    let trial = trial.await.map_err(|_| "did not end".to_owned())?.unwrap();
+    compare(&trial, expected, &extender.url_prefix())
+}
+
+fn config(extender: &ScriptedExtender, mode: &str) -> Config {
+    let mut config = Config::shipped(&extender.url_prefix());
+    config.extender.timeout = TIMEOUT;
+    config.extender.weight = 1;
+    config.extender.ignored_by_scheduler = true;
+    config.extender.node_cache_capable = mode.contains("nodeCacheCapable:true");
+    config.extender.ignorable = mode.contains("ignorable:true");
+    config.initial_back_off = Duration::from_millis(5);
+    config
+}
+
+fn pod() -> Value {
+    let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
+    json!({"metadata": {"name": POD}, "spec": {"schedulerName": "stowage", "containers": [container]}})
+}
+
+/// The recorded answer to the case's verb, the agreeable one to the others.
+fn script(api: &ApiServer, case: &Value, request: &Request) -> Answer {
+    let is_about = case["verb"] == *request.verb;
+    let mut answer = match case["errorField"].as_str().filter(|_| is_about) {
+        Some(error) => Answer::ok(json!({"Error": error})),
+        None => by_setting(api, &case["dummySetting"], request),
+    };
+    if !is_about {
+        return answer;
+    }
+    if let Some(body) = case["rawBody"].as_str() {
+        answer.body = body.to_owned();
+    }
+    answer.status = case["httpStatus"].as_u64().map_or(200, |status| u16::try_from(status).unwrap());
+    answer.delay = if case["delaySeconds"].is_null() { Duration::ZERO } else { LATE };
+    answer.closes = case["closesConnection"] == true;
+    answer.chunked = case["chunked"] == true;
+    if let Some(content_type) = case["contentType"].as_str() {
+        answer.content_type = content_type.to_owned();
+    }
+    // A 'gzip' case is answered plainly: this client does not say that it accepts gzip.
+    answer
+}
+
+fn by_setting(api: &ApiServer, setting: &Value, request: &Request) -> Answer {
+    match request.verb.as_str() {
+        "filter" if setting["deny"] == "*" => Answer::ok(denial(setting, request)),
+        "filter" if setting["keep"].is_array() => {
+            let kept = setting["keep"].as_array().unwrap();
+            Answer::ok(keep(request, |name| kept.iter().any(|keep| keep == name)))
+        }
+        // Recorded with one node left, which was not the one bound to.
+        "filter" if setting["node"].is_string() => Answer::ok(keep(request, |name| name == "n0003")),
+        "bind" if setting["mode"] == "ok" => Answer::ok(json!({})),
+        "bind" if setting["node"].is_string() => bind(api, request, setting["node"].as_str().unwrap()),
+        _ => agreeable(api, request),
+    }
+}
+
+fn denial(setting: &Value, request: &Request) -> Value {
+    let message = setting["msg"].as_str().unwrap_or_default();
+    let reasons: Value = asked(request).into_iter().map(|name| (name, json!(message))).collect();
+    let mut answer = keep(request, |_| false);
+    match setting["as"].as_str() {
+        None => answer["FailedNodes"] = reasons,
+        Some("unresolvable") => answer["FailedAndUnresolvableNodes"] = reasons,
+        Some("both") => {
+            answer["FailedNodes"] = reasons.clone();
+            answer["FailedAndUnresolvableNodes"] = reasons;
+        }
+        Some(_) => {}
+    }
+    answer
+}
+
+fn compare(trial: &Trial, expected: &Value, url_prefix: &str) -> Result<(), String> {
+    let same = |what: &str, found: &Value, wanted: &Value| {
+        if found == wanted { Ok(()) } else { Err(format!("{what}: {found}, recorded {wanted}")) }
+    };
+    same("bound", &json!(trial.bound.is_some()), &expected["bound"])?;
+    same("reason", &json!(trial.reason), &expected["reason"])?;
+    // The one recorded text with a node in it names the node the pod went to.
+    let node = trial.bound.as_deref().unwrap_or("n0001");
+    let prefix = url_prefix.trim_end_matches("/scheduler");
+    let text = |text: &str| text.replace("http://EXTENDER", prefix).replace("n0001", node);
+    same("message", &json!(trial.message), &json!(expected["message"].as_str().map(text)))?;
+    let found: Vec<&str> = trial.calls.iter().map(|verb| Verb::as_str(*verb)).collect();
+    let wanted: Vec<&str> =
+        expected["calls"].as_array().unwrap().iter().map(|verb| verb.as_str().unwrap()).collect();
+    let retried = expected["reason"] == "SchedulerError" && expected["bound"] == false;
+    if !retried {
+        return same("calls", &json!(found), &json!(wanted));
+    }
+    let (first, again) = first_cycle(&wanted);
+    let (found_first, found_again) = first_cycle(&found);
+    same("first cycle", &json!(found_first), &json!(first))?;
+    same("retried", &json!(found_again), &json!(again))
+}
+
+/// The calls before the second filter, and whether there was a second.
+fn first_cycle<'a>(calls: &[&'a str]) -> (Vec<&'a str>, bool) {
+    let second = calls.iter().skip(1).position(|verb| *verb == "filter").map(|place| place + 1);
+    (calls[..second.unwrap_or(calls.len())].to_vec(), second.is_some())
+}
