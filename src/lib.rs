@@ -12,6 +12,8 @@
 // The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+#[cfg(feature = "service")]
+pub mod demo;
 pub mod ids;
 pub mod scheduling;
 pub mod units;

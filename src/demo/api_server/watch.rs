@@ -1,0 +1,133 @@
+//! Watches: the change log, cut to a selector, as a stream of newline-delimited events.
+//!
+//! A change that moves an object into or out of the selector is an ADDED or a DELETED to that watch, as clients
+//! with `spec.nodeName=` selectors rely on.
+
+use super::Shared;
+use super::error::ApiError;
+use super::resource::Resource;
+use super::selector::Selector;
+use super::store::Change;
+use axum::body::Bytes;
+use futures::Stream;
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+use tokio::sync::watch;
+
+/// What one watch is about.
+pub struct Watch {
+    pub resource: &'static Resource,
+    pub selector: Selector,
+    /// Changes after this version; `None` starts with what is there.
+    pub after: Option<u64>,
+    /// Whether the client wants the bookmark that ends a streamed list.
+    pub initial_bookmark: bool,
+}
+
+struct State {
+    shared: Arc<Shared>,
+    watch: Watch,
+    revisions: watch::Receiver<u64>,
+    ready: VecDeque<Bytes>,
+    seen: u64,
+    ended: bool,
+}
+
+/// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
+pub fn stream(shared: Arc<Shared>, watch: Watch) -> impl Stream<Item = Result<Bytes, Infallible>> {
+    let revisions = shared.revisions.subscribe();
+    let mut state = State { shared, watch, revisions, ready: VecDeque::new(), seen: 0, ended: false };
+    state.begin();
+    futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
+}
+
+impl State {
+    fn begin(&mut self) {
+        if let Some(revision) = self.watch.after {
+            self.seen = revision;
+            return;
+        }
+        let shared = self.shared.clone();
+        let store = shared.store.lock();
+        self.seen = store.revision();
+        let initial = store.list(self.watch.resource).filter(|object| self.watch.selector.matches(object));
+        self.ready.extend(initial.map(|object| line("ADDED", object)));
+        if self.watch.initial_bookmark {
+            self.ready.push_back(line("BOOKMARK", &end_of_initial_events(self.watch.resource, self.seen)));
+        }
+    }
+
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            self.revisions.mark_unchanged();
+            self.collect();
+            if self.ready.is_empty() {
+                let stopped = self.shared.stop.clone();
+                tokio::select! {
+                    () = stopped.cancelled() => return None,
+                    changed = self.revisions.changed() => changed.ok()?,
+                }
+            }
+        }
+    }
+
+    fn collect(&mut self) {
+        let shared = self.shared.clone();
+        let store = shared.store.lock();
+        match store.changes_after(self.seen) {
+            Ok(changes) => {
+                let ours = changes.filter(|change| change.resource == self.watch.resource);
+                self.ready.extend(ours.filter_map(|change| event(change, &self.watch.selector)));
+                self.seen = store.revision();
+            }
+            Err(expired) => self.fail(&expired),
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError) {
+        self.ready.push_back(line("ERROR", &error.to_status()));
+        self.ended = true;
+    }
+}
+
+fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
+    let before = change.before.as_deref().filter(|object| selector.matches(object));
+    let after = change.after.as_deref().filter(|object| selector.matches(object));
+    match (before, after) {
+        (None, Some(object)) => Some(line("ADDED", object)),
+        (Some(_), Some(object)) => Some(line("MODIFIED", object)),
+        (Some(object), None) => Some(line("DELETED", &at_revision(object, change.revision))),
+        (None, None) => None,
+    }
+}
+
+/// A deletion carries the version of the deletion, or a client would resume from before it.
+fn at_revision(object: &Value, revision: u64) -> Value {
+    let mut last = object.clone();
+    last["metadata"]["resourceVersion"] = json!(revision.to_string());
+    last
+}
+
+fn end_of_initial_events(resource: &Resource, revision: u64) -> Value {
+    json!({
+        "kind": resource.kind, "apiVersion": resource.api_version,
+        "metadata": {
+            "resourceVersion": revision.to_string(),
+            "annotations": {"k8s.io/initial-events-end": "true"},
+        },
+    })
+}
+
+fn line(kind: &str, object: &Value) -> Bytes {
+    let mut text = json!({"type": kind, "object": object}).to_string();
+    text.push('\n');
+    text.into()
+}

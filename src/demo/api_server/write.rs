@@ -1,0 +1,201 @@
+//! What a write means: create, replace, patch and delete, with the rules that clients of ours run into.
+//!
+//! Synchronous: a store, a key, a body and the time in; the new object or a refusal out. Bindings and evictions
+//! are in `pods`.
+
+use super::defaults;
+use super::error::ApiError;
+use super::patch::PatchKind;
+use super::resource::Target;
+use super::store::{Key, Store};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Which half of an object a write may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    Main,
+    Status,
+}
+
+pub fn create(store: &mut Store, target: &Target, mut object: Value, now: Timestamp) -> Result<Arc<Value>, ApiError> {
+    let resource = target.resource;
+    if !object.is_object() || !(object["metadata"].is_object() || object["metadata"].is_null()) {
+        return Err(ApiError::bad_request("the body is no object with metadata"));
+    }
+    let name = new_name(store, &object)?;
+    let namespace = namespace_of(target, &object)?;
+    object["metadata"]["name"] = json!(name);
+    if resource.namespaced {
+        object["metadata"]["namespace"] = json!(namespace);
+    }
+    let classes: Vec<(String, i64)> = priority_classes(store);
+    defaults::complete(&mut object, resource, |class| {
+        classes.iter().find(|(name, _)| name == class).map(|(_, value)| *value)
+    });
+    store.create(Key { resource, namespace, name }, object, &time(now))
+}
+
+pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Result<Arc<Value>, ApiError> {
+    let current = store.get(key)?.clone();
+    check_preconditions(key, &current, &object)?;
+    let merged = confine(key, part, &current, object)?;
+    store.update(key, merged)
+}
+
+pub fn patch(store: &mut Store, key: &Key, part: Part, kind: PatchKind, patch: &Value) -> Result<Arc<Value>, ApiError> {
+    let current = store.get(key)?.clone();
+    if kind != PatchKind::Json {
+        check_preconditions(key, &current, patch)?;
+    }
+    let mut patched = Value::clone(&current);
+    kind.apply(&mut patched, patch)?;
+    let merged = confine(key, part, &current, patched)?;
+    store.update(key, merged)
+}
+
+/// Deletes, or for a running pod marks as terminating until its kubelet is done.
+pub fn delete(store: &mut Store, key: &Key, options: &Value, now: Timestamp) -> Result<Arc<Value>, ApiError> {
+    let current = store.get(key)?.clone();
+    check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
+    let grace = if key.resource.is_pods() { grace_seconds(&current, options) } else { 0 };
+    if grace == 0 {
+        return store.remove(key);
+    }
+    if !current["metadata"]["deletionTimestamp"].is_null() {
+        return Ok(current);
+    }
+    let mut terminating = Value::clone(&current);
+    let gone_at = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
+    terminating["metadata"]["deletionTimestamp"] = json!(time(gone_at));
+    terminating["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
+    store.update(key, terminating)
+}
+
+/// A time as Kubernetes writes it: UTC, whole seconds.
+pub fn time(timestamp: Timestamp) -> String {
+    timestamp.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn new_name(store: &Store, object: &Value) -> Result<String, ApiError> {
+    let metadata = &object["metadata"];
+    match (metadata["name"].as_str(), metadata["generateName"].as_str()) {
+        (Some(name), _) if !name.is_empty() => Ok(name.to_owned()),
+        (_, Some(prefix)) => Ok(format!("{prefix}{:05x}", store.revision())),
+        _ => Err(ApiError::bad_request("metadata.name: Required value: name or generateName is required")),
+    }
+}
+
+fn namespace_of(target: &Target, object: &Value) -> Result<String, ApiError> {
+    let own = object["metadata"]["namespace"].as_str().unwrap_or_default();
+    match (target.resource.namespaced, target.namespace.as_str()) {
+        (false, _) => Ok(String::new()),
+        (true, "") if own.is_empty() => Ok("default".to_owned()),
+        (true, "") => Ok(own.to_owned()),
+        (true, namespace) if own.is_empty() || own == namespace => Ok(namespace.to_owned()),
+        (true, _) => {
+            Err(ApiError::bad_request("the namespace of the provided object does not match the request"))
+        }
+    }
+}
+
+fn priority_classes(store: &Store) -> Vec<(String, i64)> {
+    let Some(resource) = super::resource::Resource::named("priorityclasses") else {
+        return Vec::new();
+    };
+    let named = |class: &Arc<Value>| {
+        Some((class["metadata"]["name"].as_str()?.to_owned(), class["value"].as_i64()?))
+    };
+    store.list(resource).filter_map(named).collect()
+}
+
+/// A body that names a UID or a version is about that object and no other.
+pub fn check_preconditions(key: &Key, current: &Value, body: &Value) -> Result<(), ApiError> {
+    let asked = |field: &str| body["metadata"][field].as_str().filter(|text| !text.is_empty());
+    let actual = |field: &str| current["metadata"][field].as_str().unwrap_or_default();
+    let conflict = |why: String| Err(ApiError::conflict(&key.resource.qualified(), &key.name, why));
+    match (asked("uid"), asked("resourceVersion")) {
+        (Some(uid), _) if uid != actual("uid") => conflict(format!(
+            "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+            actual("uid")
+        )),
+        (_, Some(version)) if version != actual("resourceVersion") => conflict(
+            "the object has been modified; please apply your changes to the latest version and try again".into(),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps a write to its part of the object, and the fields nobody may change as they were.
+fn confine(key: &Key, part: Part, current: &Value, mut wanted: Value) -> Result<Value, ApiError> {
+    if !wanted.is_object() {
+        return Err(ApiError::bad_request("the result is no object"));
+    }
+    if part == Part::Status {
+        let mut merged = current.clone();
+        merged["status"] = wanted["status"].take();
+        return Ok(merged);
+    }
+    for field in IMMUTABLE_METADATA {
+        restore(&mut wanted["metadata"], &current["metadata"], field);
+    }
+    restore(&mut wanted, current, "kind");
+    restore(&mut wanted, current, "apiVersion");
+    if key.resource.has_status() {
+        restore(&mut wanted, current, "status");
+    }
+    if key.resource.is_pods() {
+        check_pod_update(key, current, &wanted)?;
+    }
+    if wanted["spec"] != current["spec"]
+        && let Some(generation) = current["metadata"]["generation"].as_i64()
+    {
+        wanted["metadata"]["generation"] = json!(generation + 1);
+    }
+    Ok(wanted)
+}
+
+const IMMUTABLE_METADATA: [&str; 8] = [
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "generation",
+];
+
+fn restore(wanted: &mut Value, current: &Value, field: &str) {
+    let fields = defaults::fields_of(wanted);
+    match current.get(field) {
+        Some(value) => fields.insert(field.to_owned(), value.clone()),
+        None => fields.remove(field),
+    };
+}
+
+/// Of a pod's spec, gates may be removed; where it runs is the Binding's to say.
+fn check_pod_update(key: &Key, current: &Value, wanted: &Value) -> Result<(), ApiError> {
+    if wanted["spec"]["nodeName"] != current["spec"]["nodeName"] {
+        return Err(ApiError::invalid(key.resource, &key.name, "spec.nodeName: Forbidden: may not be changed"));
+    }
+    let gates = |pod: &Value| pod["spec"]["schedulingGates"].as_array().cloned().unwrap_or_default();
+    let before = gates(current);
+    if gates(wanted).iter().all(|gate| before.contains(gate)) {
+        return Ok(());
+    }
+    let why = "metadata.schedulingGates: Forbidden: only deletion is allowed";
+    Err(ApiError::invalid(key.resource, &key.name, why))
+}
+
+/// No kubelet waits for a pod that was never bound or has ended.
+fn grace_seconds(pod: &Value, options: &Value) -> i64 {
+    let bound = pod["spec"]["nodeName"].as_str().is_some_and(|node| !node.is_empty());
+    let ended = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+    if !bound || ended {
+        return 0;
+    }
+    let asked = options["gracePeriodSeconds"].as_i64();
+    asked.or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(0).max(0)
+}

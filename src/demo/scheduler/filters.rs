@@ -1,0 +1,161 @@
+//! The scheduler's own filters, as far as the stand-in has them.
+//!
+//! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that refuses gives the
+//! reason, as in the real framework. No affinity, spread, ports or volumes.
+
+use super::objects::{Node, Pod, Resources, add, list};
+use serde_json::Value;
+
+/// Why a node was refused, and whether evictions could change that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub resolvable: Resolvable,
+    pub reasons: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resolvable {
+    /// `Unschedulable`: preemption is tried.
+    ByEviction,
+    /// `UnschedulableAndUnresolvable`.
+    Never,
+}
+
+impl Refusal {
+    pub fn new(resolvable: Resolvable, reason: impl Into<String>) -> Self {
+        Self { resolvable, reasons: vec![reason.into()] }
+    }
+}
+
+/// What is taken on a node: requests, and the number of pods.
+#[derive(Debug, Clone, Default)]
+pub struct Usage {
+    pub requests: Resources,
+    pub pods: usize,
+}
+
+impl Usage {
+    pub fn of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Self {
+        let mut usage = Self::default();
+        pods.into_iter().for_each(|pod| usage.add(pod));
+        usage
+    }
+
+    pub fn add(&mut self, pod: &Pod) {
+        add(&mut self.requests, &pod.requests);
+        self.pods += 1;
+    }
+}
+
+/// Judges a node for a pod. `ignored` is the managed resource when the extender alone counts it.
+pub fn judge(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>) -> Result<(), Refusal> {
+    check_schedulable(pod, node)?;
+    check_taints(pod, node)?;
+    check_selector(pod, node)?;
+    check_resources(pod, node, usage, ignored)
+}
+
+fn check_schedulable(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    let taint = serde_json::json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
+    if !node.unschedulable || tolerates(pod, &taint) {
+        return Ok(());
+    }
+    Err(Refusal::new(Resolvable::Never, "node(s) were unschedulable"))
+}
+
+fn check_taints(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    let keeps_away = |taint: &&Value| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
+    if node.taints().iter().filter(keeps_away).all(|taint| tolerates(pod, taint)) {
+        return Ok(());
+    }
+    Err(Refusal::new(Resolvable::Never, "node(s) had untolerated taint(s)"))
+}
+
+fn tolerates(pod: &Pod, taint: &Value) -> bool {
+    list(&pod.object["spec"]["tolerations"]).iter().any(|toleration| {
+        let unset_or_same = |field: &str| {
+            let wanted = toleration[field].as_str().unwrap_or_default();
+            wanted.is_empty() || wanted == taint[field].as_str().unwrap_or_default()
+        };
+        let same_value = || {
+            toleration["operator"] == "Exists"
+                || toleration["value"].as_str().unwrap_or_default() == taint["value"].as_str().unwrap_or_default()
+        };
+        unset_or_same("effect") && unset_or_same("key") && same_value()
+    })
+}
+
+fn check_selector(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+    let mut wanted = pod.object["spec"]["nodeSelector"].as_object().into_iter().flatten();
+    if wanted.all(|(key, value)| node.label(key) == value.as_str()) {
+        return Ok(());
+    }
+    Err(Refusal::new(Resolvable::Never, "node(s) didn't match Pod's node affinity/selector"))
+}
+
+fn check_resources(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>) -> Result<(), Refusal> {
+    let mut reasons = Vec::new();
+    let mut resolvable = Resolvable::ByEviction;
+    let pods_allowed = node.allocatable.get("pods").copied().unwrap_or_default();
+    if (i128::try_from(usage.pods).unwrap_or(i128::MAX).saturating_add(1)).saturating_mul(1000) > pods_allowed {
+        reasons.push("Too many pods".to_owned());
+    }
+    let asked = pod.requests.iter().filter(|(name, amount)| **amount > 0 && Some(name.as_str()) != ignored);
+    for (name, amount) in asked {
+        let total = node.allocatable.get(name).copied().unwrap_or_default();
+        let used = usage.requests.get(name).copied().unwrap_or_default();
+        if *amount > total - used {
+            reasons.push(format!("Insufficient {name}"));
+            if *amount > total {
+                resolvable = Resolvable::Never;
+            }
+        }
+    }
+    if reasons.is_empty() { Ok(()) } else { Err(Refusal { resolvable, reasons }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::sync::Arc;
+
+    fn pod(spec: Value) -> Pod {
+        Pod::parse(Arc::new(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}))).unwrap()
+    }
+
+    fn node(spec: Value) -> Node {
+        let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
+        let metadata = json!({"name": "n", "labels": {"zone": "a"}});
+        Node::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status}))).unwrap()
+    }
+
+    fn asks(vram: &str) -> Value {
+        json!({"containers": [{"resources": {"requests": {"stowage.dev/vram": vram}}}]})
+    }
+
+    #[test]
+    fn a_sum_that_falls_short_is_resolvable_unless_the_empty_node_is_too_small() {
+        let usage = Usage::of([&pod(asks("60Gi"))]);
+        let refusal = |vram| judge(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
+        assert_eq!(refusal("40Gi").resolvable, Resolvable::ByEviction);
+        assert_eq!(refusal("40Gi").reasons, ["Insufficient stowage.dev/vram"]);
+        assert_eq!(refusal("90Gi").resolvable, Resolvable::Never);
+    }
+
+    #[test]
+    fn an_ignored_resource_is_the_extenders_alone() {
+        let judged = judge(&pod(asks("900Gi")), &node(json!({})), &Usage::default(), Some("stowage.dev/vram"));
+        assert_eq!(judged, Ok(()));
+    }
+
+    #[test]
+    fn taints_and_selectors_are_respected() {
+        let tainted = node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
+        let tolerant = json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
+        assert!(judge(&pod(json!({})), &tainted, &Usage::default(), None).is_err());
+        assert!(judge(&pod(tolerant), &tainted, &Usage::default(), None).is_ok());
+        let elsewhere = pod(json!({"nodeSelector": {"zone": "b"}}));
+        assert!(judge(&elsewhere, &node(json!({})), &Usage::default(), None).is_err());
+    }
+}

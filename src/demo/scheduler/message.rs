@@ -1,0 +1,73 @@
+//! The aggregated texts of a pod's PodScheduled condition.
+//!
+//! Pure. They must come out letter for letter: a text that differs from the last one is a write, and that write
+//! wakes the pod.
+
+use super::filters::{Refusal, Resolvable};
+use std::collections::BTreeMap;
+
+/// Node → why it was refused. May hold names of nodes that do not exist: an extender said so.
+pub type Refusals = BTreeMap<String, Refusal>;
+
+/// `0/6 nodes are available: 6 no room.`; nodes without a refusal add nothing.
+pub fn fit_error(nodes: usize, refusals: &Refusals) -> String {
+    let texts = refusals.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
+    available(nodes, texts)
+}
+
+/// The same for a dry run of preemption, where every node that was not tried is one where it would not help.
+pub fn no_candidates(nodes: usize, dry_run: &Refusals) -> String {
+    let untried = nodes.saturating_sub(dry_run.len());
+    let texts = dry_run.values().flat_map(|refusal| refusal.reasons.iter().map(String::as_str));
+    let not_helpful = std::iter::repeat_n("Preemption is not helpful for scheduling", untried);
+    available(nodes, texts.chain(not_helpful))
+}
+
+/// What the two PostFilter plugins say together when preemption came to nothing.
+pub fn post_filter(preemption: &str) -> String {
+    format!("no new claims to deallocate, preemption: {preemption}")
+}
+
+/// Several errors as Go's aggregate prints them.
+pub fn aggregate(errors: &[String]) -> String {
+    match errors {
+        [one] => one.clone(),
+        many => format!("[{}]", many.join(", ")),
+    }
+}
+
+pub fn unexpected_victims(node: &str) -> String {
+    format!("expected at least one victim pod on node \"{node}\"")
+}
+
+/// A node on which nobody has a lower priority.
+pub fn no_victims() -> Refusal {
+    Refusal::new(Resolvable::Never, "No preemption victims found for incoming pod")
+}
+
+fn available<'a>(nodes: usize, texts: impl Iterator<Item = &'a str>) -> String {
+    let mut histogram: BTreeMap<&str, usize> = BTreeMap::new();
+    texts.for_each(|text| *histogram.entry(text).or_default() += 1);
+    let mut counted: Vec<String> = histogram.into_iter().map(|(text, count)| format!("{count} {text}")).collect();
+    counted.sort();
+    match counted.is_empty() {
+        true => format!("0/{nodes} nodes are available:"),
+        false => format!("0/{nodes} nodes are available: {}.", counted.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_names_the_nodes_it_did_not_try() {
+        let dry_run = Refusals::from([("n0003".to_owned(), no_victims())]);
+        assert_eq!(
+            no_candidates(6, &dry_run),
+            "0/6 nodes are available: 1 No preemption victims found for incoming pod, \
+             5 Preemption is not helpful for scheduling."
+        );
+        assert_eq!(fit_error(6, &Refusals::new()), "0/6 nodes are available:");
+    }
+}

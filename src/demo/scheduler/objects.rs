@@ -1,0 +1,217 @@
+//! Pods and nodes as the scheduler counts them, read once from their JSON.
+//!
+//! What cannot be read counts as nothing: the API server is not this scheduler's to judge.
+
+use super::quantity::milli;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Resource name → thousandths.
+pub type Resources = BTreeMap<String, i128>;
+
+#[derive(Debug, Clone)]
+pub struct Pod {
+    pub object: Arc<Value>,
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+    pub scheduler_name: String,
+    pub priority: i64,
+    /// Where it is bound, or assumed to be.
+    pub node: Option<String>,
+    pub nominated: Option<String>,
+    pub requests: Resources,
+    pub gated: bool,
+    pub terminating: bool,
+    /// Succeeded or failed: it holds nothing any more.
+    pub ended: bool,
+}
+
+impl Pod {
+    pub fn parse(object: Arc<Value>) -> Option<Self> {
+        let (metadata, spec, status) = (&object["metadata"], &object["spec"], &object["status"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let named = |value: &Value| value.as_str().filter(|name| !name.is_empty()).map(str::to_owned);
+        Some(Self {
+            uid: named(&metadata["uid"])?,
+            namespace: text(&metadata["namespace"]),
+            name: named(&metadata["name"])?,
+            scheduler_name: text(&spec["schedulerName"]),
+            priority: spec["priority"].as_i64().unwrap_or_default(),
+            node: named(&spec["nodeName"]),
+            nominated: named(&status["nominatedNodeName"]),
+            requests: pod_requests(spec),
+            gated: !list(&spec["schedulingGates"]).is_empty(),
+            terminating: !metadata["deletionTimestamp"].is_null(),
+            ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            object,
+        })
+    }
+
+    /// `namespace/name`.
+    pub fn full_name(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+
+    pub fn never_preempts(&self) -> bool {
+        self.object["spec"]["preemptionPolicy"] == "Never"
+    }
+
+    /// Whether any container, init containers included, names the resource.
+    pub fn names(&self, resource: &str) -> bool {
+        let spec = &self.object["spec"];
+        let containers = list(&spec["containers"]).iter().chain(list(&spec["initContainers"]));
+        containers.into_iter().any(|container| {
+            let resources = &container["resources"];
+            ["requests", "limits"].iter().any(|half| resources[half].get(resource).is_some())
+        })
+    }
+
+    /// Whether this scheduler's own preemption is what ends it.
+    pub fn is_being_preempted(&self) -> bool {
+        self.terminating
+            && self.condition("DisruptionTarget").is_some_and(|it| it["reason"] == "PreemptionByScheduler")
+    }
+
+    pub fn condition(&self, kind: &str) -> Option<&Value> {
+        list(&self.object["status"]["conditions"]).iter().find(|condition| condition["type"] == kind)
+    }
+
+    /// When it started; text of one format, so it orders as time does.
+    pub fn start_time(&self) -> &str {
+        self.object["status"]["startTime"].as_str().unwrap_or_default()
+    }
+
+    /// Without what every write changes: two pods alike in this are the same to the queue.
+    pub fn differs_from(&self, other: &Self) -> bool {
+        let rest = |pod: &Self| {
+            let mut object = Value::clone(&pod.object);
+            object["metadata"]["resourceVersion"] = Value::Null;
+            object
+        };
+        rest(self) != rest(other)
+    }
+
+    /// The object as Go encodes it in a request: no kind, no apiVersion.
+    pub fn on_the_wire(&self) -> Value {
+        without_type(&self.object)
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Node {
+    pub object: Arc<Value>,
+    pub name: String,
+    pub allocatable: Resources,
+    pub unschedulable: bool,
+}
+
+impl Node {
+    pub fn parse(object: Arc<Value>) -> Option<Self> {
+        Some(Self {
+            name: object["metadata"]["name"].as_str()?.to_owned(),
+            allocatable: resources(&object["status"]["allocatable"]),
+            unschedulable: object["spec"]["unschedulable"].as_bool().unwrap_or_default(),
+            object,
+        })
+    }
+
+    pub fn taints(&self) -> &[Value] {
+        list(&self.object["spec"]["taints"])
+    }
+
+    pub fn label(&self, key: &str) -> Option<&str> {
+        self.object["metadata"]["labels"][key].as_str()
+    }
+
+    pub fn on_the_wire(&self) -> Value {
+        without_type(&self.object)
+    }
+}
+
+pub fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn without_type(object: &Value) -> Value {
+    let mut object = object.clone();
+    if let Some(fields) = object.as_object_mut() {
+        fields.remove("kind");
+        fields.remove("apiVersion");
+    }
+    object
+}
+
+fn resources(quantities: &Value) -> Resources {
+    let entries = quantities.as_object().into_iter().flatten();
+    entries.filter_map(|(name, quantity)| Some((name.clone(), amount(quantity)?))).collect()
+}
+
+fn amount(quantity: &Value) -> Option<i128> {
+    match quantity {
+        Value::String(text) => milli(text),
+        Value::Number(number) => milli(&number.to_string()),
+        _ => None,
+    }
+}
+
+/// The scheduler's pod-request formula: what runs together is added, what runs before counts if it is more.
+fn pod_requests(spec: &Value) -> Resources {
+    let requests = |container: &Value| resources(&container["resources"]["requests"]);
+    let mut running = Resources::new();
+    list(&spec["containers"]).iter().for_each(|container| add(&mut running, &requests(container)));
+    let (mut sidecars, mut starting) = (Resources::new(), Resources::new());
+    for container in list(&spec["initContainers"]) {
+        let own = requests(container);
+        if container["restartPolicy"] == "Always" {
+            add(&mut sidecars, &own);
+            add(&mut running, &own);
+            raise(&mut starting, &sidecars);
+        } else {
+            let mut now = sidecars.clone();
+            add(&mut now, &own);
+            raise(&mut starting, &now);
+        }
+    }
+    raise(&mut running, &starting);
+    add(&mut running, &resources(&spec["overhead"]));
+    running
+}
+
+pub fn add(sum: &mut Resources, more: &Resources) {
+    for (name, amount) in more {
+        *sum.entry(name.clone()).or_default() += amount;
+    }
+}
+
+pub fn subtract(sum: &mut Resources, less: &Resources) {
+    for (name, amount) in less {
+        *sum.entry(name.clone()).or_default() -= amount;
+    }
+}
+
+fn raise(level: &mut Resources, to: &Resources) {
+    for (name, amount) in to {
+        let current = level.entry(name.clone()).or_default();
+        *current = (*current).max(*amount);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn init_containers_count_where_they_need_more_and_sidecars_always() {
+        let container = |name: &str, vram: &str, policy: Value| {
+            json!({"name": name, "restartPolicy": policy, "resources": {"requests": {"stowage.dev/vram": vram}}})
+        };
+        let spec = json!({
+            "initContainers": [container("side", "1", json!("Always")), container("load", "9", Value::Null)],
+            "containers": [container("a", "4", Value::Null), container("b", "3", Value::Null)],
+        });
+        assert_eq!(pod_requests(&spec)["stowage.dev/vram"], 10_000);
+    }
+}
