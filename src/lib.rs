@@ -9,7 +9,7 @@
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
 //! - [`extender`]: the HTTP edge: four verbs, agents' reports, operators' pages.
 //! - [`cluster`]: the Kubernetes edge: watches into the ledger; Bindings, holds, Events, capacity and the Lease out.
-//! - [`serve`]: the edges put together and run.
+//! - [`serve`]: the edges put together and run. [`demo`]: the same on a cluster of stand-ins, in one process.
 //! - [`cli`]: the command line.
 //!
 //! `extender` and `cluster` never import each other.

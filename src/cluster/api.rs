@@ -209,4 +209,26 @@ fn too_late(limit: Duration) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn outcome_of(code: u16) -> &'static str {
+        let status = kube::core::Status::failure("no", "Because").with_code(code);
+        super::code(&bind_outcome(Err(kube::Error::Api(Box::new(status)))))
+    }
+
+    #[test]
+    fn only_what_says_that_nothing_was_written_counts_as_refused() {
+        assert_eq!(bind_outcome(Ok(())), BindOutcome::Written);
+        assert_eq!(outcome_of(409), "conflict");
+        for refused in [400, 401, 403, 404, 422] {
+            assert_eq!(outcome_of(refused), "refused", "{refused}");
+        }
+        for unknown in [0, 302, 408, 429, 500, 502, 503, 504] {
+            assert_eq!(outcome_of(unknown), "unknown", "{unknown}");
+        }
+        let garbled = serde_json::from_str::<u8>("<html>").unwrap_err();
+        let answer = bind_outcome(Err(kube::Error::SerdeError(garbled)));
+        assert!(matches!(answer, BindOutcome::Unknown { .. }), "an answer that cannot be read says nothing");
+    }
+}

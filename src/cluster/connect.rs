@@ -44,3 +44,27 @@ async fn from_file(path: &Path) -> Result<Config, ConnectError> {
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_kubeconfig_with_tls_makes_a_client_and_one_that_is_missing_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config");
+        let missing = connect(Some(&path)).await.err().unwrap();
+        assert!(missing.to_string().starts_with(path.to_str().unwrap()), "{missing}");
+        std::fs::write(&path, KUBECONFIG).unwrap();
+        assert_eq!(connect(Some(&path)).await.unwrap().default_namespace(), "team-a");
+    }
+
+    const KUBECONFIG: &str = "
+apiVersion: v1
+kind: Config
+current-context: here
+contexts: [{ name: here, context: { cluster: one, user: me, namespace: team-a } }]
+clusters: [{ name: one, cluster: { server: 'https://127.0.0.1:6443' } }]
+users: [{ name: me, user: { token: none } }]
+";
+}

@@ -62,7 +62,7 @@ impl Index {
         self.release_predecessor(service, &uid, &key);
         let remark = see(service, pod, &uid);
         self.note(service, &uid, remark);
-        notice(&service.ledger(), &uid, remark)
+        (remark != Remark::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -203,17 +203,18 @@ impl Index {
     }
 }
 
-/// The pod into the books.
+/// The pod into the books. It is read before they are locked: a filter may be waiting for them.
 fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
-    let mut ledger = service.ledger();
-    let policy = ledger.policy().clone();
+    let policy = service.ledger().policy().clone();
     let hold = recorded_hold(service, pod);
+    let holds = hold.is_some();
+    let seen = contract::seen(pod, &policy, hold);
+    let mut ledger = service.ledger();
     // Only who leads makes holds, and knows of one before its condition is written: everyone else believes the pod.
-    let ended_elsewhere = hold.is_none() && !service.gate.is_leading();
-    if ended_elsewhere && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
+    if !holds && !service.gate.is_leading() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
         ledger.drop_hold(uid);
     }
-    match contract::seen(pod, &policy, hold) {
+    match seen {
         Some(seen) => ledger.see(seen),
         None => {
             // It waits and has been edited into something that cannot be understood: what it asked for is void.

@@ -76,7 +76,7 @@ impl Upkeep {
             key: key.clone(),
             uid: uid.clone(),
             kind: NoticeKind::HoldEnded,
-            text: "The room held for the pod is open to others again: it did not become free, or was not taken, before the hold's deadline.".into(),
+            text: "The room held for the pod was not taken before the hold's deadline; it is open to others again.".into(),
         });
         let control_plane = self.control_plane.clone();
         self.writes.spawn(async move {
@@ -85,5 +85,103 @@ impl Upkeep {
                 tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control_plane::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord};
+    use crate::scheduling::decision::Hold;
+    use crate::scheduling::policy::Policy;
+    use futures::future::BoxFuture;
+    use serde_json::json;
+
+    #[derive(Default)]
+    struct Recorder {
+        told: Mutex<Vec<NoticeKind>>,
+        cleared: Mutex<Vec<PodUid>>,
+    }
+
+    impl ControlPlane for Recorder {
+        fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+            unreachable!("time binds nobody")
+        }
+
+        fn read_pod<'a>(
+            &'a self,
+            _: &'a PodKey,
+        ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+            unreachable!("time reads nobody")
+        }
+
+        fn write_hold<'a>(
+            &'a self,
+            _: &'a PodKey,
+            uid: &'a PodUid,
+            hold: Option<&'a Hold>,
+        ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+            assert_eq!(hold, None);
+            self.cleared.lock().push(uid.clone());
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn notify(&self, notice: Notice) {
+            self.told.lock().push(notice.kind);
+        }
+    }
+
+    /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
+    fn upkeep(recorder: &Arc<Recorder>) -> Upkeep {
+        let service = Service::new(Policy::default());
+        let mut index = Index::default();
+        let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
+        let containers = json!([{ "name": "engine", "resources": resources }]);
+        let message =
+            json!({ "node": "a", "devices": [], "victims": [], "deadline": "2020-01-01T00:00:00Z" });
+        let condition =
+            json!({ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() });
+        let holder = json!({
+            "metadata": { "name": "holder", "uid": "1" },
+            "spec": { "containers": containers },
+            "status": { "conditions": [condition] },
+        });
+        let stray = json!({
+            "metadata": { "name": "stray", "uid": "2" },
+            "spec": { "containers": containers, "nodeName": "a" },
+        });
+        let pods = [holder, stray].map(|pod| serde_json::from_value(pod).unwrap());
+        index.reset_pods(&service, &pods);
+        service.gate.set_synced();
+        Upkeep {
+            next_sweep: service.now() + SWEEP_EVERY,
+            index: Arc::new(Mutex::new(index)),
+            control_plane: recorder.clone(),
+            service,
+            was_open: false,
+            writes: JoinSet::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder);
+        upkeep.service.gate.set_leading(true);
+        let now = upkeep.service.now();
+        upkeep.tick(now);
+        upkeep.tick(now);
+        upkeep.writes.join_next().await;
+        assert_eq!(*recorder.told.lock(), [NoticeKind::HoldEnded, NoticeKind::Unplaced]);
+        assert_eq!(recorder.cleared.lock().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn who_does_not_lead_lets_the_hold_go_and_says_and_writes_nothing() {
+        let recorder = Arc::new(Recorder::default());
+        let mut upkeep = upkeep(&recorder);
+        upkeep.tick(upkeep.service.now());
+        assert!(recorder.told.lock().is_empty() && upkeep.writes.is_empty());
+        assert_eq!(upkeep.service.ledger().totals().holds, 0);
     }
 }

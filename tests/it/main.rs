@@ -3,6 +3,7 @@
 // The core's rules (clippy.toml) bind `scheduling`, not the tests at the edges.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod cluster;
 mod shared;
 mod stand_in_api_server;
 mod stand_in_extender;

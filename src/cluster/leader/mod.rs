@@ -137,14 +137,14 @@ fn set_leading(service: &Service, leading: bool) {
 /// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
 async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let mut complaint = Complaint::default();
     loop {
         let asked = service.now();
-        match limited(leases.get_opt(&name.name)).await {
-            Ok(lease) => {
-                let reading = lease.map(|lease| Reading::of(&lease.spec.unwrap_or_default()));
-                neighbour.lock().see(reading, asked);
-            }
-            Err(error) => tracing::warn!(lease = %name.name, %error, "the Lease cannot be read"),
+        let looked = limited(leases.get_opt(&name.name)).await;
+        complaint.about(name, &looked);
+        if let Ok(lease) = looked {
+            let reading = lease.map(|lease| Reading::of(&lease.spec.unwrap_or_default()));
+            neighbour.lock().see(reading, asked);
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -153,10 +153,12 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &
 /// Takes the Lease when it is free, and keeps it.
 async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<Candidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
+    let mut complaint = Complaint::default();
     loop {
-        if let Err(error) = attempt(&leases, service, name, candidate).await {
+        let attempted = attempt(&leases, service, name, candidate).await;
+        complaint.about(name, &attempted);
+        if attempted.is_err() {
             count(service, "failed");
-            tracing::warn!(lease = %name.name, %error, "the Lease was neither taken nor renewed");
         }
         tokio::time::sleep(RENEW_EVERY).await;
     }
@@ -201,6 +203,25 @@ async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate:
         Err(error) => {
             tracing::warn!(lease = %name.name, %error, "the Lease was not given up; it runs out by itself")
         }
+    }
+}
+
+/// Says when a Lease becomes out of reach and when it is back, not at every try between.
+#[derive(Default)]
+struct Complaint {
+    made: bool,
+}
+
+impl Complaint {
+    fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, LeaseError>) {
+        match tried {
+            Err(error) if !self.made => {
+                tracing::warn!(namespace = %name.namespace, lease = %name.name, %error, "the Lease is out of reach");
+            }
+            Ok(_) if self.made => tracing::info!(lease = %name.name, "the Lease is within reach again"),
+            _ => {}
+        }
+        self.made = tried.is_err();
     }
 }
 

@@ -1,0 +1,431 @@
+//! The Kubernetes edge against the stand-in API server, over loopback HTTP.
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::cluster::{self, ApiControlPlane, LeadWith, LeaseName, Limits, Options};
+use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, Notice, NoticeKind};
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::ids::{GpuUuid, NodeName, PodUid};
+use stowage::scheduling::audit::audit;
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::ledger::{Assumption, Phase, PodEntry};
+use stowage::scheduling::node::Node;
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+use stowage::units::{Bytes, Millis, Moment};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Replica {
+    service: Arc<Service>,
+    control_plane: Arc<ApiControlPlane>,
+    tasks: JoinSet<()>,
+    shutdown: CancellationToken,
+}
+
+impl Replica {
+    fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
+        let service = Service::new(Policy::default());
+        let shutdown = CancellationToken::new();
+        let bind = Duration::from_millis(300);
+        let options =
+            Options { limits: Limits { bind, ..Limits::default() }, ..Options::new(lead_with, name.into()) };
+        let client = server.client(name).unwrap();
+        let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
+        Self { service, control_plane, tasks, shutdown }
+    }
+
+    async fn acting(server: &ApiServer) -> Self {
+        let replica = Self::start(server, "stowage", LeadWith::Always);
+        eventually("the gate opens", || replica.service.gate.is_open()).await;
+        replica
+    }
+
+    async fn stop(mut self) {
+        self.shutdown.cancel();
+        while let Some(ended) = self.tasks.join_next().await {
+            ended.unwrap();
+        }
+    }
+
+    /// Waits for the pod to be in the books, then promises it room. What the extender does before it binds.
+    async fn assume(&self, name: &str, node: &str) -> BindOrder {
+        eventually("the pod is seen", || self.phase(name).is_some()).await;
+        let mut ledger = self.service.ledger();
+        let (uid, entry) = ledger.entries().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
+        let (uid, entry) = (uid.clone(), entry.clone());
+        let Assumption::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
+            panic!("{name} was assumed before")
+        };
+        BindOrder { key: entry.key, uid, demand: entry.demand, placement }
+    }
+
+    async fn bind(&self, name: &str, node: &str) -> BindOrder {
+        let order = self.assume(name, node).await;
+        assert_eq!(self.control_plane.bind(&order).await, BindOutcome::Written);
+        self.service.ledger().confirm(&order.uid);
+        order
+    }
+
+    fn phase(&self, name: &str) -> Option<Phase> {
+        let ledger = self.service.ledger();
+        ledger.entries().into_values().find(|entry| &*entry.key.name == name).map(|entry| entry.phase.clone())
+    }
+
+    /// The pods in the books, but for what may be lost (which node was offered) and what is each replica's own (a hold's
+    /// deadline, on its own clock).
+    fn entries(&self) -> BTreeMap<PodUid, PodEntry> {
+        let timeless = |entry: &PodEntry| {
+            let mut entry = entry.clone();
+            if let Phase::Waiting(waiting) = &mut entry.phase {
+                waiting.offered = None;
+                waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
+            }
+            entry
+        };
+        let ledger = self.service.ledger();
+        ledger.entries().into_iter().map(|(uid, entry)| (uid.clone(), timeless(entry))).collect()
+    }
+
+    /// What is left of each GPU; generations count changes, and those were others.
+    fn nodes(&self) -> Vec<Node> {
+        let snapshot = self.service.ledger().snapshot();
+        snapshot.nodes().iter().map(|node| Node { generation: 0, ..node.clone() }).collect()
+    }
+
+    fn events(&self, kind: NoticeKind, outcome: &str) -> u64 {
+        self.service.metrics.events.with_label_values(&[kind.reason(), outcome]).get()
+    }
+}
+
+/// Looks again and again. Nothing tells of a change of the gate or the ledger.
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let looking = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+}
+
+async fn server_with_nodes(names: &[&str]) -> ApiServer {
+    let server = ApiServer::start().await.unwrap();
+    for name in names {
+        let labels = json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
+        });
+        server.create("nodes", json!({ "metadata": { "name": name, "labels": labels } })).unwrap();
+    }
+    server
+}
+
+fn create_pod(server: &ApiServer, name: &str, gib: u64) {
+    let limits = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
+    let spec = json!({
+        "schedulerName": "stowage",
+        "containers": [{ "name": "engine", "image": "engine", "resources": limits }],
+    });
+    server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+}
+
+fn bind_past_stowage(server: &ApiServer, name: &str, node: &str) {
+    server.bind(&format!("pods/default/{name}"), &json!({ "target": { "name": node } })).unwrap();
+}
+
+fn finish(server: &ApiServer, name: &str) {
+    server
+        .patch_status(&format!("pods/default/{name}"), &json!({ "status": { "phase": "Succeeded" } }))
+        .unwrap();
+}
+
+fn node_name(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+fn hold_condition(server: &ApiServer, name: &str) -> Option<Value> {
+    let pod = server.get(&format!("pods/default/{name}"))?;
+    let conditions = pod["status"]["conditions"].as_array()?;
+    conditions.iter().find(|condition| condition["type"] == "stowage.dev/Hold").cloned()
+}
+
+fn advertised(server: &ApiServer, node: &str) -> Option<String> {
+    let node = server.get(&format!("nodes/{node}"))?;
+    node["status"]["capacity"]["stowage.dev/vram"].as_str().map(str::to_owned)
+}
+
+#[tokio::test]
+async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
+    let server = server_with_nodes(&["a", "b"]).await;
+    let before = Replica::acting(&server).await;
+    for name in ["one", "two", "done", "late", "stray", "holds", "waits", "gone"] {
+        create_pod(&server, name, 20);
+    }
+    before.bind("one", "a").await;
+    let two = before.bind("two", "a").await;
+    before.bind("done", "b").await;
+    finish(&server, "done");
+    bind_past_stowage(&server, "stray", "b");
+    eventually("the pod is seen", || before.phase("gone").is_some()).await;
+    server.delete_now("pods/default/gone").unwrap();
+    create_pod(&server, "gone", 30);
+    // Written, and the answer is lost with the process.
+    server.faults().next(Operation::Binding, 1, Fault::AnswersLate(PATIENCE));
+    let late = before.assume("late", "b").await;
+    assert!(matches!(before.control_plane.bind(&late).await, BindOutcome::Unknown { .. }));
+    // One that waits for `two` to leave.
+    let holder = before.assume("holds", "a").await;
+    before.service.ledger().forget(&holder.uid);
+    let hold = Hold {
+        node: node_name("a"),
+        devices: two.placement.devices.clone(),
+        victims: [two.uid.clone()].into(),
+        deadline: before.service.now() + Millis::seconds(300),
+    };
+    before.service.ledger().hold(&holder.uid, hold.clone()).unwrap();
+    before.control_plane.write_hold(&holder.key, &holder.uid, Some(&hold)).await.unwrap();
+    eventually("everything is seen", || {
+        let bound = |name| matches!(before.phase(name), Some(Phase::Bound(_)));
+        bound("late") && bound("stray") && before.phase("done").is_none() && before.entries().len() == 7
+    })
+    .await;
+
+    let after = Replica::acting(&server).await;
+    assert_eq!(after.entries(), before.entries());
+    assert_eq!(after.nodes(), before.nodes());
+    assert_eq!(audit(&after.service.ledger()), []);
+    let deadline = |replica: &Replica| {
+        let ledger = replica.service.ledger();
+        let deadline = ledger.entry(&holder.uid).unwrap().hold().unwrap().deadline;
+        replica.service.clock.to_wall(deadline).as_second()
+    };
+    assert!((deadline(&after) - deadline(&before)).abs() <= 1);
+    before.stop().await;
+    after.stop().await;
+}
+
+#[tokio::test]
+async fn a_bind_is_one_write_and_reads_nothing() {
+    let server = server_with_nodes(&["a"]).await;
+    let replica = Replica::acting(&server).await;
+    create_pod(&server, "p", 20);
+    let order = replica.assume("p", "a").await;
+    let reads = server.calls().reads_by("stowage");
+    assert_eq!(replica.control_plane.bind(&order).await, BindOutcome::Written);
+    assert_eq!(server.calls().reads_by("stowage"), reads);
+    assert_eq!(server.calls().count_by("stowage", "create", "pods/binding"), 1);
+
+    let pod = server.get("pods/default/p").unwrap();
+    assert_eq!(pod["spec"]["nodeName"], "a");
+    let annotations = &pod["metadata"]["annotations"];
+    assert_eq!(annotations["stowage.dev/devices"], order.placement.devices[0].as_str());
+    assert_eq!(annotations["stowage.dev/vram-granted"], Bytes::gib(20).0.to_string());
+    let on_record = replica.control_plane.read_pod(&order.key).await.unwrap().unwrap();
+    assert_eq!(on_record.uid, order.uid);
+    assert_eq!(on_record.node, Some(node_name("a")));
+    assert_eq!(on_record.devices, Some(order.placement.devices.clone()));
+    eventually("the watch confirms it", || matches!(replica.phase("p"), Some(Phase::Bound(_)))).await;
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn every_fate_of_a_binding_has_its_outcome() {
+    let server = server_with_nodes(&["a", "b"]).await;
+    let replica = Replica::acting(&server).await;
+    create_pod(&server, "p", 20);
+    let order = replica.assume("p", "a").await;
+    let bind = async |order: &BindOrder| replica.control_plane.bind(order).await;
+
+    server.faults().next(Operation::Binding, 1, Fault::Fails);
+    assert!(matches!(bind(&order).await, BindOutcome::Unknown { .. }), "500");
+    server.faults().next(Operation::Binding, 1, Fault::Hangs);
+    assert!(matches!(bind(&order).await, BindOutcome::Unknown { .. }), "no answer");
+    let other = BindOrder { uid: PodUid::parse("another").unwrap(), ..order.clone() };
+    assert_eq!(bind(&other).await, BindOutcome::Conflict, "the name stands for another pod");
+    let mut missing = order.clone();
+    missing.key.name = "nobody".into();
+    assert!(matches!(bind(&missing).await, BindOutcome::Refused { .. }), "404");
+    assert_eq!(server.get("pods/default/p").unwrap()["spec"]["nodeName"], Value::Null);
+
+    bind_past_stowage(&server, "p", "b");
+    assert_eq!(bind(&order).await, BindOutcome::Conflict, "bound by someone else");
+    let writes = server.calls().count("create", "pods/binding");
+    replica.service.gate.set_leading(false);
+    assert!(matches!(bind(&order).await, BindOutcome::Refused { .. }), "another replica leads");
+    assert_eq!(server.calls().count("create", "pods/binding"), writes, "nothing was sent");
+    assert_eq!(replica.control_plane.read_pod(&missing.key).await, Ok(None));
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
+    let server = server_with_nodes(&["a", "b"]).await;
+    let replica = Replica::acting(&server).await;
+    create_pod(&server, "gone", 20);
+    create_pod(&server, "kept", 20);
+    replica.bind("gone", "a").await;
+    replica.bind("kept", "a").await;
+    let lists = server.calls().count_by("stowage", "list", "pods");
+    // Without a pause between: the watches learn of the deletions only by listing.
+    server.delete_now("pods/default/gone").unwrap();
+    server.delete_now("nodes/b").unwrap();
+    server.compact();
+    eventually("the deletions are seen", || replica.phase("gone").is_none() && replica.nodes().len() == 1)
+        .await;
+    assert!(server.calls().count_by("stowage", "list", "pods") > lists);
+    assert!(matches!(replica.phase("kept"), Some(Phase::Bound(_))));
+    assert_eq!(audit(&replica.service.ledger()), []);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
+    let server = server_with_nodes(&["a", "plugin"]).await;
+    let offers = json!({ "status": { "allocatable": { "nvidia.com/gpu": "2" } } });
+    server.patch_status("nodes/plugin", &offers).unwrap();
+    server.create("nodes", json!({ "metadata": { "name": "no-gpus" } })).unwrap();
+    server.faults().next(Operation::NodeStatus, 1, Fault::Fails);
+    let replica = Replica::acting(&server).await;
+    let whole = replica.nodes()[0].capacity().0.to_string();
+    assert_eq!(whole, (2 * (81920u64 << 20) / 10 * 9).to_string());
+    eventually("capacity is advertised", || advertised(&server, "a").as_ref() == Some(&whole)).await;
+    // As a kubelet does when it starts with an empty device-plugin folder.
+    server
+        .patch_status("nodes/a", &json!({ "status": { "capacity": { "stowage.dev/vram": "0" } } }))
+        .unwrap();
+    eventually("capacity is advertised again", || advertised(&server, "a").as_ref() == Some(&whole)).await;
+    assert_eq!((advertised(&server, "plugin"), advertised(&server, "no-gpus")), (None, None));
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_replica_that_does_not_lead_writes_nothing() {
+    let server = server_with_nodes(&["a"]).await;
+    create_pod(&server, "stray", 20);
+    bind_past_stowage(&server, "stray", "a");
+    let lease = LeaseName::of_kube_scheduler();
+    let replica =
+        Replica::start(&server, "stowage", LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() });
+    eventually("the stray is seen", || replica.phase("stray").is_some()).await;
+    eventually("the Lease is looked for twice", || server.calls().count("get", "leases") >= 2).await;
+    let wrote = |verb| server.calls().all().iter().any(|(call, _)| call.verb == verb);
+    assert!(!wrote("create") && !wrote("patch") && !wrote("update"));
+    // It begins to lead, and says what stands.
+    replica.stop().await;
+    let replica = Replica::acting(&server).await;
+    eventually("the Event is there", || replica.events(NoticeKind::Unplaced, "published") == 1).await;
+    let event = &server.list("events")[0];
+    assert_eq!(
+        (event["reason"].as_str(), event["type"].as_str()),
+        (Some("StowageUnplaced"), Some("Warning"))
+    );
+    assert_eq!(event["regarding"]["name"], "stray");
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
+    let server = server_with_nodes(&["a"]).await;
+    let replica = Replica::acting(&server).await;
+    create_pod(&server, "p", 500);
+    eventually("the pod is seen", || replica.phase("p").is_some()).await;
+    let (uid, entry) = replica.entries().pop_first().unwrap();
+    for free in 0..100 {
+        let text = format!("no GPU has 500 GiB free: the best has {free}");
+        let notice = Notice { key: entry.key.clone(), uid: uid.clone(), kind: NoticeKind::Refused, text };
+        replica.control_plane.notify(notice);
+    }
+    eventually("the Event is published", || replica.events(NoticeKind::Refused, "published") == 1).await;
+    assert_eq!(replica.events(NoticeKind::Refused, "suppressed"), 99);
+    assert_eq!(server.list("events").len(), 1);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn a_hold_that_runs_out_is_cleared_and_told_and_leaves_other_conditions_alone() {
+    let server = server_with_nodes(&["a"]).await;
+    let replica = Replica::acting(&server).await;
+    create_pod(&server, "p", 20);
+    let ready = json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] } });
+    server.patch_status("pods/default/p", &ready).unwrap();
+    let order = replica.assume("p", "a").await;
+    replica.service.ledger().forget(&order.uid);
+    let hold = Hold {
+        node: node_name("a"),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [].into(),
+        deadline: replica.service.now() + Millis(400),
+    };
+    let other = PodUid::parse("another").unwrap();
+    let refused = replica.control_plane.write_hold(&order.key, &other, Some(&hold)).await;
+    assert!(refused.is_err(), "another pod of that name is left alone");
+    assert_eq!(hold_condition(&server, "p"), None);
+    replica.service.ledger().hold(&order.uid, hold.clone()).unwrap();
+    replica.control_plane.write_hold(&order.key, &order.uid, Some(&hold)).await.unwrap();
+    assert_eq!(hold_condition(&server, "p").unwrap()["status"], "True");
+    eventually("the condition is cleared", || hold_condition(&server, "p").unwrap()["status"] == "False")
+        .await;
+    eventually("it is told", || replica.events(NoticeKind::HoldEnded, "published") >= 1).await;
+    let pod: Pod = serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
+    assert_eq!(pod.status.unwrap().conditions.unwrap().len(), 2);
+    replica.stop().await;
+}
+
+fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
+    let renewed = jiff::Timestamp::from_second(renewed).unwrap();
+    json!({ "spec": {
+        "holderIdentity": holder, "leaseDurationSeconds": seconds, "renewTime": format!("{renewed:.6}"),
+    } })
+}
+
+#[tokio::test]
+async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_renewed() {
+    let server = server_with_nodes(&["a"]).await;
+    let path = "leases/kube-system/kube-scheduler";
+    let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 3);
+    lease["metadata"] = json!({ "name": "kube-scheduler" });
+    server.create("leases/kube-system", lease).unwrap();
+    let name = LeaseName::of_kube_scheduler();
+    let lead_with = LeadWith::KubeScheduler { lease: name, hostname: "stowage-0".into() };
+    let replica = Replica::start(&server, "stowage", lead_with);
+    let gate = &replica.service.gate;
+    let looks = || server.calls().count("get", "leases");
+    eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
+    assert!(!gate.is_open(), "no renewal was seen yet");
+
+    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1002, 3)).unwrap();
+    eventually("the gate opens", || gate.is_open()).await;
+    assert_eq!(replica.service.metrics.leading.get(), 1);
+    eventually("the gate shuts without renewals", || !gate.is_open()).await;
+
+    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1004, 15)).unwrap();
+    eventually("the gate opens again", || gate.is_open()).await;
+    server.patch(path, &neighbours_lease("stowage-1_77", 1005, 15)).unwrap();
+    eventually("the gate shuts for another holder", || !gate.is_open()).await;
+    assert_eq!(replica.service.metrics.leading.get(), 0);
+    replica.stop().await;
+}
+
+#[tokio::test]
+async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
+    let server = server_with_nodes(&["a"]).await;
+    let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
+    let first = Replica::start(&server, "first", lead_with("first"));
+    eventually("the first leads", || first.service.gate.is_open()).await;
+    let second = Replica::start(&server, "second", lead_with("second"));
+    let looks = || server.calls().count_by("second", "get", "leases");
+    eventually("the second looks twice", || looks() >= 2 && second.service.gate.is_synced()).await;
+    assert!(first.service.gate.is_open() && !second.service.gate.is_open());
+    assert_eq!(second.service.gate.reason_shut().map(|reason| reason.contains("does not lead")), Some(true));
+    first.stop().await;
+    eventually("the second leads", || second.service.gate.is_open()).await;
+    let lease = server.get("leases/stowage/stowage").unwrap();
+    assert_eq!(lease["spec"]["holderIdentity"], "second");
+    second.stop().await;
+}
