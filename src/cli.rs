@@ -1,6 +1,7 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
 use crate::cluster::{LeadWith, LeaseName};
+use crate::demo::{self, Show};
 use crate::extender::request::Limits;
 use crate::extender::tls::TlsFiles;
 use crate::serve::{self, ServeOptions, Source};
@@ -97,7 +98,7 @@ struct DemoArgs {
     #[arg(long)]
     once: bool,
 
-    /// Print the summary as one JSON object
+    /// Play the story once, and print its summary on stdout as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -112,7 +113,20 @@ impl Cli {
                 runtime.block_on(serve::serve(args.validate()?))?;
                 Ok(ExitCode::SUCCESS)
             }
-            Command::Demo(_) => bail!("the demo is not here yet"),
+            Command::Demo(args) => {
+                log_to_stderr("error");
+                runtime.block_on(demo::run(args.show()))
+            }
+        }
+    }
+}
+
+impl DemoArgs {
+    fn show(&self) -> Show {
+        match (self.json, self.once) {
+            (true, _) => Show::Json,
+            (false, true) => Show::Once,
+            (false, false) => Show::Stay,
         }
     }
 }

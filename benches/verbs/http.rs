@@ -42,7 +42,9 @@ impl Connection {
         while line.trim() != "" {
             line.clear();
             self.stream.read_line(&mut line).expect("a header");
-            if let Some((_, value)) = line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("content-length")) {
+            if let Some((_, value)) =
+                line.split_once(':').filter(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+            {
                 length = value.trim().parse().expect("a length");
             }
         }
@@ -63,7 +65,11 @@ pub fn serve_floor() {
             .route("/scheduler/filter", post(args))
             .route("/scheduler/prioritize", post(args))
             .route("/scheduler/bind", post(binding));
-        axum_server::from_tcp(listener).expect("a socket").serve(router.into_make_service()).await.expect("it serves");
+        axum_server::from_tcp(listener)
+            .expect("a socket")
+            .serve(router.into_make_service())
+            .await
+            .expect("it serves");
     });
 }
 

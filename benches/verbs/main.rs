@@ -41,7 +41,10 @@ fn main() {
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
         let cluster = Cluster::new(nodes, ROUNDS + WARM_UP);
-        println!("\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request", cluster.resident());
+        println!(
+            "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request",
+            cluster.resident()
+        );
         report::header();
         in_process(&cluster).iter().for_each(Row::print);
         let dump = folder.path().join("cluster.json");
@@ -65,7 +68,8 @@ fn in_process(cluster: &Cluster) -> Vec<Row> {
     let prioritize = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
         let nodes = args.asked_nodes().expect("nodes").expect("names");
-        serde_json::to_vec(&prioritize::prioritize(&extender, &args, &nodes).expect("an answer")).expect("JSON")
+        serde_json::to_vec(&prioritize::prioritize(&extender, &args, &nodes).expect("an answer"))
+            .expect("JSON")
     };
     let bind = |body: &[u8]| {
         let args: BindingArgs = serde_json::from_slice(body).expect("a request");
@@ -130,7 +134,10 @@ fn over_loopback(cluster: &Cluster, dump: &Path) {
         cluster::assert_all_refused(&answer, cluster.nodes());
     }
     rows.finish().iter().for_each(Row::print);
-    println!("resident memory of `stowage serve`: {at_start} MiB at start, {} MiB after", stowage.resident_mib());
+    println!(
+        "resident memory of `stowage serve`: {at_start} MiB at start, {} MiB after",
+        stowage.resident_mib()
+    );
 }
 
 /// One row per verb.
@@ -159,7 +166,12 @@ impl Rows {
 
 impl Row {
     /// Times the verb and then its floor, which is told the size of the verb's answer.
-    fn pair(&mut self, counts: bool, verb: impl FnOnce() -> Vec<u8>, floor: impl FnOnce(usize) -> Vec<u8>) -> Vec<u8> {
+    fn pair(
+        &mut self,
+        counts: bool,
+        verb: impl FnOnce() -> Vec<u8>,
+        floor: impl FnOnce(usize) -> Vec<u8>,
+    ) -> Vec<u8> {
         let started = Instant::now();
         let answer = verb();
         let verb_took = started.elapsed();
@@ -182,7 +194,8 @@ struct Server {
 impl Server {
     /// Starts it and waits until it says where it listens.
     fn start(command: &mut Command, says: &str) -> Self {
-        let mut process = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let mut process =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
         let mut lines = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
         let address = lines
             .by_ref()
@@ -194,7 +207,8 @@ impl Server {
     }
 
     fn resident_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
     }

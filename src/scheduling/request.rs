@@ -178,7 +178,11 @@ impl Demand {
     /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
         Self {
-            per_gpu: vram_of(pod.containers).unwrap_or(Bytes(u64::MAX)),
+            per_gpu: match vram_of(pod.containers) {
+                Ok(vram) => vram,
+                Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
+                Err(_) => Bytes(u64::MAX),
+            },
             gpus: 1,
             sharing: Sharing::Shared,
             class: policy.classify(traits(pod, Sharing::Shared)),

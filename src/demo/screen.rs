@@ -1,0 +1,157 @@
+//! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
+
+use super::chronicle::{GpuView, News, PodView};
+use crate::units::Bytes;
+use owo_colors::{OwoColorize, Style};
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+const BAR: usize = 30;
+/// Long enough to read a chapter's two lines.
+const READING_TIME: Duration = Duration::from_millis(1800);
+
+pub struct Screen {
+    out: Box<dyn Write + Send>,
+    is_terminal: bool,
+    /// Lines of the table that stand at the bottom of the terminal.
+    drawn: usize,
+}
+
+impl Screen {
+    pub fn stdout() -> Self {
+        Self { is_terminal: std::io::stdout().is_terminal(), out: Box::new(std::io::stdout()), drawn: 0 }
+    }
+
+    /// For when stdout is for a program to read.
+    pub fn stderr() -> Self {
+        Self { is_terminal: std::io::stderr().is_terminal(), out: Box::new(std::io::stderr()), drawn: 0 }
+    }
+
+    pub fn line(&mut self, text: &str) {
+        self.erase();
+        self.put(text);
+    }
+
+    pub async fn chapter(&mut self, number: usize, title: &str, text: &str) {
+        self.line("");
+        let title = format!("{number}. {title}");
+        let styled = self.paint(&title, Style::new().bold());
+        self.line(&styled);
+        self.line(&format!("   {text}"));
+        if self.is_terminal {
+            tokio::time::sleep(READING_TIME).await;
+        }
+    }
+
+    pub fn news(&mut self, news: &News) {
+        let text = match news {
+            News::Bound(pod) => {
+                let amount = Bytes(pod.granted);
+                let whole = if pod.exclusive { ", to itself" } else { "" };
+                format!("   + {:<17} {} → {}{whole}", pod.name, amount, seat(pod))
+            }
+            News::Refused(pod) => {
+                format!(
+                    "   · {:<17} waits: {}",
+                    pod.name,
+                    short_refusal(pod.refusal.as_deref().unwrap_or_default())
+                )
+            }
+            News::Leaving(pod) => format!("   − {:<17} must leave {}", pod.name, seat(pod)),
+            News::Gone(pod) => format!("   − {:<17} is gone", pod.name),
+        };
+        let style = match news {
+            News::Bound(_) => Style::new().green(),
+            News::Refused(_) => Style::new().dimmed(),
+            News::Leaving(_) | News::Gone(_) => Style::new().yellow(),
+        };
+        let styled = self.paint(&text, style);
+        self.line(&styled);
+    }
+
+    /// On a terminal the table stays at the bottom and is drawn over; elsewhere nothing is drawn between chapters.
+    pub fn update(&mut self, gpus: &[GpuView]) {
+        if self.is_terminal {
+            self.table(gpus);
+        }
+    }
+
+    /// The table as it stands, to stay.
+    pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
+        self.table(gpus);
+        self.drawn = 0;
+    }
+
+    fn table(&mut self, gpus: &[GpuView]) {
+        self.erase();
+        let rows: Vec<String> = gpus
+            .iter()
+            .enumerate()
+            .map(|(i, gpu)| self.row(gpu, i == 0 || gpus[i - 1].node != gpu.node))
+            .collect();
+        self.drawn = rows.len();
+        rows.iter().for_each(|row| self.put(row));
+    }
+
+    fn row(&self, gpu: &GpuView, names_node: bool) -> String {
+        let used: u64 = gpu.pods.iter().map(|(_, bytes)| bytes).sum();
+        let cells = |bytes: u64| ((bytes * BAR as u64).div_ceil(gpu.promisable.max(1)) as usize).min(BAR);
+        let firm: u64 = gpu.pods.iter().filter(|(pod, _)| !pod.opportunistic).map(|(_, bytes)| bytes).sum();
+        let (firm, used_cells) = (cells(firm), cells(used));
+        let bar = format!(
+            "{}{}{}",
+            self.paint(&"█".repeat(firm), Style::new().cyan()),
+            self.paint(&"▒".repeat(used_cells.saturating_sub(firm)), Style::new().magenta()),
+            "·".repeat(BAR - used_cells.max(firm))
+        );
+        let node = if names_node { gpu.node } else { "" };
+        let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
+        let amounts = format!("{:>4}/{:<3} GiB", used >> 30, gpu.promisable >> 30);
+        format!("   {node:<7} {} {model:<5} {bar} {amounts}  {}", gpu.index, tenants(gpu))
+    }
+
+    fn erase(&mut self) {
+        if self.drawn > 0 {
+            let up = self.drawn;
+            // A screen that cannot be written to shows nothing; the demo's verdict does not depend on it.
+            let _ = write!(self.out, "\x1b[{up}A\x1b[J");
+            self.drawn = 0;
+        }
+    }
+
+    fn put(&mut self, line: &str) {
+        let _ = writeln!(self.out, "{line}");
+        let _ = self.out.flush();
+    }
+
+    fn paint(&self, text: &str, style: Style) -> String {
+        if self.is_terminal { text.style(style).to_string() } else { text.to_owned() }
+    }
+}
+
+/// `embedder ×3, llama-8b`: who is there, briefly.
+fn tenants(gpu: &GpuView) -> String {
+    let mut groups: Vec<(String, usize)> = Vec::new();
+    for (pod, _) in &gpu.pods {
+        let model = pod.name.trim_end_matches(|c: char| c.is_ascii_digit()).trim_end_matches('-').to_owned();
+        match groups.iter_mut().find(|(name, _)| *name == model) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((model, 1)),
+        }
+    }
+    let named =
+        groups.into_iter().map(|(name, count)| if count > 1 { format!("{name} ×{count}") } else { name });
+    named.collect::<Vec<_>>().join(", ")
+}
+
+/// `node-a GPU 0, 1`
+fn seat(pod: &PodView) -> String {
+    let node = pod.node.as_deref().unwrap_or_default();
+    let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
+    format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
+}
+
+/// The first sentence: what the scheduler adds about preemption says the same again.
+fn short_refusal(message: &str) -> &str {
+    message.split_once(". ").map_or(message, |(first, _)| first)
+}

@@ -1,0 +1,122 @@
+//! The whole cluster, put together: stand-ins around the very same Stowage that `serve` runs.
+//!
+//! Everything talks over loopback HTTP. Nothing here reaches past an interface that a real cluster has.
+
+use super::agents::{Agents, Machine};
+use super::api_server::ApiServer;
+use super::kubelet::{self, Kubelet};
+use super::scheduler::Scheduler;
+use super::scheduler::config::Config;
+use crate::cluster::{self, LeadWith};
+use crate::extender::request::Limits;
+use crate::extender::{Extender, server};
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// A demo second of a pod's grace period, and its engine's start: short enough to watch.
+const GRACE_SECOND: Duration = Duration::from_millis(100);
+const START_DELAY: Duration = Duration::from_millis(200);
+/// The scheduler's first back-off; a real one waits a second.
+const BACK_OFF: Duration = Duration::from_millis(100);
+
+/// A running cluster. Call [`Setup::stop`] to end it in order.
+pub struct Setup {
+    pub api: ApiServer,
+    pub scheduler: Scheduler,
+    pub service: Arc<Service>,
+    pub operators: SocketAddr,
+    _kubelet: Kubelet,
+    agents: Agents,
+    http: JoinHandle<std::io::Result<()>>,
+    tasks: JoinSet<()>,
+    stop_http: CancellationToken,
+    stop_cluster: CancellationToken,
+}
+
+impl Setup {
+    pub async fn start(machines: &[Machine]) -> Result<Self> {
+        let api = ApiServer::start().await.context("the stand-in API server")?;
+        for machine in machines {
+            api.create("nodes", node(machine))
+                .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
+        }
+        let service = Service::new(Policy::default());
+        let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
+        let options = cluster::Options::new(LeadWith::Always, "demo".into());
+        let (control_plane, tasks) =
+            cluster::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
+        let (scheduler_listener, scheduler_address) = listen()?;
+        let (operators_listener, operators) = listen()?;
+        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let served = server::serve(extender, scheduler_listener, operators_listener, None, stop_http.clone());
+        let http = tokio::spawn(served);
+        let agents = Agents::start(machines, scheduler_address);
+        let kubelet_config = kubelet::Config {
+            start_delay: START_DELAY,
+            grace_second: GRACE_SECOND,
+            ..kubelet::Config::default()
+        };
+        let kubelet = Kubelet::start(api.client("kubelet")?, kubelet_config);
+        let config = Config {
+            initial_back_off: BACK_OFF,
+            ..Config::shipped(&format!("http://{scheduler_address}/scheduler"))
+        };
+        let scheduler = Scheduler::start(api.client("kube-scheduler")?, config);
+        let setup = Self {
+            api,
+            scheduler,
+            service,
+            operators,
+            _kubelet: kubelet,
+            agents,
+            http,
+            tasks,
+            stop_http,
+            stop_cluster,
+        };
+        setup.until_nodes_offer_vram(machines.len()).await;
+        Ok(setup)
+    }
+
+    /// Ends it as `serve` ends: the HTTP side first.
+    pub async fn stop(mut self) -> Result<()> {
+        drop(self.scheduler);
+        drop(self.agents);
+        self.stop_http.cancel();
+        self.http.await??;
+        self.stop_cluster.cancel();
+        while self.tasks.join_next().await.is_some() {}
+        Ok(())
+    }
+
+    /// The agents have reported, Stowage has advertised what they said, and the kubelets offer it.
+    async fn until_nodes_offer_vram(&self, nodes: usize) {
+        let offers = |api: &ApiServer| {
+            let nodes = api.list("nodes").into_iter();
+            nodes.filter(|node| node["status"]["allocatable"]["stowage.dev/vram"].is_string()).count()
+        };
+        self.api.until(|api| (offers(api) == nodes).then_some(())).await;
+    }
+}
+
+fn listen() -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+fn node(machine: &Machine) -> serde_json::Value {
+    let resources = json!({"cpu": "96", "memory": "1Ti", "pods": "110"});
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": machine.node},
+        "status": {"capacity": resources, "allocatable": resources},
+    })
+}
