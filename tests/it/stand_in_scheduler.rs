@@ -285,3 +285,29 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
     assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
     assert_eq!(cluster.api.calls().count_by("scheduler", "create", "pods/binding"), 0, "the extender binds");
 }
+
+/// EXTENDER.md's second trap: why Stowage refuses through `FailedAndUnresolvableNodes`.
+#[tokio::test]
+async fn a_refusal_through_failed_nodes_loops_where_somebody_could_be_evicted() {
+    let cluster = Cluster::new(6, |api, request| {
+        let refused = request.verb == "filter" && request.body["Pod"]["metadata"]["name"] == "high";
+        if !refused {
+            return agreeable(api, request);
+        }
+        let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
+        Answer::ok(json!({"NodeNames": [], "FailedNodes": reasons}))
+    });
+    let cluster = cluster.await;
+    let scheduler = cluster.schedule();
+    for number in 0..6 {
+        let name = format!("low{number}");
+        cluster.create(&name, "50Gi", 0);
+        cluster.bound(&name).await;
+    }
+    cluster.create("high", "10Gi", 100);
+    let seen = scheduler.observations();
+    within(seen.until(|seen| (seen.calls_for("default/high").len() > 20).then_some(()))).await;
+    let message = seen.outcome("default/high").message.unwrap();
+    assert!(message.contains("expected at least one victim pod on node"), "{message}");
+    assert_eq!(seen.count(Verb::Preempt), 0);
+}
