@@ -243,3 +243,26 @@ async fn odd_input_is_refused_and_never_ends_the_server() {
     }
     assert!(api.get("pods/default/a").is_some());
 }
+
+#[tokio::test]
+async fn dropping_the_server_ends_its_watches_and_hanging_requests() {
+    let (api, client) = server().await;
+    api.create("pods", pod("a")).unwrap();
+    api.faults().next(Operation::Binding, 1, Fault::Hangs);
+    let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1").body(Vec::new()).unwrap();
+    let watching = tokio::spawn({
+        let client = client.clone();
+        async move { client.request_text(request).await }
+    });
+    let hanging = tokio::spawn(async move {
+        send(&client, "POST", "/api/v1/namespaces/default/pods/a/binding", binding("", "n")).await
+    });
+    let arrived = || api.calls().count("watch", "pods") + api.calls().count("create", "pods/binding") == 2;
+    while !arrived() {
+        tokio::task::yield_now().await;
+    }
+    drop(api);
+    let soon = Duration::from_secs(5);
+    assert!(tokio::time::timeout(soon, watching).await.unwrap().unwrap().is_ok());
+    assert_eq!(tokio::time::timeout(soon, hanging).await.unwrap().unwrap().unwrap_err().0, 500);
+}

@@ -36,6 +36,8 @@ impl Cluster {
     fn config(&self) -> Config {
         let mut config = Config::shipped(&self.extender.url_prefix());
         config.initial_back_off = Duration::from_millis(5);
+        // No test here is about time-outs, and a busy machine must not cause one.
+        config.extender.timeout = Duration::from_secs(30);
         config
     }
 
@@ -74,7 +76,7 @@ impl Cluster {
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(10), future).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
 fn refuse_all(api: &ApiServer, request: &Request) -> Answer {
@@ -284,4 +286,30 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
     assert_eq!(cluster.bound("a").await, "n1");
     assert_eq!(scheduler.observations().count(Verb::Prioritize), 0);
     assert_eq!(cluster.api.calls().count_by("scheduler", "create", "pods/binding"), 0, "the extender binds");
+}
+
+/// EXTENDER.md's second trap: why Stowage refuses through `FailedAndUnresolvableNodes`.
+#[tokio::test]
+async fn a_refusal_through_failed_nodes_loops_where_somebody_could_be_evicted() {
+    let cluster = Cluster::new(6, |api, request| {
+        let refused = request.verb == "filter" && request.body["Pod"]["metadata"]["name"] == "high";
+        if !refused {
+            return agreeable(api, request);
+        }
+        let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
+        Answer::ok(json!({"NodeNames": [], "FailedNodes": reasons}))
+    });
+    let cluster = cluster.await;
+    let scheduler = cluster.schedule();
+    for number in 0..6 {
+        let name = format!("low{number}");
+        cluster.create(&name, "50Gi", 0);
+        cluster.bound(&name).await;
+    }
+    cluster.create("high", "10Gi", 100);
+    let seen = scheduler.observations();
+    within(seen.until(|seen| (seen.calls_for("default/high").len() > 20).then_some(()))).await;
+    let message = seen.outcome("default/high").message.unwrap();
+    assert!(message.contains("expected at least one victim pod on node"), "{message}");
+    assert_eq!(seen.count(Verb::Preempt), 0);
 }

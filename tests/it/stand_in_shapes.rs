@@ -12,9 +12,11 @@ use stowage::demo::scheduler::trial::{Trial, run_one};
 
 /// The recorded pod of the one message that names a pod.
 const POD: &str = "b42";
-/// Recorded: 2 s of patience, answers after 3 s. Here the same, 20 times faster.
-const TIMEOUT: Duration = Duration::from_millis(100);
-const LATE: Duration = Duration::from_millis(150);
+/// Recorded: 2 s of patience, answers after 3 s. Here a fifth of that where an answer is late; where none is, so
+/// much patience that a busy machine is not mistaken for a silent extender.
+const SHORT_PATIENCE: Duration = Duration::from_millis(400);
+const LATE: Duration = Duration::from_millis(600);
+const LONG_PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn every_recorded_answer_shape_ends_as_recorded() {
@@ -46,14 +48,15 @@ async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String
     }
     let (script_api, script_case) = (api.clone(), case.clone());
     let extender = ScriptedExtender::start(move |request| script(&script_api, &script_case, request)).await;
-    let trial = tokio::time::timeout(Duration::from_secs(10), run_one(&api, config(&extender, mode), pod()));
+    let trial =
+        tokio::time::timeout(Duration::from_secs(60), run_one(&api, config(&extender, case, mode), pod()));
     let trial = trial.await.map_err(|_| "did not end".to_owned())?.unwrap();
     compare(&trial, expected, &extender.url_prefix())
 }
 
-fn config(extender: &ScriptedExtender, mode: &str) -> Config {
+fn config(extender: &ScriptedExtender, case: &Value, mode: &str) -> Config {
     let mut config = Config::shipped(&extender.url_prefix());
-    config.extender.timeout = TIMEOUT;
+    config.extender.timeout = if case["delaySeconds"].is_null() { LONG_PATIENCE } else { SHORT_PATIENCE };
     config.extender.weight = 1;
     config.extender.ignored_by_scheduler = true;
     config.extender.node_cache_capable = mode.contains("nodeCacheCapable:true");

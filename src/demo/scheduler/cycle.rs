@@ -202,7 +202,9 @@ impl Cycle<'_> {
         }
         let nodes = self.view.nodes().len();
         let offset = self.memory.random.below(nodes);
-        let found = preemption::dry_run(self.pod, self.view, refusals, offset, self.ignored());
+        let mut found = preemption::dry_run(self.pod, self.view, refusals, offset, self.ignored());
+        // The real dry run is parallel: its errors come in any order, and so does the condition's text.
+        self.memory.random.shuffle(&mut found.errors);
         if found.candidates.is_empty() && !found.errors.is_empty() {
             return Err((format!("preemption: {}", message::aggregate(&found.errors)), Nomination::Keep));
         }

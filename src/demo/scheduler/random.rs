@@ -22,4 +22,11 @@ impl Random {
         let bound = u64::try_from(bound).unwrap_or(u64::MAX);
         if bound == 0 { 0 } else { usize::try_from(self.next() % bound).unwrap_or(0) }
     }
+
+    /// Fisher and Yates' shuffle.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
 }
