@@ -90,7 +90,7 @@ pub fn chapters() -> Vec<Chapter> {
             text: "Jobs that were refused take the free VRAM without anybody asking again.",
             arrive: vec![],
             leave: &["llama-8b-1", "mistral-7b-1"],
-            expect: Expect::WaitingBound(2),
+            expect: Expect::WaitingBound(4),
         },
     ]
 }
