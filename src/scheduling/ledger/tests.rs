@@ -1,10 +1,12 @@
 //! The pod's ways through the ledger, one by one. Random histories are in `scheduling::proptests`.
 
 use super::*;
-use crate::scheduling::device::Health;
-use crate::scheduling::request::Companion;
-use crate::units::{Millis, Percent};
-use std::sync::Arc;
+use crate::ids::{GpuUuid, PodKey};
+use crate::scheduling::device::{Device, GpuSet, Health};
+use crate::scheduling::fit::Misfit;
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {
     PodUid::parse(name).unwrap()

@@ -1,0 +1,265 @@
+//! What is promised, and to whom: offers, holds, and the way from assume to confirm or forget.
+
+use super::Ledger;
+use super::book::Book;
+use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::device::{Device, GpuSet};
+use crate::scheduling::fit::{Misfit, misfit};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::pack;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::Moment;
+use std::sync::Arc;
+
+/// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Conflict {
+    #[error("no pod of this UID waits for a node")]
+    UnknownPod,
+    #[error("the pod is already bound to {node}")]
+    BoundElsewhere { node: NodeName },
+    #[error("an earlier Binding of this pod to {node} is not settled yet")]
+    Unsettled { node: NodeName },
+    #[error("the node does not fit any more: {0}")]
+    NoLongerFits(#[from] Misfit),
+    #[error("a victim is not there any more")]
+    VictimGone,
+    #[error("the pod already holds room on {node}")]
+    AlreadyHolds { node: NodeName },
+}
+
+impl Conflict {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownPod => "unknown-pod",
+            Self::BoundElsewhere { .. } => "bound-elsewhere",
+            Self::Unsettled { .. } => "unsettled",
+            Self::NoLongerFits(misfit) => misfit.code(),
+            Self::VictimGone => "victim-gone",
+            Self::AlreadyHolds { .. } => "already-holds",
+        }
+    }
+
+    /// What goes on the wire; the same text each time.
+    pub fn phrase(&self) -> &'static str {
+        match self {
+            Self::UnknownPod => "conflict: pod unknown to Stowage or gone",
+            Self::BoundElsewhere { .. } => "conflict: pod is bound to another node",
+            Self::Unsettled { .. } => "conflict: an earlier binding is not settled",
+            Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
+            Self::VictimGone => "conflict: a victim left meanwhile",
+            Self::AlreadyHolds { .. } => "conflict: pod already holds room",
+        }
+    }
+}
+
+/// A promise that is in the books.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Assumption {
+    /// Charged by this call.
+    New(Placement),
+    /// Charged by an earlier call that is still on its way.
+    InFlight(Placement),
+    /// Bound there already.
+    Bound,
+}
+
+impl Ledger {
+    /// Lets hints and holds run out. Answers whose holds did.
+    pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+        let mut ended = Vec::new();
+        while let Some((deadline, uid)) =
+            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now)
+        {
+            self.deadlines.pop_first();
+            let Some(entry) = self.entries.get(&uid) else { continue };
+            if entry.hint().is_some_and(|hint| hint.expires <= deadline) {
+                self.set_hint(&uid, None);
+            } else if entry.hold().is_some_and(|hold| hold.deadline <= deadline) {
+                self.drop_hold(&uid);
+                ended.push(uid);
+            }
+        }
+        ended
+    }
+
+    /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind.
+    pub fn begin_attempt(&mut self, uid: &PodUid) {
+        self.set_hint(uid, None);
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.tries += u32::from(waiting.offered.is_some());
+        }
+    }
+
+    /// Notes that these GPUs of `node` were offered to the pod, in place of any earlier offer: a hint that the next pod
+    /// steers around for a while.
+    pub fn offer(&mut self, uid: &PodUid, node: &NodeName, gpus: GpuSet, now: Moment) {
+        let expires = now + self.policy.hint_lifetime;
+        self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.offered = Some(node.clone());
+        }
+    }
+
+    /// Keeps room for a waiting pod until its victims are gone.
+    pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        let entry = self.waiting(uid)?;
+        if let Some(held) = entry.hold() {
+            return Err(Conflict::AlreadyHolds { node: held.node.clone() });
+        }
+        let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
+        let mut gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let leaving = self.victims_of_holds(book);
+        for victim in hold.victims.iter() {
+            if leaving.contains(victim) {
+                return Err(Conflict::VictimGone);
+            }
+            let victim = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
+            let charge = book.charge_of(victim).ok_or(Conflict::VictimGone)?;
+            charge.gpus.iter().for_each(|g| gpus[g].discharge(victim.demand.per_gpu, victim.demand.sharing));
+        }
+        let demand = &entry.demand;
+        let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
+        if !seats.iter().all(|g| gpus[g].has_room(demand.per_gpu, demand.sharing)) {
+            return Err(misfit(&gpus, demand).into());
+        }
+        self.set_hold(uid, Some(hold));
+        Ok(())
+    }
+
+    pub fn drop_hold(&mut self, uid: &PodUid) {
+        self.set_hold(uid, None);
+    }
+
+    /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
+    /// are still in the way.
+    pub fn own_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+        let entry = self.entries.get(uid)?;
+        let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
+        let verdict = match (self.books.get(node).filter(|book| book.exists), entry.hold()) {
+            (None, _) => Err(Misfit::UnknownNode),
+            (Some(book), Some(hold)) => self.room_of_hold(uid, &entry.demand, hold, book),
+            (Some(book), None) => Ok(book.charge_of(entry).map(|charge| charge.gpus).unwrap_or_default()),
+        };
+        Some((node.clone(), verdict))
+    }
+
+    /// Promises the pod its GPUs on `node`, checking again that they are free. Idempotent.
+    pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<Assumption, Conflict> {
+        let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
+        match &entry.phase {
+            Phase::Bound(bound) if bound.node == *node => return Ok(Assumption::Bound),
+            Phase::Bound(bound) => return Err(Conflict::BoundElsewhere { node: bound.node.clone() }),
+            Phase::Assumed(assumed) if assumed.placement.node == *node => {
+                return Ok(Assumption::InFlight(assumed.placement.clone()));
+            }
+            Phase::Assumed(assumed) => {
+                return Err(Conflict::Unsettled { node: assumed.placement.node.clone() });
+            }
+            Phase::Waiting(_) => {}
+        }
+        let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+        let gpus = match entry.hold().filter(|hold| hold.node == *node) {
+            Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
+            None => self.free_room(uid, &entry.demand, book)?,
+        };
+        let placement = self.placement(book, &entry.demand, gpus);
+        self.change(uid, |entries| {
+            let phase = &mut entries.get_mut(uid).expect("the entry was just read").phase;
+            if let Phase::Waiting(before) = phase {
+                let before = std::mem::take(before);
+                *phase = Phase::Assumed(Assumed { placement: placement.clone(), before });
+            }
+        });
+        Ok(Assumption::New(placement))
+    }
+
+    /// The Binding is written.
+    pub fn confirm(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.entries.get_mut(uid)
+            && let Phase::Assumed(Assumed { placement, .. }) = &entry.phase
+        {
+            let bound = Bound { node: placement.node.clone(), devices: Some(placement.devices.clone()) };
+            entry.phase = Phase::Bound(bound);
+        }
+    }
+
+    /// The pod is on `node` with these devices, whatever was assumed: a read past every cache said so.
+    pub fn settle(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+        self.change(uid, |entries| {
+            if let Some(entry) = entries.get_mut(uid) {
+                entry.phase = Phase::Bound(Bound { node: node.clone(), devices });
+            }
+        });
+    }
+
+    /// The Binding was not written. The pod waits again, with the hold it had before.
+    pub fn forget(&mut self, uid: &PodUid) {
+        self.change(uid, |entries| {
+            let Some(entry) = entries.get_mut(uid) else { return };
+            if let Phase::Assumed(Assumed { placement, before }) = &mut entry.phase {
+                let offered = Some(placement.node.clone());
+                entry.phase = Phase::Waiting(Waiting { offered, hint: None, ..std::mem::take(before) });
+            }
+        });
+    }
+
+    fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
+        let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
+        match &entry.phase {
+            Phase::Waiting(_) => Ok(entry),
+            Phase::Assumed(assumed) => Err(Conflict::Unsettled { node: assumed.placement.node.clone() }),
+            Phase::Bound(bound) => Err(Conflict::BoundElsewhere { node: bound.node.clone() }),
+        }
+    }
+
+    fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
+        if book.kind == NodeKind::DevicePlugin {
+            return Err(Misfit::DevicePluginNode);
+        }
+        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
+    }
+
+    fn room_of_hold(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        hold: &Hold,
+        book: &Book,
+    ) -> Result<GpuSet, Misfit> {
+        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let still_here =
+            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
+        let remaining = hold.victims.iter().filter(still_here).count() as u32;
+        if remaining > 0 {
+            return Err(Misfit::VictimsLeaving { remaining });
+        }
+        let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
+        held.ok_or_else(|| misfit(&gpus, demand))
+    }
+
+    fn placement(&self, book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {
+        let headroom = self.policy.headroom;
+        let granted_on = |device: &Device| match demand.sharing {
+            Sharing::Shared => demand.per_gpu,
+            Sharing::Exclusive => device.capacity(headroom),
+        };
+        let hundredths = |device: &Device| {
+            (u128::from(granted_on(device).0) * 100)
+                .checked_div(u128::from(device.total.0))
+                .unwrap_or(0)
+                .min(100) as u8
+        };
+        let devices = || gpus.iter().map(|place| &book.devices[place]);
+        Placement {
+            node: book.view.name.clone(),
+            devices: devices().map(|device| device.uuid.clone()).collect(),
+            granted: devices().map(granted_on).sum(),
+            memory_hundredths: devices().map(hundredths).min().unwrap_or(0),
+        }
+    }
+}

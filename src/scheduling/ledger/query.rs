@@ -1,0 +1,138 @@
+//! What the books can be asked. Nothing here changes them.
+
+use super::Ledger;
+use super::book::Book;
+use super::entry::{Phase, PodEntry};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::policy::{Eviction, Policy};
+use crate::scheduling::preempt::{Resident, Room};
+use crate::units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Sums over the cluster, for gauges.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Totals {
+    pub waiting: u64,
+    pub assumed: u64,
+    pub bound: u64,
+    pub unplaced: u64,
+    pub holds: u64,
+    pub hints: u64,
+    pub nodes: u64,
+    pub gpus: u64,
+    pub capacity: Bytes,
+    pub charged: Bytes,
+}
+
+impl Ledger {
+    pub fn entry(&self, uid: &PodUid) -> Option<&PodEntry> {
+        self.entries.get(uid)
+    }
+
+    pub fn policy(&self) -> &Arc<Policy> {
+        &self.policy
+    }
+
+    /// All pods, in order of UID.
+    pub fn entries(&self) -> BTreeMap<&PodUid, &PodEntry> {
+        #[expect(clippy::disallowed_methods, reason = "collected into an order")]
+        self.entries.iter().collect()
+    }
+
+    /// Whether a Node object of this name exists.
+    pub fn has_node(&self, name: &NodeName) -> bool {
+        self.books.get(name).is_some_and(|book| book.exists)
+    }
+
+    /// A node's devices and its share of the books.
+    pub fn node(&self, name: &NodeName) -> Option<&Node> {
+        self.books.get(name).map(|book| &book.view)
+    }
+
+    /// The node with everyone on it who may be evicted for the pod of `uid`.
+    pub fn room_for(&self, uid: &PodUid, node: &NodeName) -> Option<Room> {
+        let preemptor = self.entries.get(uid)?;
+        let book = self.books.get(node).filter(|book| book.exists && book.kind == NodeKind::Stowage)?;
+        let leaving = self.victims_of_holds(book);
+        let may_leave = |victim: &PodUid, entry: &PodEntry| {
+            entry.demand.priority < preemptor.demand.priority
+                && self.policy.class(entry.demand.class).eviction == Eviction::ForHigherPriority
+                && matches!(entry.phase, Phase::Bound(_))
+                && !leaving.contains(victim)
+        };
+        let residents = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
+        let candidates = residents
+            .filter(|(uid, entry)| may_leave(uid, entry))
+            .filter_map(|(uid, entry)| self.resident(uid, entry, book))
+            .collect();
+        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        Some(Room { node: node.clone(), gpus, candidates })
+    }
+
+    /// A pod as part of what its node holds, if it is placed there.
+    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<Resident> {
+        self.resident(uid, self.entries.get(uid)?, self.books.get(node)?)
+    }
+
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for entry in self.entries().values() {
+            match &entry.phase {
+                Phase::Waiting(_) => totals.waiting += 1,
+                Phase::Assumed(_) => totals.assumed += 1,
+                Phase::Bound(_) if self.is_placed(entry) => totals.bound += 1,
+                Phase::Bound(_) => totals.unplaced += 1,
+            }
+            totals.holds += u64::from(entry.hold().is_some());
+            totals.hints += u64::from(entry.hint().is_some());
+        }
+        for book in self.books.values().filter(|book| book.exists) {
+            totals.nodes += 1;
+            totals.gpus += book.devices.len() as u64;
+            totals.capacity += book.view.capacity();
+            totals.charged += book.view.charged();
+        }
+        totals
+    }
+
+    /// Whether the books know on which GPUs a pod is.
+    pub fn is_placed(&self, entry: &PodEntry) -> bool {
+        let charge = || self.books.get(entry.node()?)?.charge_of(entry);
+        charge().is_some_and(|charge| charge.placed)
+    }
+
+    /// What is bound or promised on a node, as the node's sum would show it.
+    pub fn promised_on(&self, name: &NodeName) -> Bytes {
+        let Some(book) = self.books.get(name) else { return Bytes::ZERO };
+        book.pods
+            .iter()
+            .map(|uid| &self.entries[uid])
+            .filter(|e| e.node() == Some(name))
+            .map(|e| e.demand.vram())
+            .sum()
+    }
+
+    pub(in crate::scheduling) fn books(&self) -> impl Iterator<Item = (&NodeName, &Node)> {
+        self.books.iter().map(|(name, book)| (name, &book.view))
+    }
+
+    fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
+        let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
+        Some(Resident {
+            uid: uid.clone(),
+            gpus: charge.gpus,
+            per_gpu: entry.demand.per_gpu,
+            sharing: entry.demand.sharing,
+            priority: entry.demand.priority,
+            companion: entry.demand.companion,
+            grace: entry.demand.grace,
+        })
+    }
+
+    pub(super) fn victims_of_holds(&self, book: &Book) -> BTreeSet<&PodUid> {
+        let holds = book.pods.iter().filter_map(|uid| self.entries[uid].hold());
+        holds.filter(|hold| hold.node == book.view.name).flat_map(|hold| hold.victims.iter()).collect()
+    }
+}

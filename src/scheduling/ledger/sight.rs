@@ -1,0 +1,169 @@
+//! What is seen of the world, brought into the books: nodes, their devices, and pods as the API server shows them.
+
+use super::Ledger;
+use super::book::Book;
+use super::entry::{Bound, Phase, PodEntry, Waiting};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::Device;
+use crate::scheduling::fit::Misfit;
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::request::Demand;
+use crate::units::Moment;
+use std::sync::Arc;
+
+/// A pod as the API server shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub demand: Demand,
+    pub state: SeenState,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeenState {
+    Waiting { hold: Option<Hold> },
+    Bound { node: NodeName, devices: Option<Arc<[GpuUuid]>> },
+}
+
+/// What is remarkable about a pod that was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remark {
+    Nothing,
+    /// Its recorded devices were edited after it was bound. The edit is ignored.
+    DevicesEdited,
+    /// What it asks for was edited after it was bound. The edit is ignored.
+    DemandEdited,
+    /// It is on a node, and nobody recorded on which GPUs.
+    Unplaced,
+}
+
+impl Ledger {
+    /// The node exists. What its labels say of its devices counts until an agent reports.
+    pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
+        let book = self.books.entry(name.clone()).or_insert_with(|| Book::new(name.clone()));
+        if !book.exists || book.kind != kind {
+            book.exists = true;
+            book.kind = kind;
+            self.nodes_changed = true;
+            self.refresh(name);
+        }
+        if let Some(devices) = labelled.filter(|_| !self.books[name].reported) {
+            self.set_devices(name, devices);
+        }
+    }
+
+    /// The devices of a node as its agent reports them.
+    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), Misfit> {
+        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+        book.reported = true;
+        self.set_devices(name, devices);
+        Ok(())
+    }
+
+    /// The node is gone. Its pods keep their charge until they are gone too.
+    pub fn remove_node(&mut self, name: &NodeName) {
+        if let Some(book) = self.books.get_mut(name).filter(|book| book.exists) {
+            book.exists = false;
+            self.nodes_changed = true;
+            self.generation += 1;
+            self.drop_hints_on(name);
+            self.forget_empty_book(name);
+        }
+    }
+
+    /// Brings the books to what the API server shows of a pod.
+    pub fn see(&mut self, seen: Seen) -> Remark {
+        match seen.state {
+            SeenState::Waiting { hold } => {
+                self.see_waiting(seen.uid, seen.key, seen.demand, hold);
+                Remark::Nothing
+            }
+            SeenState::Bound { node, devices } => {
+                self.see_bound(seen.uid, seen.key, seen.demand, Bound { node, devices })
+            }
+        }
+    }
+
+    /// The pod is gone or finished; what it held is free.
+    pub fn release(&mut self, uid: &PodUid) -> Option<PodEntry> {
+        let entry = self.entries.get(uid)?.clone();
+        self.change(uid, |entries| {
+            entries.remove(uid);
+        });
+        Some(entry)
+    }
+
+    fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
+        let book = self.books.get_mut(name).expect("the caller has the node's page");
+        let devices: Arc<[Device]> = book.merge_devices(devices, &self.entries).into();
+        if devices != book.devices {
+            // Hints name places, and those may be others now.
+            self.drop_hints_on(name);
+            self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
+            self.refresh(name);
+            self.end_broken_holds(name);
+        }
+    }
+
+    /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
+    fn end_broken_holds(&mut self, name: &NodeName) {
+        let book = &self.books[name];
+        let broken = |uid: &&PodUid| {
+            let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
+            hold.is_some_and(|hold| book.resolve(&hold.devices).is_none())
+        };
+        let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
+        for uid in broken {
+            let hold = self.entries[&uid].hold().cloned();
+            self.set_hold(&uid, hold.map(|hold| Hold { deadline: Moment::default(), ..hold }));
+        }
+    }
+
+    fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
+        match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
+            // Not bound yet in what is seen, which is older than what is known.
+            Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
+            Some((Phase::Waiting(waiting), known))
+                if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
+            _ => self.change(&uid.clone(), |entries| {
+                let fresh =
+                    PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
+                let entry = entries.entry(uid).or_insert(fresh);
+                entry.demand = demand;
+                if let Phase::Waiting(waiting) = &mut entry.phase {
+                    // A hold is taken from the API server only where none is known: what is known is never older.
+                    waiting.hold = waiting.hold.take().or(hold);
+                }
+            }),
+        }
+    }
+
+    fn see_bound(&mut self, uid: PodUid, key: PodKey, demand: Demand, bound: Bound) -> Remark {
+        let known = self.entries.get(&uid);
+        let remark = match known.map(|entry| (entry, entry.node())) {
+            Some((entry, Some(node))) if *node == bound.node => {
+                let same_devices = entry.devices() == bound.devices.as_ref();
+                if matches!(entry.phase, Phase::Assumed(_)) {
+                    self.confirm(&uid);
+                }
+                let entry = &self.entries[&uid];
+                return match () {
+                    () if entry.devices().is_some() && !same_devices => Remark::DevicesEdited,
+                    () if entry.devices().is_none() => Remark::Unplaced,
+                    () if entry.demand != demand => Remark::DemandEdited,
+                    () => Remark::Nothing,
+                };
+            }
+            _ if bound.devices.is_none() => Remark::Unplaced,
+            _ => Remark::Nothing,
+        };
+        let node = bound.node.clone();
+        self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        self.change(&uid.clone(), |entries| {
+            entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound) });
+        });
+        remark
+    }
+}
