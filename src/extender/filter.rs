@@ -7,8 +7,8 @@ use crate::contract;
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Phase, Seen, SeenState};
-use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist, shortlist};
+use crate::scheduling::ledger::{Seen, SeenState};
+use crate::scheduling::rank::{Attempt, Candidate, OwnRoom, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// The shortlist doubles with every attempt that led to no bind, up to this many times.
-const MAX_DOUBLINGS: u32 = 10;
+/// The shortlist doubles with every attempt that led to no bind, up to this many times: with four at first, 256 nodes are
+/// enough for any other plugin to find one it likes.
+const MAX_DOUBLINGS: u32 = 6;
 
 /// What a verb needs to know of its pod before it can ask the core.
 pub struct Asking {
@@ -77,8 +78,7 @@ pub fn filter<'a>(
     }
     count_answer(extender, "passed", "");
     offer_if_only(extender, &asking, &view.snapshot, &list);
-    let passed: Vec<&str> = list.best.iter().map(|c| view.snapshot.nodes()[c.node].name.as_str()).collect();
-    Ok(answer(nodes, &passed, std::iter::empty()))
+    Ok(answer(nodes, &list.best, std::iter::empty()))
 }
 
 /// Enters the pod into the books and takes the view its whole decision is made on.
@@ -92,11 +92,7 @@ fn begin(extender: &Extender, asking: &Asking) -> View {
         demand: asking.demand.clone(),
         state: SeenState::Waiting { hold: None },
     });
-    ledger.begin_attempt(&asking.uid);
-    let (tries, just_failed) = match ledger.entry(&asking.uid).map(|entry| &entry.phase) {
-        Some(Phase::Waiting(waiting)) => (waiting.tries, waiting.offered.clone()),
-        _ => (0, None),
-    };
+    let (tries, just_failed) = ledger.begin_attempt(&asking.uid);
     View {
         own_room: ledger.own_room(&asking.uid),
         snapshot: ledger.snapshot(),
@@ -117,13 +113,11 @@ fn offer_if_only(extender: &Extender, asking: &Asking, snapshot: &Snapshot, list
 
 fn answer<'a>(
     nodes: &'a AskedNodes<'a>,
-    passed: &[&str],
+    passed: &[Candidate],
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
-    let place_of =
-        |name: &&str| nodes.names().position(|asked| asked == *name).expect("only asked nodes pass");
     let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
-    let places = passed.iter().map(place_of);
+    let places = passed.iter().map(|candidate| candidate.asked);
     match nodes {
         AskedNodes::Names(_) => FilterResult {
             node_names: Some(places.map(|place| nodes.name(place)).collect()),

@@ -28,13 +28,10 @@ pub fn prioritize<'a>(
         ledger.offer(&asking.uid, &snapshot.nodes()[first.node].name, first.gpus, extender.service.now());
     }
     answers.with_label_values(&["prioritize", "ranked", ""]).inc();
-    let step_of = |host: &str| {
-        let mut ranked = list
-            .best
-            .iter()
-            .map(|candidate| snapshot.nodes()[candidate.node].name.as_str())
-            .zip(score_steps());
-        ranked.find(|(name, _)| *name == host).map_or(0, |(_, step)| step)
-    };
-    Ok(nodes.names().map(|host| HostPriority { host, score: step_of(host) }).collect())
+    let mut hosts: Vec<HostPriority<'a>> =
+        nodes.names().map(|host| HostPriority { host, score: 0 }).collect();
+    for (candidate, step) in list.best.iter().zip(score_steps()) {
+        hosts[candidate.asked].score = step;
+    }
+    Ok(hosts)
 }

@@ -32,6 +32,8 @@ pub struct Score {
 /// A node that fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
+    /// Its place among the names that were asked about.
+    pub asked: usize,
     /// Its place in the snapshot.
     pub node: usize,
     pub gpus: GpuSet,
@@ -74,7 +76,7 @@ pub fn shortlist<'a>(
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
     for (asked, name) in names.enumerate() {
-        match consider(snapshot, demand, name, attempt) {
+        match consider(snapshot, demand, (asked, name), attempt) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -99,7 +101,7 @@ pub fn score_steps() -> impl Iterator<Item = u8> {
 fn consider(
     snapshot: &Snapshot,
     demand: &Demand,
-    name: &str,
+    (asked, name): (usize, &str),
     attempt: Attempt<'_>,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
@@ -111,7 +113,7 @@ fn consider(
         just_failed: attempt.just_failed == Some(&node.name),
         ..score(node, demand, gpus)
     };
-    Ok(Candidate { node: place, gpus, score })
+    Ok(Candidate { asked, node: place, gpus, score })
 }
 
 /// The seam for packing policies: best fit here.

@@ -86,11 +86,17 @@ impl Ledger {
         ended
     }
 
-    /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind.
-    pub fn begin_attempt(&mut self, uid: &PodUid) {
+    /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
+    /// that has happened, and the node that was ranked first if the latest attempt was such a one.
+    pub fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_hint(uid, None);
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.tries += u32::from(waiting.offered.is_some());
+        match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            Some(Phase::Waiting(waiting)) => {
+                let failed = waiting.offered.take();
+                waiting.tries += u32::from(failed.is_some());
+                (waiting.tries, failed)
+            }
+            _ => (0, None),
         }
     }
 
