@@ -105,6 +105,7 @@ impl Conflict {
             Self::UnknownPod => "conflict: pod unknown to Stowage or gone",
             Self::BoundElsewhere { .. } => "conflict: pod is bound to another node",
             Self::Unsettled { .. } => "conflict: an earlier binding is not settled",
+            Self::NoLongerFits(Misfit::UnknownNode) => "conflict: node unknown to Stowage",
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
             Self::VictimGone => "conflict: a victim left meanwhile",
             Self::AlreadyHolds { .. } => "conflict: pod already holds room",
