@@ -3,13 +3,14 @@
 
 use crate::client::Client;
 use crate::served::{Cluster, Served, args, bind_args, exclusive, over, pod};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stowage::control_plane::BindOutcome;
 use stowage::scheduling::audit::audit;
 use stowage::scheduling::ledger::Phase;
+use stowage::units::Moment;
 
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
@@ -19,24 +20,31 @@ const PROMISABLE: u64 = 72 << 30;
 
 const LOST_RACE: &str = "conflict: the GPU was taken meanwhile";
 
-/// One cycle of the scheduler's for one pod: filter, prioritize unless one node passed, bind. `None` if no node passed.
+/// One cycle of the scheduler's for one pod. `None` if no node passed.
 fn attempt(client: &mut Client<TcpStream>, pod: &Value, nodes: &[&str]) -> Option<String> {
+    let node = choose(client, pod, nodes)?;
+    Some(bind(client, pod, &node))
+}
+
+/// Filter, and prioritize unless one node passed.
+fn choose(client: &mut Client<TcpStream>, pod: &Value, nodes: &[&str]) -> Option<String> {
     let answer = client.post("/scheduler/filter", args(pod, nodes).to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
     let passed: Vec<String> = serde_json::from_value(answer.json()["NodeNames"].take()).unwrap();
-    let node = match &passed[..] {
-        [] => return None,
-        [only] => only.clone(),
-        several => {
-            let names: Vec<&str> = several.iter().map(String::as_str).collect();
-            let scores = client.post("/scheduler/prioritize", args(pod, &names).to_string()).json();
-            let best = scores.as_array().unwrap().iter().max_by_key(|one| one["Score"].as_i64().unwrap());
-            best.unwrap()["Host"].as_str().unwrap().to_owned()
-        }
-    };
-    let answer = client.post("/scheduler/bind", bind_args(pod, &node).to_string());
+    if passed.len() < 2 {
+        return passed.into_iter().next();
+    }
+    let names: Vec<&str> = passed.iter().map(String::as_str).collect();
+    let scores = client.post("/scheduler/prioritize", args(pod, &names).to_string()).json();
+    let best = scores.as_array().unwrap().iter().max_by_key(|one| one["Score"].as_i64().unwrap());
+    Some(best.unwrap()["Host"].as_str().unwrap().to_owned())
+}
+
+/// The error; empty if the pod is bound.
+fn bind(client: &mut Client<TcpStream>, pod: &Value, node: &str) -> String {
+    let answer = client.post("/scheduler/bind", bind_args(pod, node).to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
-    Some(answer.json()["Error"].as_str().unwrap().to_owned())
+    answer.json()["Error"].as_str().unwrap().to_owned()
 }
 
 /// Runs `work` for every pod, from that many connections at once.
@@ -54,46 +62,101 @@ fn in_parallel(served: &Served, pods: &[Value], work: impl Fn(&mut Client<TcpStr
     });
 }
 
+/// 25 nodes of 4 GPUs, five pods to a GPU and not one MiB for a sixth: room for exactly 500.
+struct FiveHundred {
+    served: Served,
+    nodes: Vec<String>,
+    pods: Vec<Value>,
+}
+
+impl FiveHundred {
+    fn new() -> Self {
+        let nodes: Vec<String> = (0..25).map(|n| format!("node-{n:02}")).collect();
+        let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (name.as_str(), 4)).collect();
+        let pods: Vec<Value> = (0..500).map(|n| pod(&format!("pod-{n:03}"), "14745Mi")).collect();
+        let served = Cluster::of(&gpus).with(pods.iter().cloned()).serve();
+        Self { served, nodes, pods }
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.nodes.iter().map(String::as_str).collect()
+    }
+
+    /// From the Bindings alone, and only then from the books.
+    fn check_that_all_are_bound_and_none_twice(&self) {
+        let orders = self.served.control_plane.orders.lock().clone();
+        let mut seats: BTreeMap<String, u32> = BTreeMap::new();
+        for (order, outcome) in &orders {
+            assert_eq!(*outcome, Some(BindOutcome::Written), "no Binding was written in vain");
+            for device in order.placement.devices.iter() {
+                *seats.entry(device.to_string()).or_default() += 1;
+            }
+        }
+        let mut bound: Vec<&str> = orders.iter().map(|(order, _)| order.uid.as_str()).collect();
+        bound.sort_unstable();
+        bound.dedup();
+        assert_eq!((orders.len(), bound.len()), (500, 500), "all, and none twice");
+        assert_eq!(seats.len(), 100);
+        assert!(seats.values().all(|pods| *pods == 5), "{seats:?}");
+        assert!(self.served.promised(|_| true).values().all(|promised| *promised <= PROMISABLE));
+        let ledger = self.served.service.ledger();
+        assert_eq!(audit(&ledger), []);
+        let totals = ledger.totals();
+        assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.hints), (500, 0, 0, 0));
+    }
+}
+
 #[test]
 fn five_hundred_pods_land_at_once_on_a_cluster_that_holds_exactly_five_hundred() {
-    let names: Vec<String> = (0..25).map(|n| format!("node-{n:02}")).collect();
-    let nodes: Vec<&str> = names.iter().map(String::as_str).collect();
-    let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 4)).collect();
-    // Five to a GPU, and not one MiB for a sixth: 25 × 4 × 5.
-    let pods: Vec<Value> = (0..500).map(|n| pod(&format!("pod-{n:03}"), "14745Mi")).collect();
-    let served = Cluster::of(&gpus).with(pods.iter().cloned()).serve();
-    let retries = AtomicUsize::new(0);
-    in_parallel(&served, &pods, |client, pod| {
+    let cluster = FiveHundred::new();
+    let nodes = cluster.names();
+    in_parallel(&cluster.served, &cluster.pods, |client, pod| {
         loop {
             // As long as a pod waits there is a seat for it: filter never refuses.
             match attempt(client, pod, &nodes).expect("a seat is left").as_str() {
                 "" => break,
-                LOST_RACE => retries.fetch_add(1, Ordering::Relaxed),
+                LOST_RACE => {}
                 other => panic!("no typed conflict: {other}"),
-            };
+            }
         }
     });
-    println!("{} retries", retries.into_inner());
+    cluster.check_that_all_are_bound_and_none_twice();
+}
 
-    let mut seats: BTreeMap<String, u32> = BTreeMap::new();
-    let orders = served.control_plane.orders.lock().clone();
-    for (order, outcome) in &orders {
-        assert_eq!(*outcome, Some(BindOutcome::Written), "no Binding was written in vain");
-        for device in order.placement.devices.iter() {
-            *seats.entry(device.to_string()).or_default() += 1;
-        }
+#[test]
+fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
+    let cluster = FiveHundred::new();
+    let nodes = cluster.names();
+    let mut waiting = cluster.pods.clone();
+    let mut lost_races = 0;
+    while !waiting.is_empty() {
+        // A wave is sent to the same few nodes, and then to bind all at once.
+        let wave: Vec<Value> = waiting.drain(..waiting.len().min(100)).collect();
+        let mut client = cluster.served.client();
+        let aimed: Vec<Value> = wave
+            .into_iter()
+            .map(|pod| {
+                let node = choose(&mut client, &pod, &nodes).expect("a seat is left");
+                cluster.served.service.ledger().expire(Moment(u64::MAX));
+                json!({ "pod": pod, "node": node })
+            })
+            .collect();
+        let lost = parking_lot::Mutex::new(Vec::new());
+        in_parallel(&cluster.served, &aimed, |client, aimed| {
+            match bind(client, &aimed["pod"], aimed["node"].as_str().unwrap()).as_str() {
+                "" => {}
+                LOST_RACE => lost.lock().push(aimed["pod"].clone()),
+                other => panic!("no typed conflict: {other}"),
+            }
+        });
+        let lost = lost.into_inner();
+        lost_races += lost.len();
+        waiting.extend(lost);
     }
-    let mut bound: Vec<&str> = orders.iter().map(|(order, _)| order.uid.as_str()).collect();
-    bound.sort_unstable();
-    bound.dedup();
-    assert_eq!((orders.len(), bound.len()), (500, 500), "all, and none twice");
-    assert_eq!(seats.len(), 100);
-    assert!(seats.values().all(|pods| *pods == 5), "{seats:?}");
-    assert!(served.promised(|_| true).values().all(|promised| *promised <= PROMISABLE));
-    let ledger = served.service.ledger();
-    assert_eq!(audit(&ledger), []);
-    let totals = ledger.totals();
-    assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.hints), (500, 0, 0, 0));
+    assert!(lost_races > 100, "{lost_races}: the waves did not meet");
+    let counted = "stowage_answers_total{code=\"no-room\",outcome=\"unbound\",verb=\"bind\"}";
+    assert_eq!(cluster.served.metric(counted), lost_races as u64);
+    cluster.check_that_all_are_bound_and_none_twice();
 }
 
 #[test]
