@@ -5,6 +5,7 @@ use crate::served::{
     Cluster, Served, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report, uid_of,
 };
 use serde_json::{Value, json};
+use stowage::control_plane::NoticeKind;
 use stowage::scheduling::ledger::Phase;
 use stowage::units::{Bytes, Moment};
 
@@ -249,6 +250,13 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
     let hold = hold.as_ref().unwrap();
     assert_eq!((key.to_string().as_str(), hold.node.as_str()), ("default/urgent", "node-a"));
     assert_eq!(hold.devices[0].as_str(), "GPU-node-a-0");
+
+    let told = (
+        "urgent".to_owned(),
+        NoticeKind::RoomHeld,
+        "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
+    );
+    assert!(served.notices().contains(&told), "{:?}", served.notices());
 
     // While the victim leaves.
     assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");

@@ -160,12 +160,18 @@ fn files_that_do_not_work_are_named_with_what_is_wrong() {
             TlsFiles { client_ca: missing, ..good.clone() },
             vec!["cannot read the client CA from", "missing.pem"],
         ),
-        (TlsFiles { cert: empty.clone(), ..good.clone() }, vec!["empty.pem holds no the certificate"]),
+        (
+            TlsFiles { cert: empty.clone(), ..good.clone() },
+            vec!["empty.pem should hold the certificate and holds no certificate"],
+        ),
         (
             TlsFiles { key: empty.clone(), ..good.clone() },
             vec!["cannot read the private key from", "empty.pem", "no items found"],
         ),
-        (TlsFiles { client_ca: empty, ..good.clone() }, vec!["empty.pem holds no the client CA"]),
+        (
+            TlsFiles { client_ca: empty, ..good.clone() },
+            vec!["empty.pem should hold the client CA and holds no certificate"],
+        ),
         (
             TlsFiles { client_ca: garbage, ..good.clone() },
             vec!["the client CA in", "garbage.pem", "does not work"],
