@@ -10,9 +10,7 @@ pub fn json(path: &str) -> Option<Value> {
 
 /// The same, as it is written.
 pub fn text(path: &str) -> Option<String> {
-    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared");
-    let root = std::env::var_os("STOWAGE_SHARED").map_or_else(beside, PathBuf::from);
-    let file = root.join(path);
+    let file = self::path(path);
     match std::fs::read_to_string(&file) {
         Ok(text) => Some(text),
         Err(error) => {
@@ -20,4 +18,10 @@ pub fn text(path: &str) -> Option<String> {
             None
         }
     }
+}
+
+/// Where it lies: beside the checkout, or where `STOWAGE_SHARED` says.
+pub fn path(path: &str) -> PathBuf {
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared");
+    std::env::var_os("STOWAGE_SHARED").map_or_else(beside, PathBuf::from).join(path)
 }
