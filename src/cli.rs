@@ -1,12 +1,13 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
-use crate::cluster::{LeadWith, LeaseName};
+use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
 use crate::extender::request::Limits;
 use crate::extender::tls::TlsFiles;
 use crate::serve::{self, ServeOptions, Source};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::io::IsTerminal;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,7 +82,7 @@ struct ServeArgs {
     identity: Option<String>,
 
     /// What stands before `=` in the CDI names written on pods
-    #[arg(long, value_name = "KIND", default_value = "runtime.nvidia.com/gpu")]
+    #[arg(long, value_name = "KIND", default_value = cluster::CDI_KIND)]
     cdi_kind: String,
 }
 
@@ -192,5 +193,9 @@ fn lease_name(text: &str) -> Result<LeaseName> {
 fn log_to_stderr(level: &str) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     // A second logger in one process (tests) keeps the first.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .try_init();
 }

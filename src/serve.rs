@@ -87,7 +87,8 @@ fn load(
 ) -> Result<(Arc<dyn ControlPlane>, JoinSet<()>)> {
     let dump = Dump::read(path)?;
     let mut index = Index::default();
-    let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index));
+    let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
+    drop(dump);
     let totals = service.ledger().totals();
     info!(
         "{}: {} nodes, {} GPUs, {} pods bound, {} waiting",

@@ -57,8 +57,9 @@ fn in_process(cluster: &Cluster) -> Vec<Row> {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let service = Service::new(Policy::default());
-    let dump = Dump::parse(&cluster.dump(), Path::new("bench")).expect("the dump is one");
-    let control_plane = Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()));
+    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let control_plane =
+        Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()).expect("the dump is one"));
     let extender = Extender::new(service, control_plane, Limits::default());
     let filter = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");

@@ -42,33 +42,39 @@ pub enum DumpError {
     NoNodes { path: PathBuf },
 }
 
-/// The objects of a dump.
-#[derive(Debug, Default)]
+/// The text of a dump. Its objects are read one at a time: with sixteen thousand pods they would be most of this process.
+#[derive(Debug)]
 pub struct Dump {
-    pub nodes: Vec<Node>,
-    pub pods: Vec<Pod>,
+    path: PathBuf,
+    text: String,
+}
+
+enum Object {
+    Node(Box<Node>),
+    Pod(Box<Pod>),
 }
 
 impl Dump {
     pub fn read(path: &Path) -> Result<Self, DumpError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| DumpError::Read { path: path.into(), error })?;
-        Self::parse(&text, path)
+        match std::fs::read_to_string(path) {
+            Ok(text) => Ok(Self::of(text, path)),
+            Err(error) => Err(DumpError::Read { path: path.into(), error }),
+        }
     }
 
     /// `path` is only named in errors.
-    pub fn parse(text: &str, path: &Path) -> Result<Self, DumpError> {
-        let mut dump = Self::default();
-        if text.trim_start().starts_with('{') {
-            dump.add_json(text, path)?;
-        } else {
-            dump.add_yaml(text, path)?;
-        }
-        if dump.nodes.is_empty() { Err(DumpError::NoNodes { path: path.into() }) } else { Ok(dump) }
+    pub fn of(text: String, path: &Path) -> Self {
+        Self { path: path.into(), text }
     }
 
-    /// JSON is read item by item, so that a large dump is never in memory twice.
-    fn add_json(&mut self, text: &str, path: &Path) -> Result<(), DumpError> {
+    fn each(&self, visit: impl FnMut(Object)) -> Result<(), DumpError> {
+        match self.text.trim_start().starts_with('{') {
+            true => self.each_of_json(visit),
+            false => self.each_of_yaml(visit),
+        }
+    }
+
+    fn each_of_json(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
         #[derive(serde::Deserialize)]
         struct List<'a> {
             #[serde(borrow)]
@@ -78,22 +84,22 @@ impl Dump {
         struct Kind {
             kind: Option<String>,
         }
-        let json = |error| DumpError::Json { path: path.into(), error };
-        let list: List<'_> = serde_json::from_str(text).map_err(json)?;
+        let json = |error| DumpError::Json { path: self.path.clone(), error };
+        let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
         for (item, raw) in list.items.into_iter().enumerate() {
             let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
-            self.add(item, kind.as_deref(), path, Source::Text(raw.get()))?;
+            self.object(item, kind.as_deref(), Source::Text(raw.get()))?.map(&mut visit);
         }
         Ok(())
     }
 
     /// A `List`, or several documents.
-    fn add_yaml(&mut self, text: &str, path: &Path) -> Result<(), DumpError> {
+    fn each_of_yaml(&self, mut visit: impl FnMut(Object)) -> Result<(), DumpError> {
         let options = serde_saphyr::options! {
             budget: serde_saphyr::budget! { max_events: MAX_YAML_EVENTS, max_nodes: MAX_YAML_EVENTS },
         };
-        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)
-            .map_err(|error| DumpError::Yaml { path: path.into(), error: Box::new(error) })?;
+        let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(&self.text, options)
+            .map_err(|error| DumpError::Yaml { path: self.path.clone(), error: Box::new(error) })?;
         let items =
             documents.into_iter().flat_map(|mut document| match document.get_mut("items").map(Value::take) {
                 Some(Value::Array(items)) => items,
@@ -101,26 +107,25 @@ impl Dump {
             });
         for (item, value) in items.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            self.add(item, kind.as_deref(), path, Source::Value(value))?;
+            self.object(item, kind.as_deref(), Source::Value(value))?.map(&mut visit);
         }
         Ok(())
     }
 
-    fn add(
-        &mut self,
+    /// `None` for other kinds: a dump of more than was asked for does no harm.
+    fn object(
+        &self,
         item: usize,
         kind: Option<&str>,
-        path: &Path,
         source: Source<'_>,
-    ) -> Result<(), DumpError> {
-        let kind = kind.ok_or(DumpError::NoKind { path: path.into(), item })?;
-        let added = match kind {
-            "Node" => source.read().map(|node| self.nodes.push(node)),
-            "Pod" => source.read().map(|pod| self.pods.push(pod)),
-            // A dump of more than was asked for does no harm.
-            _ => Ok(()),
+    ) -> Result<Option<Object>, DumpError> {
+        let kind = kind.ok_or_else(|| DumpError::NoKind { path: self.path.clone(), item })?;
+        let object = match kind {
+            "Node" => source.read().map(Object::Node).map(Some),
+            "Pod" => source.read().map(Object::Pod).map(Some),
+            _ => Ok(None),
         };
-        added.map_err(|error| DumpError::Item { path: path.into(), item, kind: kind.into(), error })
+        object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
     }
 }
 
@@ -145,14 +150,29 @@ pub struct DumpControlPlane {
 
 impl DumpControlPlane {
     /// Enters a dump into the ledger and opens the gate.
-    pub fn load(dump: &Dump, service: &Service, index: &mut Index) -> Self {
-        index.reset_nodes(service, &dump.nodes);
-        for notice in index.reset_pods(service, &dump.pods) {
+    pub fn load(dump: &Dump, service: &Service, index: &mut Index) -> Result<Self, DumpError> {
+        let mut pods = BTreeMap::new();
+        index.begin_nodes();
+        index.begin_pods(service);
+        dump.each(|object| match object {
+            Object::Node(node) => index.apply_node(service, &node),
+            Object::Pod(pod) => {
+                index.apply_pod(service, &pod);
+                pods.extend(on_record(&pod));
+            }
+        })?;
+        index.end_nodes(service);
+        index.end_pods(service);
+        if index.nodes().is_empty() {
+            return Err(DumpError::NoNodes { path: dump.path.clone() });
+        }
+        // Only now: a pod may stand before its node in the file.
+        for notice in index.standing(service) {
             info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
         }
         service.gate.set_synced();
         service.gate.set_leading(true);
-        Self { pods: Mutex::new(dump.pods.iter().filter_map(on_record).collect()) }
+        Ok(Self { pods: Mutex::new(pods) })
     }
 
     fn bind_now(&self, order: &BindOrder) -> BindOutcome {

@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 use watch::Feed;
 
 /// The vendor and class that NVIDIA's tools generate CDI specifications for.
-pub const CDI_KIND: &str = "nvidia.com/gpu";
+pub const CDI_KIND: &str = "runtime.nvidia.com/gpu";
 
 #[derive(Debug, Clone)]
 pub struct Options {

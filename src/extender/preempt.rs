@@ -117,8 +117,8 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
             extender.service.ledger().drop_hold(&uid);
             return false;
         }
-        let text =
-            format!("{} pod(s) leave {} for this pod: {}", hold.victims.len(), hold.node, hold.devices.len());
+        let gpus = hold.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
+        let text = format!("{} pod(s) leave {} for this pod; it gets {gpus}", hold.victims.len(), hold.node);
         info!(pod = %key, node = %hold.node, victims = ?hold.victims, exact = victims.exact, "room held");
         extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
         true

@@ -11,6 +11,7 @@ use crate::scheduling::request::MAX_GPUS;
 use crate::units::Bytes;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What one agent says of its node. Fields this version does not know are ignored.
@@ -44,13 +45,6 @@ pub struct GpuReport {
 
 fn healthy() -> Health {
     Health::Healthy
-}
-
-/// One report, or several in one body.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Body<'a> {
-    Batch(#[serde(borrow)] Vec<&'a serde_json::value::RawValue>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,9 +148,10 @@ impl Board {
 pub fn reports(extender: &Extender, body: &[u8]) -> Result<ReportsResult, BadRequest> {
     let mut result = ReportsResult::default();
     for (place, report) in split(body)?.into_iter().enumerate() {
-        let outcome = match parse(report) {
+        let outcome = match serde_json::from_slice(report) {
             Ok(report) => take(extender, &report).map_err(|error| (error.code(), error.to_string())),
-            Err(error) => Err(("malformed", error)),
+            Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
+            Err(error) => Err(("malformed", error.to_string())),
         };
         let label = match outcome {
             Ok(()) => {
@@ -188,12 +183,8 @@ fn split(body: &[u8]) -> Result<Vec<&[u8]>, BadRequest> {
     if body.trim_ascii_start().first() != Some(&b'[') {
         return Ok(vec![body]);
     }
-    let Body::Batch(batch) = super::request::parse(body)?;
+    let batch: Vec<&RawValue> = super::request::parse(body)?;
     Ok(batch.into_iter().map(|raw| raw.get().as_bytes()).collect())
-}
-
-fn parse(report: &[u8]) -> Result<NodeReport, String> {
-    serde_json::from_slice(report).map_err(|error| error.to_string())
 }
 
 fn take(extender: &Extender, report: &NodeReport) -> Result<(), ReportError> {

@@ -22,7 +22,7 @@ pub struct TlsFiles {
 pub enum TlsError {
     #[error("cannot read {what} from {}: {error}", .path.display())]
     Read { what: &'static str, path: PathBuf, error: rustls::pki_types::pem::Error },
-    #[error("{} holds no {what}", .path.display())]
+    #[error("{} should hold {what} and holds no certificate", .path.display())]
     Empty { what: &'static str, path: PathBuf },
     #[error("the certificate and key do not work: {0}")]
     Unusable(#[from] rustls::Error),

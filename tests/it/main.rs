@@ -3,10 +3,20 @@
 // The core's rules (clippy.toml) bind `scheduling`, not the tests at the edges.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod bind;
+mod client;
 mod cluster;
+mod concurrency;
+mod golden;
+mod http;
+mod process;
+mod refusals;
+mod reports;
+mod served;
 mod shared;
 mod stand_in_api_server;
 mod stand_in_extender;
 mod stand_in_kubelet;
 mod stand_in_scheduler;
 mod stand_in_shapes;
+mod tls;

@@ -5,14 +5,23 @@ use std::path::PathBuf;
 
 /// A file under `shared/`; `None`, with a line that says so, where the folder is absent.
 pub fn json(path: &str) -> Option<Value> {
-    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared");
-    let root = std::env::var_os("STOWAGE_SHARED").map_or_else(beside, PathBuf::from);
-    let file = root.join(path);
+    text(path).map(|text| serde_json::from_str(&text).unwrap())
+}
+
+/// The same, as it is written.
+pub fn text(path: &str) -> Option<String> {
+    let file = self::path(path);
     match std::fs::read_to_string(&file) {
-        Ok(text) => Some(serde_json::from_str(&text).unwrap()),
+        Ok(text) => Some(text),
         Err(error) => {
             println!("skipped: {}: {error}", file.display());
             None
         }
     }
+}
+
+/// Where it lies: beside the checkout, or where `STOWAGE_SHARED` says.
+pub fn path(path: &str) -> PathBuf {
+    let beside = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared");
+    std::env::var_os("STOWAGE_SHARED").map_or_else(beside, PathBuf::from).join(path)
 }

@@ -49,6 +49,11 @@ impl Conflict {
             Self::UnknownPod => "conflict: pod unknown to Stowage or gone",
             Self::BoundElsewhere { .. } => "conflict: pod is bound to another node",
             Self::Unsettled { .. } => "conflict: an earlier binding is not settled",
+            Self::NoLongerFits(Misfit::UnknownNode) => "conflict: node unknown to Stowage",
+            Self::NoLongerFits(Misfit::DevicePluginNode) => {
+                "conflict: a device plugin hands out the node's GPUs"
+            }
+            Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => "conflict: preempted pods have not left yet",
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
             Self::VictimGone => "conflict: a victim left meanwhile",
             Self::AlreadyHolds { .. } => "conflict: pod already holds room",

@@ -1,0 +1,242 @@
+//! Bind against a control plane that answers in every way there is: what the scheduler is told, and what the books hold
+//! afterwards. OK is only ever said of a pod that is bound there.
+
+use crate::served::{Cluster, Served, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use stowage::control_plane::{BindOutcome, ControlPlaneError, PodOnRecord};
+use stowage::ids::{GpuUuid, NodeName, PodUid};
+use stowage::scheduling::ledger::Phase;
+use stowage::units::Bytes;
+
+const FREE: [Bytes; 2] = [Bytes::ZERO; 2];
+const TAKEN: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
+
+/// Two nodes of two GPUs, and a pod of 40 GiB that waits.
+fn served(outcomes: impl IntoIterator<Item = BindOutcome>) -> (Served, Value) {
+    let llm = pod("llm", "40Gi");
+    let served = Cluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
+    served.control_plane.binds.lock().extend(outcomes);
+    (served, llm)
+}
+
+fn unknown() -> BindOutcome {
+    BindOutcome::Unknown { message: "timed out".into() }
+}
+
+/// What a fresh read shows.
+fn record(pod: &Value, node: Option<&str>, gpu: u32) -> PodOnRecord {
+    let device = |node| -> Arc<[GpuUuid]> { [GpuUuid::parse(&gpu_uuid(node, gpu)).unwrap()].into() };
+    PodOnRecord {
+        uid: uid_of(pod),
+        node: node.map(|node| NodeName::parse(node).unwrap()),
+        devices: node.map(device),
+    }
+}
+
+fn will_read(served: &Served, record: Option<PodOnRecord>) {
+    served.control_plane.reads.lock().push_back(Ok(record));
+}
+
+fn unbound(served: &Served, code: &str) -> u64 {
+    served.metric(&format!("stowage_answers_total{{code=\"{code}\",outcome=\"unbound\",verb=\"bind\"}}"))
+}
+
+fn orders(served: &Served) -> usize {
+    served.control_plane.orders.lock().len()
+}
+
+#[test]
+fn a_binding_that_is_written_is_confirmed_and_asked_again_is_still_ok() {
+    let (served, llm) = served([BindOutcome::Written]);
+    assert_eq!(served.bind(&llm, "node-a"), "");
+    assert!(served.is_bound_to(&llm, "node-a"));
+    assert_eq!((served.charged("node-a"), served.charged("node-b")), (TAKEN.into(), FREE.into()));
+    assert_eq!(served.bind(&llm, "node-a"), "", "idempotent");
+    assert_eq!(orders(&served), 1, "and not written twice");
+    assert_eq!(served.bind(&llm, "node-b"), "conflict: pod is bound to another node");
+    assert_eq!(orders(&served), 1);
+    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.metric("stowage_answers_total{code=\"\",outcome=\"bound\",verb=\"bind\"}"), 2);
+}
+
+#[test]
+fn the_order_names_the_gpus_that_are_charged() {
+    let (served, llm) = served([]);
+    assert_eq!(served.bind(&llm, "node-b"), "");
+    let (order, outcome) = served.control_plane.orders.lock()[0].clone();
+    assert_eq!((order.uid, order.key, outcome), (uid_of(&llm), key_of(&llm), Some(BindOutcome::Written)));
+    let devices: Vec<&str> = order.placement.devices.iter().map(GpuUuid::as_str).collect();
+    assert_eq!((order.placement.node.as_str(), devices), ("node-b", vec!["GPU-node-b-0"]));
+    assert_eq!((order.placement.granted, order.placement.memory_hundredths), (Bytes::gib(40), 50));
+    assert_eq!(served.charged("node-b"), TAKEN);
+}
+
+#[test]
+fn a_binding_that_is_refused_frees_its_gpu_and_can_be_tried_again() {
+    let (served, llm) = served([BindOutcome::Refused { message: "forbidden: quota 17 of 16".into() }]);
+    assert_eq!(served.bind(&llm, "node-a"), "the API server refused the binding", "without what changes");
+    assert!(matches!(served.phase(&llm), Phase::Waiting(_)));
+    assert_eq!(served.charged("node-a"), FREE);
+    assert_eq!(unbound(&served, "refused"), 1);
+    assert_eq!(served.bind(&llm, "node-a"), "");
+    assert!(served.is_bound_to(&llm, "node-a"));
+}
+
+#[test]
+fn a_conflict_over_a_pod_that_is_here_already_is_ok_with_the_gpus_that_are_there() {
+    let (served, llm) = served([BindOutcome::Conflict]);
+    will_read(&served, Some(record(&llm, Some("node-a"), 1)));
+    assert_eq!(served.bind(&llm, "node-a"), "");
+    assert!(served.is_bound_to(&llm, "node-a"));
+    assert_eq!(served.charged("node-a"), [Bytes::ZERO, Bytes::gib(40)], "not where it was assumed");
+}
+
+#[test]
+fn a_conflict_over_a_pod_on_another_node_is_an_error_and_moves_the_charge_there() {
+    let (served, llm) = served([BindOutcome::Conflict]);
+    will_read(&served, Some(record(&llm, Some("node-b"), 0)));
+    assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is bound to another node");
+    assert!(served.is_bound_to(&llm, "node-b"));
+    assert_eq!((served.charged("node-a"), served.charged("node-b")), (FREE.into(), TAKEN.into()));
+    assert_eq!(unbound(&served, "bound-elsewhere"), 1);
+}
+
+#[test]
+fn a_conflict_over_a_pod_that_someone_else_bound_here_without_gpus_charges_them_all() {
+    let (served, llm) = served([BindOutcome::Conflict]);
+    let stolen = PodOnRecord { devices: None, ..record(&llm, Some("node-a"), 0) };
+    will_read(&served, Some(stolen));
+    assert_eq!(served.bind(&llm, "node-a"), "", "it is where it was to be");
+    assert_eq!(served.charged("node-a"), [Bytes::gib(40); 2]);
+    assert_eq!(served.service.ledger().totals().unplaced, 1);
+}
+
+#[test]
+fn a_conflict_over_a_pod_that_is_gone_or_another_releases_it() {
+    for found in [None, Some("uid-of-its-successor")] {
+        let (served, llm) = served([BindOutcome::Conflict]);
+        let successor =
+            |uid| PodOnRecord { uid: PodUid::parse(uid).unwrap(), ..record(&llm, Some("node-a"), 0) };
+        will_read(&served, found.map(successor));
+        assert_eq!(served.bind(&llm, "node-a"), "conflict: pod is gone");
+        assert_eq!((served.entry(&llm), served.charged("node-a")), (None, FREE.into()));
+        assert_eq!(unbound(&served, "pod-gone"), 1);
+    }
+}
+
+#[test]
+fn a_conflict_over_a_pod_that_has_no_node_is_an_error_and_frees_its_gpu() {
+    let (served, llm) = served([BindOutcome::Conflict]);
+    will_read(&served, Some(record(&llm, None, 0)));
+    assert_ne!(served.bind(&llm, "node-a"), "");
+    assert!(matches!(served.phase(&llm), Phase::Waiting(_)));
+    assert_eq!(served.charged("node-a"), FREE);
+}
+
+#[test]
+fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_says_that_it_was_written() {
+    let (served, llm) = served([unknown()]);
+    // The first read fails, too.
+    served.control_plane.reads.lock().push_back(Err(ControlPlaneError("no answer".into())));
+    will_read(&served, Some(record(&llm, Some("node-a"), 0)));
+    assert_eq!(
+        served.bind(&llm, "node-a"),
+        "the API server did not say whether the pod is bound; it is being read"
+    );
+    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(unbound(&served, "unsettled"), 1);
+    eventually("the read settles it", || served.is_bound_to(&llm, "node-a"));
+    assert_eq!(served.charged("node-a"), TAKEN);
+    assert_eq!(served.bind(&llm, "node-a"), "", "which is what the scheduler asks next");
+    assert_eq!(orders(&served), 1);
+}
+
+#[test]
+fn a_binding_without_an_answer_is_forgotten_when_a_read_says_that_it_was_not_written() {
+    let (served, llm) = served([unknown()]);
+    will_read(&served, Some(record(&llm, None, 0)));
+    assert_ne!(served.bind(&llm, "node-a"), "");
+    eventually("the read settles it", || matches!(served.phase(&llm), Phase::Waiting(_)));
+    assert_eq!(served.charged("node-a"), FREE);
+    assert_eq!(served.bind(&llm, "node-b"), "", "and it can go elsewhere");
+}
+
+#[test]
+fn while_a_binding_is_unsettled_its_gpu_is_no_one_elses_and_the_pod_goes_nowhere_else() {
+    let (served, llm) = served([unknown()]);
+    served.control_plane.reads.lock().extend((0..1000).map(|_| Err(ControlPlaneError("no answer".into()))));
+    assert_ne!(served.bind(&llm, "node-a"), "");
+    assert_eq!(served.bind(&llm, "node-b"), "conflict: an earlier binding is not settled");
+    assert_eq!(unbound(&served, "unsettled"), 2);
+    let whole = pod("whole", "72Gi");
+    assert_eq!(served.passed(&whole, &["node-a"]), ["node-a"]);
+    assert_eq!(served.passed(&crate::served::over(pod("two", "100Gi"), 2), &["node-a"]), [""; 0]);
+    assert_eq!(served.charged("node-a"), TAKEN);
+    // The watch may be faster than the reads.
+    served.show(&on(llm.clone(), "node-a", &[0], 40 << 30));
+    assert!(served.is_bound_to(&llm, "node-a"));
+}
+
+#[test]
+fn a_bind_asked_again_while_the_first_is_unsettled_writes_the_same_gpus() {
+    let (served, llm) = served([unknown(), BindOutcome::Conflict]);
+    served.control_plane.reads.lock().extend([Err(ControlPlaneError("no answer".into()))]);
+    assert_ne!(served.bind(&llm, "node-a"), "");
+    eventually("the first read has failed", || served.control_plane.reads.lock().is_empty());
+    will_read(&served, Some(record(&llm, Some("node-a"), 0)));
+    assert_eq!(served.bind(&llm, "node-a"), "");
+    assert!(served.is_bound_to(&llm, "node-a"));
+    let orders = served.control_plane.orders.lock();
+    assert!(orders.iter().all(|(order, _)| order.placement == orders[0].0.placement));
+}
+
+#[test]
+fn a_bind_outlives_the_connection_that_asked_for_it() {
+    let (served, llm) = served([]);
+    served.control_plane.permits.forget_permits(usize::MAX);
+    let mut client = served.client();
+    let body = bind_args(&llm, "node-a").to_string();
+    let head = crate::client::post_head("/scheduler/bind", &format!("Content-Length: {}", body.len()));
+    client.write((head + &body).as_bytes()).unwrap();
+    eventually("the write is under way", || orders(&served) == 1);
+    assert!(matches!(served.phase(&llm), Phase::Assumed(_)));
+    drop(client);
+    // The server has let go of the connection and of the handler before the API server answers.
+    assert_eq!(served.passed(&pod("other", "10Gi"), &["node-a"]), ["node-a"]);
+    served.control_plane.permits.add_permits(1);
+    eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));
+    assert_eq!(served.charged("node-a"), TAKEN);
+}
+
+#[test]
+fn a_handler_that_is_cancelled_leaves_its_bind_to_end_by_itself() {
+    let (served, llm) = served([]);
+    served.control_plane.permits.forget_permits(usize::MAX);
+    let extender = served.extender.clone();
+    let args = serde_json::from_value(bind_args(&llm, "node-a")).unwrap();
+    let handler = served.spawn(async move { stowage::extender::bind::bind(&extender, &args).await });
+    eventually("the write is under way", || orders(&served) == 1);
+    handler.abort();
+    assert!(served.run(handler).unwrap_err().is_cancelled());
+    assert!(matches!(served.phase(&llm), Phase::Assumed(_)));
+    served.control_plane.permits.add_permits(1);
+    eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));
+}
+
+#[test]
+fn a_stop_waits_for_the_binds_under_way_and_answers_them() {
+    let (mut served, llm) = served([]);
+    served.control_plane.permits.forget_permits(usize::MAX);
+    let mut client = served.client();
+    let body = bind_args(&llm, "node-a").to_string();
+    let head = crate::client::post_head("/scheduler/bind", &format!("Content-Length: {}", body.len()));
+    client.write((head + &body).as_bytes()).unwrap();
+    eventually("the write is under way", || orders(&served) == 1);
+    served.begin_stop();
+    eventually("no one new is let in", || std::net::TcpStream::connect(served.scheduler).is_err());
+    served.control_plane.permits.add_permits(1);
+    assert_eq!(client.read_answer().unwrap().json(), json!({ "Error": "" }));
+    served.stop();
+    assert!(served.is_bound_to(&llm, "node-a"));
+}

@@ -1,0 +1,117 @@
+//! A bare HTTP/1.1 client: what goes over the wire is what the test says, down to the chunk.
+//!
+//! Every answer it reads must carry `Content-Length` and must not be chunked: no test has to say so again.
+
+use serde_json::Value;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// Longer than any answer takes on a busy machine; a test that meets it has failed.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    pub status: u16,
+    pub content_type: String,
+    pub body: Vec<u8>,
+}
+
+impl Answer {
+    pub fn text(&self) -> &str {
+        std::str::from_utf8(&self.body).unwrap()
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.text()))
+    }
+}
+
+/// One connection, kept alive.
+pub struct Client<S: Read + Write> {
+    stream: BufReader<S>,
+}
+
+impl Client<TcpStream> {
+    pub fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_nodelay(true).unwrap();
+        Self::over(stream)
+    }
+
+    pub fn stream(&mut self) -> &mut TcpStream {
+        self.stream.get_mut()
+    }
+}
+
+impl<S: Read + Write> Client<S> {
+    pub fn over(stream: S) -> Self {
+        Self { stream: BufReader::new(stream) }
+    }
+
+    pub fn post(&mut self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+        self.try_post(path, body.as_ref()).unwrap()
+    }
+
+    pub fn get(&mut self, path: &str) -> Answer {
+        self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
+        self.read_answer().unwrap()
+    }
+
+    pub fn try_post(&mut self, path: &str, body: &[u8]) -> io::Result<Answer> {
+        self.write(&[post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(), body].concat())?;
+        self.read_answer()
+    }
+
+    pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.get_mut().write_all(bytes)?;
+        self.stream.get_mut().flush()
+    }
+
+    /// Whether an answer has begun to come in, without waiting longer than the stream's read timeout.
+    pub fn has_answer(&mut self) -> bool {
+        self.stream.fill_buf().is_ok_and(|bytes| !bytes.is_empty())
+    }
+
+    /// An interim answer: this line, and an empty one.
+    pub fn skip_line_and_blank(&mut self, expected: &str) {
+        for expected in [expected, ""] {
+            let mut line = String::new();
+            self.stream.read_line(&mut line).unwrap();
+            assert_eq!(line.trim_end(), expected);
+        }
+    }
+
+    pub fn read_answer(&mut self) -> io::Result<Answer> {
+        let mut answer = Answer { status: 0, content_type: String::new(), body: Vec::new() };
+        let mut length = None;
+        for place in 0.. {
+            let mut line = String::new();
+            if self.stream.read_line(&mut line)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let line = line.trim_end();
+            if place == 0 {
+                let status = line.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse().ok());
+                answer.status = status.ok_or(io::ErrorKind::InvalidData)?;
+                continue;
+            }
+            let Some((name, value)) = line.split_once(": ") else { break };
+            match name.to_ascii_lowercase().as_str() {
+                "content-length" => length = Some(value.parse().unwrap()),
+                "content-type" => answer.content_type = value.into(),
+                "transfer-encoding" => panic!("the answer is {value}: it costs the scheduler a connection"),
+                _ => {}
+            }
+        }
+        answer.body = vec![0; length.expect("every answer has a Content-Length")];
+        self.stream.read_exact(&mut answer.body)?;
+        Ok(answer)
+    }
+}
+
+/// A request's head up to its body; `length` is the header that says how long that is.
+pub fn post_head(path: &str, length: &str) -> String {
+    format!("POST {path} HTTP/1.1\r\nHost: stowage\r\nContent-Type: application/json\r\n{length}\r\n\r\n")
+}

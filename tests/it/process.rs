@@ -1,0 +1,268 @@
+//! The command as a person runs it: what it says, how it exits, and that it stops in order.
+
+use crate::client::{Client, PATIENCE, post_head};
+use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use tempfile::TempDir;
+
+fn stowage(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_stowage")).args(arguments).output().unwrap()
+}
+
+/// Exit code and what stands on stderr.
+fn fails(arguments: &[&str]) -> (i32, String) {
+    let output = stowage(arguments);
+    assert_eq!(output.stdout, b"", "errors go to stderr");
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// A `stowage serve` on ports of its own choice.
+struct Running {
+    child: Child,
+    log: Receiver<String>,
+    scheduler: SocketAddr,
+    operators: SocketAddr,
+}
+
+impl Running {
+    fn serve(dump: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cluster"])
+            .arg(dump)
+            .env_remove("RUST_LOG")
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (lines, log) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
+        let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let mut running = Self { child, log, scheduler: unknown, operators: unknown };
+        running.scheduler = address(&running.line_with("the scheduler and the agents: http://"));
+        running.operators = address(&running.line_with("operators: http://"));
+        running
+    }
+
+    /// The next line of its log that has `text` in it.
+    fn line_with(&self, text: &str) -> String {
+        loop {
+            match self.log.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(_) => {}
+                Err(_) => panic!("its log never said {text:?}"),
+            }
+        }
+    }
+
+    fn terminate(&self) {
+        let sent =
+            Command::new("sh").args(["-c", &format!("kill -TERM {}", self.child.id())]).status().unwrap();
+        assert!(sent.success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn address(line: &str) -> SocketAddr {
+    assert!(!line.contains('\u{1b}'), "colours are for terminals: {line:?}");
+    line.rsplit("//").next().unwrap().trim().parse().unwrap()
+}
+
+fn labelled(name: &str, gpus: u32) -> Value {
+    let mut node = node(name);
+    node["metadata"]["labels"] = json!({
+        "nvidia.com/gpu.count": gpus.to_string(),
+        "nvidia.com/gpu.memory": (GPU_BYTES >> 20).to_string(),
+        "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+    });
+    node
+}
+
+fn write(folder: &TempDir, name: &str, text: &str) -> PathBuf {
+    let path = folder.path().join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// What kubectl prints with `-o json`.
+fn json_dump(folder: &TempDir) -> PathBuf {
+    let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
+    // What labels tell of a GPU is its index.
+    tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");
+    let items = [labelled("node-a", 2), labelled("node-b", 1), pod("llm", "40Gi"), tenant];
+    write(folder, "dump.json", &json!({ "apiVersion": "v1", "kind": "List", "items": items }).to_string())
+}
+
+/// The same with `-o yaml`.
+fn yaml_dump(folder: &TempDir) -> PathBuf {
+    let node = |name: &str, gpus: u32| {
+        format!(
+            "- apiVersion: v1\n  kind: Node\n  metadata:\n    labels:\n      nvidia.com/gpu.count: \"{gpus}\"\n      nvidia.com/gpu.memory: \"81920\"\n      nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3\n    name: {name}\n  status: {{}}\n"
+        )
+    };
+    let pod = |name: &str, vram: &str, annotations: &str, node: &str| {
+        format!(
+            "- apiVersion: v1\n  kind: Pod\n  metadata:\n    annotations:{annotations}\n    name: {name}\n    namespace: default\n    uid: uid-{name}\n  spec:\n    containers:\n    - name: engine\n      resources:\n        limits:\n          stowage.dev/vram: {vram}\n{node}    schedulerName: stowage\n  status:\n    phase: Pending\n"
+        )
+    };
+    let granted =
+        format!("\n      stowage.dev/devices: index-0\n      stowage.dev/vram-granted: \"{}\"", 60u64 << 30);
+    let items = [
+        node("node-a", 2),
+        node("node-b", 1),
+        pod("llm", "40Gi", " {}", ""),
+        pod("tenant", "60Gi", &granted, "    nodeName: node-a\n"),
+    ];
+    write(
+        folder,
+        "dump.yaml",
+        &format!(
+            "apiVersion: v1\nitems:\n{}kind: List\nmetadata:\n  resourceVersion: \"\"\n",
+            items.concat()
+        ),
+    )
+}
+
+#[test]
+fn help_names_every_command_and_a_wrong_flag_exits_with_2() {
+    let help = stowage(&["--help"]);
+    let text = String::from_utf8(help.stdout).unwrap();
+    assert!(help.status.success() && text.contains("serve") && text.contains("demo"), "{text}");
+    let (code, error) = fails(&["serve", "--listne", "127.0.0.1:0"]);
+    assert_eq!(code, 2);
+    assert!(error.contains("--listne") && error.contains("--listen"), "it says what was meant: {error}");
+    assert_eq!(fails(&["serve", "--listen", "nowhere"]).0, 2);
+    assert_eq!(fails(&["serve", "--cluster", "x", "--kubeconfig", "y"]).0, 2);
+    assert_eq!(fails(&["serve", "--tls-cert", "x"]).0, 2);
+    assert_eq!(fails(&[]).0, 2);
+}
+
+#[test]
+fn plain_http_on_an_address_others_can_reach_is_refused_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = yaml_dump(&folder);
+    for address in ["0.0.0.0:0", "[::]:0"] {
+        let (code, error) = fails(&["serve", "--listen", address, "--cluster", dump.to_str().unwrap()]);
+        assert_eq!(code, 1);
+        for part in [address, "--tls-cert", "--tls-key", "--client-ca", "127.0.0.1", "--insecure"] {
+            assert!(error.contains(part), "{error} does not say {part}");
+        }
+    }
+}
+
+#[test]
+fn a_dump_that_cannot_be_read_is_named_with_the_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let serve = |path: &Path| {
+        let (code, error) = fails(&[
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--admin",
+            "127.0.0.1:0",
+            "--cluster",
+            path.to_str().unwrap(),
+        ]);
+        assert_eq!(code, 1, "{error}");
+        assert!(error.starts_with("error: ") && error.contains(path.to_str().unwrap()), "{error}");
+        error
+    };
+    assert!(serve(&folder.path().join("missing.yaml")).contains("No such file"));
+    let text = std::fs::read_to_string(yaml_dump(&folder)).unwrap();
+    let broken = text.replacen("    name: node-b\n", "    name: [node-b\n", 1);
+    let line = broken.lines().position(|line| line.contains("[node-b")).unwrap() + 1;
+    let error = serve(&write(&folder, "broken.yaml", &broken));
+    let near = (line..line + 3).any(|line| error.contains(&format!("line {line}")));
+    assert!(near, "the error is in line {line}: {error}");
+    let text = std::fs::read_to_string(json_dump(&folder)).unwrap();
+    let error = serve(&write(&folder, "broken.json", &text[..text.len() / 2]));
+    assert!(error.contains("line 1 column"), "{error}");
+    let error = serve(&write(
+        &folder,
+        "typed.json",
+        &json!({ "items": [labelled("a", 1), { "kind": "Pod", "spec": 7 }] }).to_string(),
+    ));
+    assert!(error.contains("item 1 (Pod)"), "{error}");
+    assert!(
+        serve(&write(&folder, "pods.json", &json!({ "items": [pod("p", "1Gi")] }).to_string()))
+            .contains("has no nodes")
+    );
+    assert!(
+        serve(&write(&folder, "kindless.yaml", "items:\n- metadata: {}\n")).contains("item 0 has no `kind`")
+    );
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_its_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let (code, error) =
+        fails(&["serve", "--cluster", yaml_dump(&folder).to_str().unwrap(), "--listen", &address]);
+    assert_eq!(code, 1);
+    assert!(error.contains(&format!("--listen {address}")) && error.contains("in use"), "{error}");
+}
+
+#[test]
+fn a_dump_is_served_as_yaml_and_as_json_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    for dump in [yaml_dump(&folder), json_dump(&folder)] {
+        let running = Running::serve(&dump);
+        let mut operators = Client::connect(running.operators);
+        assert_eq!(operators.get("/readyz").text(), "ok\n");
+        assert_eq!(operators.get("/healthz").text(), "ok\n");
+        let metrics = operators.get("/metrics");
+        assert!(
+            metrics.text().contains("\nstowage_gpus 3\n") && metrics.text().contains("\nstowage_leading 1\n")
+        );
+        let llm = pod("llm", "40Gi");
+        let mut scheduler = Client::connect(running.scheduler);
+        let passed =
+            scheduler.post("/scheduler/filter", args(&llm, &["node-a", "node-b"]).to_string()).json();
+        let mut names: Vec<&str> =
+            passed["NodeNames"].as_array().unwrap().iter().map(|n| n.as_str().unwrap()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["node-a", "node-b"], "{}", dump.display());
+        let bound = scheduler.post("/scheduler/bind", bind_args(&llm, "node-b").to_string());
+        assert_eq!(bound.json(), json!({ "Error": "" }));
+        let books = operators.get("/debug/snapshot").json();
+        assert_eq!(books["pods"]["uid-llm"]["phase"]["bound"]["devices"], json!(["index-0"]));
+        assert_eq!(books["violations"], json!([]));
+        running.terminate();
+        let mut running = running;
+        assert!(running.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn a_stop_finishes_what_is_under_way_and_exits_with_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut running = Running::serve(&json_dump(&folder));
+    let body = bind_args(&pod("llm", "40Gi"), "node-b").to_string();
+    let mut client = Client::connect(running.scheduler);
+    // The head is answered only after the server has seen that the body is to be read: then the request is under way.
+    let head =
+        post_head("/scheduler/bind", &format!("Content-Length: {}\r\nExpect: 100-continue", body.len()));
+    client.write(head.as_bytes()).unwrap();
+    assert!(client.has_answer());
+    client.skip_line_and_blank("HTTP/1.1 100 Continue");
+    running.terminate();
+    running.line_with("stopping");
+    client.write(body.as_bytes()).unwrap();
+    assert_eq!(client.read_answer().unwrap().json(), json!({ "Error": "" }));
+    assert_eq!(running.child.wait().unwrap().code(), Some(0));
+    running.line_with("stopped");
+}

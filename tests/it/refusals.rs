@@ -1,0 +1,317 @@
+//! What the scheduler's habits demand of the answers: refusals that never change, a short list, one top score, hints that
+//! keep two pods apart, and room that is held for the one who waits.
+
+use crate::served::{
+    Cluster, Served, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report, uid_of,
+};
+use serde_json::{Value, json};
+use stowage::control_plane::NoticeKind;
+use stowage::scheduling::ledger::Phase;
+use stowage::units::{Bytes, Moment};
+
+const NODES: [&str; 12] =
+    ["n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12"];
+
+fn equal_nodes() -> Cluster {
+    Cluster::of(&NODES.map(|name| (name, 1)))
+}
+
+fn top(scores: &[(String, i64)]) -> &str {
+    &scores.iter().max_by_key(|(_, score)| score).unwrap().0
+}
+
+#[test]
+fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes() {
+    let nodes = ["node-a", "node-b", "node-x"];
+    let small: Vec<Value> = (0..6).map(|n| pod(&format!("small-{n}"), &format!("{}Gi", n + 1))).collect();
+    let cluster = Cluster::of(&[("node-a", 2), ("node-b", 2)]).with(small.iter().cloned()).with(
+        ["node-a", "node-b"].into_iter().flat_map(|node| {
+            [0, 1].map(|gpu| on(pod(&format!("{node}-{gpu}"), "20Gi"), node, &[gpu], 20 << 30))
+        }),
+    );
+    let served = cluster.serve();
+    let large = pod("large", "60Gi");
+    let first = served.filter(&large, &nodes);
+    let refused = &first.json()["FailedAndUnresolvableNodes"];
+    assert_eq!(refused["node-a"], "no single GPU has enough free VRAM");
+    let mut figures = vec![served.notices().pop().unwrap().2];
+    for (round, small) in small.iter().enumerate() {
+        let node = nodes[round % 2];
+        let free = served.charged(node);
+        assert_eq!(served.bind(small, node), "");
+        assert_ne!(served.charged(node), free);
+        assert_eq!(served.filter(&large, &nodes), first, "after a bind");
+        figures.push(served.notices().pop().unwrap().2);
+        let mut shrunk = report(node, "boot", round as u64 + 2, 2);
+        (0..2).for_each(|gpu| shrunk["gpus"][gpu]["reservedBytes"] = json!((round as u64 + 1) << 30));
+        assert_eq!(served.post("/v1/reports", shrunk).status, 200);
+        assert_eq!(served.filter(&large, &nodes), first, "after a report");
+    }
+    served.delete(&small[0]);
+    assert_eq!(served.filter(&large, &nodes), first, "after a pod has left");
+    assert!(figures.windows(2).any(|pair| pair[0] != pair[1]), "the figures are for people: {figures:?}");
+}
+
+#[test]
+fn every_reason_is_a_fixed_phrase_among_the_unresolvable() {
+    let mut cluster = Cluster::of(&[("full", 1), ("owned", 1), ("single", 1), ("small", 2), ("sick", 1)])
+        .with([
+            on(pod("tenant", "70Gi"), "full", &[0], 70 << 30),
+            on(exclusive(pod("owner", "1Gi")), "owned", &[0], 72 << 30),
+        ]);
+    let plugin = json!({ "kind": "Node", "metadata": { "name": "plugin" }, "status": { "allocatable": { "nvidia.com/gpu": "8" } } });
+    cluster.nodes.extend([plugin, crate::served::node("bare")]);
+    let served = cluster.serve();
+    let mut sick = report("sick", "boot", 2, 1);
+    sick["gpus"][0]["health"] = json!("lost");
+    let mut small = report("small", "boot", 2, 2);
+    (0..2).for_each(|gpu| small["gpus"][gpu]["totalBytes"] = json!(8u64 << 30));
+    assert_eq!(served.post("/v1/reports", json!([sick, small])).json()["accepted"], 2);
+    let nodes = ["full", "owned", "single", "small", "sick", "plugin", "bare", "nowhere"];
+    let refusals = |pod: Value, nodes: &[&str]| {
+        let answer = served.filter(&pod, nodes).json();
+        assert_eq!(answer["NodeNames"], json!([]));
+        let keys: Vec<&String> = answer.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["FailedAndUnresolvableNodes", "NodeNames"], "never FailedNodes, never Error");
+        answer["FailedAndUnresolvableNodes"].clone()
+    };
+    assert_eq!(
+        refusals(over(pod("pair", "40Gi"), 2), &nodes),
+        json!({
+            "full": "too few GPUs on the node",
+            "owned": "too few GPUs on the node",
+            "single": "too few GPUs on the node",
+            "small": "no GPU is large enough",
+            "sick": "no healthy GPU",
+            "plugin": "a device plugin hands out the node's GPUs",
+            "bare": "no GPU known on the node",
+            "nowhere": "node unknown to Stowage",
+        })
+    );
+    let taken = "no single GPU has enough free VRAM";
+    assert_eq!(refusals(pod("one", "40Gi"), &nodes[..2]), json!({ "full": taken, "owned": taken }));
+    let owner = exclusive(pod("own", "40Gi"));
+    assert_eq!(refusals(owner, &nodes[..2]), json!({ "full": "no empty GPU", "owned": "no empty GPU" }));
+    for code in [
+        "no-room",
+        "no-empty-gpu",
+        "too-few-gpus",
+        "too-large",
+        "no-healthy-gpu",
+        "device-plugin-node",
+        "no-gpus",
+        "unknown-node",
+    ] {
+        assert!(served.metric(&format!("stowage_refusals_total{{code=\"{code}\"}}")) > 0, "{code}");
+    }
+}
+
+#[test]
+fn a_shortlist_of_four_doubles_without_the_node_that_just_failed_when_the_pod_comes_back() {
+    let llm = pod("llm", "40Gi");
+    let served = equal_nodes().with([llm.clone()]).serve();
+    let mut failed: Vec<String> = Vec::new();
+    for expected in [4, 8, 11] {
+        let passed = served.passed(&llm, &NODES);
+        assert_eq!(passed.len(), expected, "{passed:?}");
+        if let Some(just_failed) = failed.last() {
+            assert!(!passed.contains(just_failed), "{just_failed} failed a moment ago: {passed:?}");
+        }
+        let names: Vec<&str> = passed.iter().map(String::as_str).collect();
+        failed.push(top(&served.prioritize(&llm, &names)).to_owned());
+    }
+}
+
+#[test]
+fn a_node_that_just_failed_is_passed_again_when_there_is_no_other() {
+    let llm = pod("llm", "40Gi");
+    let served = equal_nodes().with([llm.clone()]).serve();
+    for _ in 0..3 {
+        assert_eq!(served.passed(&llm, &["n05"]), ["n05"]);
+    }
+    assert_eq!(served.bind(&llm, "n05"), "");
+}
+
+#[test]
+fn a_filter_that_was_refused_does_not_double_the_shortlist() {
+    let llm = pod("llm", "40Gi");
+    let served = equal_nodes().with([llm.clone()]).serve();
+    for _ in 0..5 {
+        assert_eq!(served.passed(&llm, &["nowhere"]), [""; 0]);
+    }
+    assert_eq!(served.passed(&llm, &NODES).len(), 4);
+}
+
+#[test]
+fn with_a_shortlist_of_one_filter_itself_leaves_the_hint_that_steers_the_next_pod() {
+    let mut cluster = equal_nodes().with([pod("first", "40Gi"), pod("second", "40Gi")]);
+    cluster.policy.shortlist = 1;
+    let served = cluster.serve();
+    let [first, second] = ["first", "second"].map(|name| pod(name, "40Gi"));
+    assert_eq!(served.passed(&first, &NODES), ["n01"]);
+    assert_eq!(served.hint_on(&first).as_deref(), Some("n01"));
+    assert_eq!(served.passed(&second, &NODES), ["n02"], "the first has not been bound yet");
+    assert_eq!((served.bind(&first, "n01"), served.bind(&second, "n02")), (String::new(), String::new()));
+    assert_eq!(served.hint_on(&first), None);
+}
+
+#[test]
+fn one_node_that_passes_is_hinted_because_prioritize_is_skipped() {
+    let served = equal_nodes().serve();
+    assert_eq!(served.passed(&pod("first", "40Gi"), &["n03"]), ["n03"]);
+    assert_eq!(served.hint_on(&pod("first", "40Gi")).as_deref(), Some("n03"));
+    let passed = served.passed(&pod("second", "40Gi"), &["n03", "n04"]);
+    assert_eq!(passed, ["n04", "n03"], "it still fits on both, and n03 is spoken for");
+}
+
+#[test]
+fn several_nodes_that_pass_are_not_hinted_before_one_is_ranked_first() {
+    let served = equal_nodes().serve();
+    let llm = pod("llm", "40Gi");
+    let passed = served.passed(&llm, &NODES);
+    assert_eq!((passed.len(), served.hint_on(&llm)), (4, None));
+    let names: Vec<&str> = passed.iter().map(String::as_str).collect();
+    let scores = served.prioritize(&llm, &names);
+    assert_eq!(served.hint_on(&llm).as_deref(), Some(top(&scores)));
+}
+
+#[test]
+fn prioritize_gives_one_node_the_top_step_and_each_after_it_less() {
+    let tenants = [("n02", "30Gi"), ("n03", "20Gi"), ("n04", "10Gi"), ("n05", "70Gi")];
+    let tenant = |(node, vram): (&str, &str)| {
+        let gib: u64 = vram.trim_end_matches("Gi").parse().unwrap();
+        on(pod(&format!("tenant-{node}"), vram), node, &[0], gib << 30)
+    };
+    let served = equal_nodes().with(tenants.map(tenant)).serve();
+    let scores = served.prioritize(&pod("llm", "40Gi"), &["n05", "n01", "n04", "n02", "n03", "n99"]);
+    let expected = [("n05", 0), ("n01", 7), ("n04", 8), ("n02", 10), ("n03", 9), ("n99", 0)];
+    assert_eq!(scores, expected.map(|(name, score)| (name.to_owned(), score)));
+    // Twelve that are all alike: still one top, and nothing below zero.
+    let scores = served.prioritize(&pod("tiny", "1Gi"), &NODES);
+    let mut steps: Vec<i64> = scores.iter().map(|(_, score)| *score).collect();
+    steps.sort_unstable_by(|a, b| b.cmp(a));
+    assert_eq!(steps, [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]);
+}
+
+#[test]
+fn a_hint_steers_the_second_pod_elsewhere_and_runs_out() {
+    let served = equal_nodes().serve();
+    let [first, second, third] = ["first", "second", "third"].map(|name| pod(name, "40Gi"));
+    assert_eq!(top(&served.prioritize(&first, &["n01", "n02"])), "n01");
+    assert_eq!(served.entry(&first), None, "prioritize alone enters nobody into the books");
+    served.passed(&first, &["n01", "n02"]);
+    let first_choice = top(&served.prioritize(&first, &["n01", "n02"])).to_owned();
+    served.passed(&second, &["n01", "n02"]);
+    let second_choice = top(&served.prioritize(&second, &["n01", "n02"])).to_owned();
+    assert_ne!(first_choice, second_choice);
+    // Both are hinted; a hint is never a refusal.
+    assert_eq!(served.passed(&third, &["n01", "n02"]).len(), 2);
+    served.service.ledger().expire(Moment(u64::MAX));
+    assert_eq!((served.hint_on(&first), served.hint_on(&second)), (None, None));
+}
+
+#[test]
+fn a_pod_that_fits_beside_the_hinted_one_is_not_steered_away() {
+    let served = equal_nodes().with([on(pod("tenant", "1Gi"), "n02", &[0], 1 << 30)]).serve();
+    served.passed(&pod("first", "30Gi"), &["n02"]);
+    assert_eq!(served.hint_on(&pod("first", "30Gi")).as_deref(), Some("n02"));
+    assert_eq!(served.passed(&pod("second", "30Gi"), &["n01", "n02"])[0], "n02");
+}
+
+/// A node of two GPUs, each with an opportunistic pod of 50 GiB, and one more node that is full of services.
+fn crowded() -> (Served, [Value; 2]) {
+    let victims =
+        [0, 1].map(|gpu| on(priority(pod(&format!("batch-{gpu}"), "50Gi"), -10), "node-a", &[gpu], 50 << 30));
+    let serving = [0, 1].map(|gpu| on(pod(&format!("serving-{gpu}"), "50Gi"), "node-b", &[gpu], 50 << 30));
+    let cluster = Cluster::of(&[("node-a", 2), ("node-b", 2)])
+        .with(victims.clone())
+        .with(serving)
+        .with([priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi")]);
+    (cluster.serve(), victims)
+}
+
+fn preempt(served: &Served, pod: &Value, offered: &[(&str, &[&Value])]) -> Value {
+    let answer = served.post("/scheduler/preempt", preempt_args(pod, offered));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer.json()["NodeNameToMetaVictims"].take()
+}
+
+#[test]
+fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
+    let (served, victims) = crowded();
+    let (urgent, rival) = (priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi"));
+    let serving = pod("serving-0", "50Gi");
+    let offered: [(&str, &[&Value]); 2] = [("node-a", &[&victims[0]]), ("node-b", &[&serving])];
+    assert_eq!(served.passed(&urgent, &["node-a", "node-b"]), [""; 0]);
+    let chosen = preempt(&served, &urgent, &offered);
+    assert_eq!(chosen, json!({ "node-a": { "Pods": [{ "UID": "uid-batch-0" }], "NumPDBViolations": 0 } }));
+    let held = served.control_plane.holds.lock().clone();
+    let (key, hold) = &held[0];
+    let hold = hold.as_ref().unwrap();
+    assert_eq!((key.to_string().as_str(), hold.node.as_str()), ("default/urgent", "node-a"));
+    assert_eq!(hold.devices[0].as_str(), "GPU-node-a-0");
+
+    let told = (
+        "urgent".to_owned(),
+        NoticeKind::RoomHeld,
+        "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
+    );
+    assert!(served.notices().contains(&told), "{:?}", served.notices());
+
+    // While the victim leaves.
+    assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");
+    assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
+    let refused = served.filter(&urgent, &["node-a"]).json();
+    assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: the GPU was taken meanwhile");
+
+    // The victim is gone; the room is still nobody else's.
+    served.delete(&victims[0]);
+    assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
+    assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);
+    assert_eq!(served.bind(&rival, "node-a"), "conflict: the GPU was taken meanwhile");
+    assert_eq!(preempt(&served, &urgent, &offered), json!({}));
+    assert_eq!(served.passed(&urgent, &["node-b", "node-a"]), ["node-a"]);
+    assert_eq!(served.bind(&urgent, "node-a"), "");
+    assert_eq!(served.entry(&urgent).unwrap().devices().unwrap()[0].as_str(), "GPU-node-a-0");
+    assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
+}
+
+#[test]
+fn preempt_never_takes_a_pod_of_a_class_that_stays_or_of_no_lower_priority() {
+    let (served, victims) = crowded();
+    let serving = pod("serving-0", "50Gi");
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    assert_eq!(preempt(&served, &urgent, &[("node-b", &[&serving])]), json!({}), "a service");
+    let peer = priority(pod("peer", "60Gi"), -10);
+    assert_eq!(preempt(&served, &peer, &[("node-a", &[&victims[0]])]), json!({}), "of its own priority");
+    let mut meek = priority(pod("meek", "60Gi"), 1000);
+    meek["spec"]["preemptionPolicy"] = json!("Never");
+    assert_eq!(preempt(&served, &meek, &[("node-a", &[&victims[0]])]), json!({}));
+    assert_eq!(served.control_plane.holds.lock().len(), 0);
+}
+
+#[test]
+fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
+    let (served, victims) = crowded();
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    *served.control_plane.hold_fails.lock() = true;
+    assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+    assert!(served.entry(&urgent).unwrap().hold().is_none());
+    *served.control_plane.hold_fails.lock() = false;
+    assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+}
+
+#[test]
+fn a_pod_that_is_bound_already_is_passed_on_its_own_node_only() {
+    let served = equal_nodes().with([pod("llm", "72Gi")]).serve();
+    let llm = pod("llm", "72Gi");
+    assert_eq!(served.bind(&llm, "n07"), "");
+    assert_eq!(served.passed(&llm, &NODES), ["n07"], "its Binding was lost to the scheduler, not to us");
+    assert!(matches!(served.phase(&llm), Phase::Bound(_)));
+    assert!(served.service.ledger().entry(&uid_of(&llm)).is_some());
+    eventually("nothing is left open", || served.charged("n07") == [Bytes::gib(72)]);
+    let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });
+    assert_eq!(served.post("/v1/reports", one_more).status, 200);
+    assert_eq!(served.passed(&pod("next", "72Gi"), &["n07"]), ["n07"]);
+}

@@ -1,0 +1,422 @@
+//! A Stowage on a cluster of our own making, served over loopback: the extender's own router and listeners, with a
+//! control plane that does as a test tells it.
+//!
+//! Nothing here runs in the background but the two listeners: hints and holds last until a test lets them run out.
+
+use crate::client::{Answer, Client};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+use stowage::cluster::dump::{Dump, DumpControlPlane};
+use stowage::cluster::index::Index;
+use stowage::control_plane::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, NoticeKind, PodOnRecord,
+};
+use stowage::extender::request::Limits;
+use stowage::extender::{Extender, server};
+use stowage::ids::{PodKey, PodUid};
+use stowage::scheduling::audit::audit;
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::ledger::{Phase, PodEntry};
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+use stowage::units::Bytes;
+use tokio::runtime::Runtime;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+/// Each GPU of a test's cluster: 80 GiB, of which 72 GiB may be promised (10 % headroom).
+pub const GPU_BYTES: u64 = 80 << 30;
+
+pub type ReadOutcome = Result<Option<PodOnRecord>, ControlPlaneError>;
+
+/// The dump's control plane, except where a test has written down what happens instead.
+pub struct Scripted {
+    dump: DumpControlPlane,
+    pub binds: Mutex<VecDeque<BindOutcome>>,
+    pub reads: Mutex<VecDeque<ReadOutcome>>,
+    /// A bind is answered when it gets a permit.
+    pub permits: Semaphore,
+    /// Every Binding that was to be written, and what became of it once that is known.
+    pub orders: Mutex<Vec<(BindOrder, Option<BindOutcome>)>>,
+    pub holds: Mutex<Vec<(PodKey, Option<Hold>)>>,
+    pub notices: Mutex<Vec<Notice>>,
+    pub hold_fails: Mutex<bool>,
+}
+
+impl Scripted {
+    async fn bind(&self, order: &BindOrder) -> BindOutcome {
+        let place = {
+            let mut orders = self.orders.lock();
+            orders.push((order.clone(), None));
+            orders.len() - 1
+        };
+        self.permits.acquire().await.unwrap().forget();
+        let scripted = self.binds.lock().pop_front();
+        let outcome = match scripted {
+            Some(outcome) => outcome,
+            None => self.dump.bind(order).await,
+        };
+        self.orders.lock()[place].1 = Some(outcome.clone());
+        outcome
+    }
+}
+
+impl ControlPlane for Scripted {
+    fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        self.bind(order).boxed()
+    }
+
+    fn read_pod<'a>(&'a self, key: &'a PodKey) -> BoxFuture<'a, ReadOutcome> {
+        let scripted = self.reads.lock().pop_front();
+        match scripted {
+            Some(outcome) => futures::future::ready(outcome).boxed(),
+            None => self.dump.read_pod(key),
+        }
+    }
+
+    fn write_hold<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        hold: Option<&'a Hold>,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        if *self.hold_fails.lock() {
+            return futures::future::ready(Err(ControlPlaneError("no answer".into()))).boxed();
+        }
+        self.holds.lock().push((key.clone(), hold.cloned()));
+        self.dump.write_hold(key, uid, hold)
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.notices.lock().push(notice);
+    }
+}
+
+/// What a test starts from.
+pub struct Cluster {
+    pub nodes: Vec<Value>,
+    pub pods: Vec<Value>,
+    pub policy: Policy,
+    pub limits: Limits,
+    gpus: Vec<(String, u32)>,
+}
+
+impl Cluster {
+    /// Nodes whose agents report that many GPUs.
+    pub fn of(gpus: &[(&str, u32)]) -> Self {
+        Self {
+            nodes: gpus.iter().map(|(name, _)| node(name)).collect(),
+            pods: Vec::new(),
+            policy: Policy::default(),
+            limits: Limits::default(),
+            gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
+        }
+    }
+
+    pub fn with(mut self, pods: impl IntoIterator<Item = Value>) -> Self {
+        self.pods.extend(pods);
+        self
+    }
+
+    pub fn serve(self) -> Served {
+        let items: Vec<&Value> = self.nodes.iter().chain(&self.pods).collect();
+        let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("test"));
+        let service = Service::new(self.policy);
+        let mut index = Index::default();
+        let control_plane = Arc::new(Scripted {
+            dump: DumpControlPlane::load(&dump, &service, &mut index).unwrap(),
+            binds: Mutex::default(),
+            reads: Mutex::default(),
+            permits: Semaphore::new(Semaphore::MAX_PERMITS),
+            orders: Mutex::default(),
+            holds: Mutex::default(),
+            notices: Mutex::default(),
+            hold_fails: Mutex::default(),
+        });
+        let extender = Extender::new(service.clone(), control_plane.clone(), self.limits);
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let (listeners, [scheduler, operators]) = listen();
+        let stop = CancellationToken::new();
+        let [for_scheduler, for_operators] = listeners;
+        let serving = server::serve(extender.clone(), for_scheduler, for_operators, None, stop.clone());
+        let serving = runtime.spawn(serving);
+        let served = Served {
+            service,
+            index: Mutex::new(index),
+            control_plane,
+            extender,
+            scheduler,
+            operators,
+            stop,
+            serving: Some(serving),
+            runtime,
+        };
+        let reports: Vec<Value> =
+            self.gpus.iter().map(|(node, gpus)| report(node, "boot", 1, *gpus)).collect();
+        if !reports.is_empty() {
+            assert_eq!(served.post("/v1/reports", Value::from(reports)).status, 200);
+        }
+        served
+    }
+}
+
+pub fn listen() -> ([TcpListener; 2], [SocketAddr; 2]) {
+    let listeners = [(), ()].map(|()| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        listener
+    });
+    let addresses = [0, 1].map(|place: usize| listeners[place].local_addr().unwrap());
+    (listeners, addresses)
+}
+
+pub struct Served {
+    pub service: Arc<Service>,
+    pub index: Mutex<Index>,
+    pub control_plane: Arc<Scripted>,
+    pub extender: Extender,
+    pub scheduler: SocketAddr,
+    pub operators: SocketAddr,
+    stop: CancellationToken,
+    serving: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
+    runtime: Runtime,
+}
+
+impl Served {
+    pub fn client(&self) -> Client<std::net::TcpStream> {
+        Client::connect(self.scheduler)
+    }
+
+    /// Over a connection of its own.
+    pub fn post(&self, path: &str, body: Value) -> Answer {
+        self.client().post(path, body.to_string())
+    }
+
+    pub fn filter(&self, pod: &Value, nodes: &[&str]) -> Answer {
+        self.post("/scheduler/filter", args(pod, nodes))
+    }
+
+    /// The nodes that pass.
+    pub fn passed(&self, pod: &Value, nodes: &[&str]) -> Vec<String> {
+        let answer = self.filter(pod, nodes);
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        serde_json::from_value(answer.json()["NodeNames"].take()).unwrap()
+    }
+
+    /// Host and score, in the order of the answer.
+    pub fn prioritize(&self, pod: &Value, nodes: &[&str]) -> Vec<(String, i64)> {
+        let answer = self.post("/scheduler/prioritize", args(pod, nodes));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let scores = answer.json();
+        let score = |one: &Value| {
+            (one["Host"].as_str().unwrap().to_owned(), one["Score"].as_i64().expect("an integer"))
+        };
+        scores.as_array().unwrap().iter().map(score).collect()
+    }
+
+    /// The answer's error; empty if the pod is bound.
+    pub fn bind(&self, pod: &Value, node: &str) -> String {
+        let answer = self.post("/scheduler/bind", bind_args(pod, node));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        answer.json()["Error"].as_str().unwrap().to_owned()
+    }
+
+    /// Makes a pod known, as its watch would.
+    pub fn show(&self, pod: &Value) -> Option<Notice> {
+        self.index.lock().apply_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap())
+    }
+
+    pub fn delete(&self, pod: &Value) {
+        self.index.lock().delete_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap());
+    }
+
+    pub fn entry(&self, pod: &Value) -> Option<PodEntry> {
+        self.service.ledger().entry(&uid_of(pod)).cloned()
+    }
+
+    pub fn phase(&self, pod: &Value) -> Phase {
+        self.entry(pod).expect("the ledger knows the pod").phase
+    }
+
+    pub fn is_bound_to(&self, pod: &Value, node: &str) -> bool {
+        matches!(self.phase(pod), Phase::Bound(bound) if bound.node.as_str() == node)
+    }
+
+    pub fn hint_on(&self, pod: &Value) -> Option<String> {
+        self.entry(pod)?.hint().map(|hint| hint.node.to_string())
+    }
+
+    /// What is charged on each GPU of a node.
+    pub fn charged(&self, node: &str) -> Vec<Bytes> {
+        let ledger = self.service.ledger();
+        assert_eq!(audit(&ledger), []);
+        let name = stowage::ids::NodeName::parse(node).unwrap();
+        ledger.node(&name).unwrap().gpus.iter().map(|gpu| gpu.charged).collect()
+    }
+
+    /// The books as operators see them: every pod, every GPU, every generation.
+    pub fn books(&self) -> String {
+        let answer = Client::connect(self.operators).get("/debug/snapshot");
+        assert_eq!(answer.status, 200);
+        answer.text().to_owned()
+    }
+
+    /// A counter by its line in the metrics' text, such as `stowage_answers_total{code="",outcome="bound",verb="bind"}`.
+    pub fn metric(&self, series: &str) -> u64 {
+        let answer = Client::connect(self.operators).get("/metrics");
+        let line = answer.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        line.map_or(0, |count| count.parse().unwrap())
+    }
+
+    pub fn bad_requests(&self, verb: &str, code: &str) -> u64 {
+        self.metric(&format!("stowage_bad_requests_total{{code=\"{code}\",verb=\"{verb}\"}}"))
+    }
+
+    pub fn notices(&self) -> Vec<(String, NoticeKind, String)> {
+        let notices = self.control_plane.notices.lock();
+        notices.iter().map(|n| (n.key.name.to_string(), n.kind, n.text.clone())).collect()
+    }
+
+    pub fn run<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.block_on(future)
+    }
+
+    /// What the recorded Bindings that were written promise on each GPU: added up here, from nothing but the orders.
+    pub fn promised(&self, is_counted: impl Fn(&BindOrder) -> bool) -> BTreeMap<String, u64> {
+        let mut promised = BTreeMap::new();
+        for (order, outcome) in self.control_plane.orders.lock().iter() {
+            if *outcome == Some(BindOutcome::Written) && is_counted(order) {
+                for device in order.placement.devices.iter() {
+                    let part = order.placement.granted.0 / order.placement.devices.len() as u64;
+                    *promised.entry(device.to_string()).or_default() += part;
+                }
+            }
+        }
+        promised
+    }
+
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> tokio::task::JoinHandle<T> {
+        self.runtime.spawn(future)
+    }
+
+    pub fn begin_stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Stops, and answers when everything has ended.
+    pub fn stop(&mut self) {
+        self.begin_stop();
+        if let Some(serving) = self.serving.take() {
+            self.runtime.block_on(serving).unwrap().unwrap();
+        }
+    }
+}
+
+/// Looks until `condition` holds.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < crate::client::PATIENCE, "it never came that {what}");
+        std::thread::park_timeout(std::time::Duration::from_millis(1));
+    }
+}
+
+// ---- objects ----
+
+pub fn node(name: &str) -> Value {
+    json!({ "kind": "Node", "metadata": { "name": name }, "status": {} })
+}
+
+/// A pod that asks for this much VRAM on one GPU.
+pub fn pod(name: &str, vram: &str) -> Value {
+    json!({
+        "kind": "Pod",
+        "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"), "annotations": {} },
+        "spec": {
+            "schedulerName": "stowage",
+            "containers": [{ "name": "engine", "resources": { "limits": { "stowage.dev/vram": vram } } }],
+        },
+        "status": { "phase": "Pending" },
+    })
+}
+
+pub fn over(mut pod: Value, gpus: u32) -> Value {
+    pod["metadata"]["annotations"]["stowage.dev/gpus"] = json!(gpus.to_string());
+    pod
+}
+
+pub fn exclusive(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
+    pod
+}
+
+pub fn priority(mut pod: Value, priority: i32) -> Value {
+    pod["spec"]["priority"] = json!(priority);
+    pod
+}
+
+/// The pod as it is once it is bound to these GPUs (by their numbers on the node).
+pub fn on(mut pod: Value, node: &str, gpus: &[u32], granted: u64) -> Value {
+    let devices: Vec<String> = gpus.iter().map(|gpu| gpu_uuid(node, *gpu)).collect();
+    pod["spec"]["nodeName"] = json!(node);
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices.join(","));
+    pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!(granted.to_string());
+    pod
+}
+
+pub fn gpu_uuid(node: &str, gpu: u32) -> String {
+    format!("GPU-{node}-{gpu}")
+}
+
+pub fn uid_of(pod: &Value) -> PodUid {
+    PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap()
+}
+
+pub fn key_of(pod: &Value) -> PodKey {
+    let part = |part: &str| pod["metadata"][part].as_str().unwrap();
+    PodKey::parse(part("namespace"), part("name")).unwrap()
+}
+
+// ---- requests ----
+
+/// Filter's and prioritize's, by names.
+pub fn args(pod: &Value, nodes: &[&str]) -> Value {
+    json!({ "Pod": pod, "Nodes": null, "NodeNames": nodes })
+}
+
+pub fn bind_args(pod: &Value, node: &str) -> Value {
+    let of = |part: &str| pod["metadata"][part].clone();
+    json!({ "PodName": of("name"), "PodNamespace": of("namespace"), "PodUID": of("uid"), "Node": node })
+}
+
+/// Preempt's, with victims by UID.
+pub fn preempt_args(pod: &Value, nodes: &[(&str, &[&Value])]) -> Value {
+    let victims = |victims: &[&Value]| -> Vec<Value> {
+        victims.iter().map(|victim| json!({ "UID": victim["metadata"]["uid"] })).collect()
+    };
+    let nodes: serde_json::Map<String, Value> = nodes
+        .iter()
+        .map(|(node, pods)| ((*node).to_owned(), json!({ "Pods": victims(pods), "NumPDBViolations": 0 })))
+        .collect();
+    json!({ "Pod": pod, "NodeNameToVictims": null, "NodeNameToMetaVictims": nodes })
+}
+
+pub fn report(node: &str, boot: &str, sequence: u64, gpus: u32) -> Value {
+    let gpus: Vec<Value> = (0..gpus).map(|gpu| gpu_report(node, gpu)).collect();
+    json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": gpus })
+}
+
+pub fn gpu_report(node: &str, gpu: u32) -> Value {
+    json!({ "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": GPU_BYTES })
+}

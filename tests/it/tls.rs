@@ -1,0 +1,191 @@
+//! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
+
+use crate::client::{Client, PATIENCE};
+use crate::served::{Cluster, args, listen, pod};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use stowage::extender::server;
+use stowage::extender::tls::{TlsFiles, load};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+struct Ca {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+/// PEM of a certificate and of its key.
+struct Identity {
+    cert: String,
+    key: String,
+}
+
+impl Ca {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { pem, issuer: Issuer::new(params, key) }
+    }
+
+    fn issue(&self) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let cert = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Identity { cert, key: key.serialize_pem() }
+    }
+}
+
+struct Files {
+    folder: TempDir,
+}
+
+impl Files {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn of(&self, identity: &Identity, client_ca: &str) -> TlsFiles {
+        TlsFiles {
+            cert: self.write("tls.crt", &identity.cert),
+            key: self.write("tls.key", &identity.key),
+            client_ca: self.write("ca.crt", client_ca),
+        }
+    }
+}
+
+fn connect(
+    address: SocketAddr,
+    ca: &str,
+    identity: Option<&Identity>,
+) -> Client<StreamOwned<ClientConnection, TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.as_bytes()).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let config = match identity {
+        Some(identity) => {
+            let cert = CertificateDer::from_pem_slice(identity.cert.as_bytes()).unwrap();
+            let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
+            config.with_client_auth_cert(vec![cert], key).unwrap()
+        }
+        None => config.with_no_client_auth(),
+    };
+    let name = ServerName::try_from(address.ip().to_string()).unwrap();
+    let connection = ClientConnection::new(Arc::new(config), name).unwrap();
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Client::over(StreamOwned::new(connection, stream))
+}
+
+#[test]
+fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
+    let [ours, theirs, impostor] = ["ours", "theirs", "ours"].map(Ca::new);
+    let files = Files::new();
+    let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
+    let served = Cluster::of(&[("node-a", 1)]).serve();
+    let ([scheduler, operators], [address, _]) = listen();
+    let stop = CancellationToken::new();
+    let serving =
+        served.spawn(server::serve(served.extender.clone(), scheduler, operators, Some(tls), stop.clone()));
+
+    let llm = pod("llm", "40Gi");
+    let body = args(&llm, &["node-a"]).to_string();
+    let ask = |identity: Option<&Identity>| {
+        connect(address, &ours.pem, identity).try_post("/scheduler/filter", body.as_bytes())
+    };
+    let books = served.books();
+    let refused = ask(None).unwrap_err();
+    assert!(refused.to_string().contains("CertificateRequired"), "{refused}");
+    let refused = ask(Some(&theirs.issue())).unwrap_err();
+    assert!(refused.to_string().contains("UnknownCA"), "{refused}");
+    let refused = ask(Some(&impostor.issue())).unwrap_err();
+    assert!(refused.to_string().contains("DecryptError"), "the same name, another key: {refused}");
+    // Nor does anyone get in by leaving TLS out.
+    assert!(Client::connect(address).try_post("/scheduler/filter", body.as_bytes()).is_err());
+    assert_eq!(served.books(), books, "nobody was heard");
+    assert_eq!(served.entry(&llm), None);
+
+    let mut scheduler = connect(address, &ours.pem, Some(&ours.issue()));
+    for _ in 0..2 {
+        let answer = scheduler.post("/scheduler/filter", &body);
+        assert_eq!((answer.status, &answer.json()["NodeNames"][0]), (200, &serde_json::json!("node-a")));
+    }
+    assert!(
+        connect(address, &theirs.pem, Some(&ours.issue()))
+            .try_post("/scheduler/filter", body.as_bytes())
+            .is_err()
+    );
+    drop(scheduler);
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}
+
+#[test]
+fn files_that_do_not_work_are_named_with_what_is_wrong() {
+    let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), Files::new());
+    let server = ca.issue();
+    let good = files.of(&server, &ca.pem);
+    assert!(load(&good).is_ok());
+    let missing = files.folder.path().join("missing.pem");
+    let empty = files.write("empty.pem", "");
+    let garbage =
+        files.write("garbage.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    let other_key = files.write("other.key", &other.issue().key);
+    let cases = [
+        (
+            TlsFiles { cert: missing.clone(), ..good.clone() },
+            vec!["cannot read the certificate from", "missing.pem", "No such file"],
+        ),
+        (
+            TlsFiles { key: missing.clone(), ..good.clone() },
+            vec!["cannot read the private key from", "missing.pem"],
+        ),
+        (
+            TlsFiles { client_ca: missing, ..good.clone() },
+            vec!["cannot read the client CA from", "missing.pem"],
+        ),
+        (
+            TlsFiles { cert: empty.clone(), ..good.clone() },
+            vec!["empty.pem should hold the certificate and holds no certificate"],
+        ),
+        (
+            TlsFiles { key: empty.clone(), ..good.clone() },
+            vec!["cannot read the private key from", "empty.pem", "no items found"],
+        ),
+        (
+            TlsFiles { client_ca: empty, ..good.clone() },
+            vec!["empty.pem should hold the client CA and holds no certificate"],
+        ),
+        (
+            TlsFiles { client_ca: garbage, ..good.clone() },
+            vec!["the client CA in", "garbage.pem", "does not work"],
+        ),
+        (TlsFiles { key: other_key, ..good.clone() }, vec!["the certificate and key do not work"]),
+        (
+            TlsFiles { key: good.cert.clone(), ..good.clone() },
+            vec!["cannot read the private key from", "tls.crt"],
+        ),
+    ];
+    for (files, parts) in cases {
+        let error = load(&files).expect_err("it does not load").to_string();
+        for part in parts {
+            assert!(error.contains(part), "{error:?} does not say {part:?}");
+        }
+    }
+}
