@@ -263,7 +263,7 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[1]])]), json!({}));
     let refused = served.filter(&urgent, &["node-a"]).json();
     assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
-    assert_eq!(served.bind(&urgent, "node-a"), "conflict: the GPU was taken meanwhile");
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
 
     // The victim is gone; the room is still nobody else's.
     served.delete(&victims[0]);
