@@ -7,6 +7,7 @@ mod bind;
 mod client;
 mod cluster;
 mod concurrency;
+mod control_plane;
 mod golden;
 mod http;
 mod process;

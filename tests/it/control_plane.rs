@@ -1,0 +1,511 @@
+//! The real thing, end to end: etcd, kube-apiserver and kube-scheduler of Kubernetes, and our own binary with the shipped
+//! manifests. Runs where `KUBEBUILDER_ASSETS` (or its default folder) holds the binaries and says so where it does not.
+
+mod fleet;
+mod journal;
+mod processes;
+mod world;
+
+use fleet::{GpuNode, node, pod};
+use journal::{Happening, Journal};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::events::v1::Event;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use processes::{eventually, free_port, throughout, within};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use world::{Ports, World, amount, ask, manifest, yaml};
+
+const ALWAYS: [&str; 2] = ["--lead-with", "always"];
+const GIB: u64 = 1 << 30;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
+    let Some(world) = World::start().await else { return };
+    println!("{}", world.versions());
+    config_map_is_the_shipped_configuration();
+    let accepted = |file: &str, flags: &[&str]| {
+        let applied = world.kubectl(&[&["apply", "-f", manifest(file).to_str().unwrap()], flags].concat());
+        assert!(applied.ok, "{file}: {}", applied.said);
+    };
+    for file in ["priority-classes.yaml", "stowage.yaml", "admission-policy.yaml"] {
+        accepted(file, &["--dry-run=server"]);
+        accepted(file, &[]);
+    }
+    let runtime =
+        "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
+    assert!(world.apply(runtime, &[]).ok);
+    accepted("example-pod.yaml", &["--dry-run=server"]);
+    scheduler_reads_the_shipped_configuration(&world);
+    policies_are_without_type_errors(&world).await;
+    forgeries_are_refused(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
+    let nodes = vec![
+        node("h100-a", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
+        node("h100-b", 8, 81_559, "NVIDIA-H100-80GB-HBM3"),
+        GpuNode { reserved_mib: 512, ..node("l40s-a", 4, 46_068, "NVIDIA-L40S") },
+        node("l40s-b", 4, 46_068, "NVIDIA-L40S"),
+    ];
+    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let pods = sixty();
+    let journal = Journal::start(world.client.clone());
+    world.begin_scheduling().await;
+
+    submit(&world.client, &pods[..30]).await;
+    all_bound(&mut world, 30).await;
+    let before = charged(&world.books().await.unwrap());
+    world.restart_stowage(&ALWAYS);
+    let after = eventually("the books after the restart are those before it", async || {
+        Some(charged(&world.books().await?)).filter(|after| *after == before)
+    });
+    println!("30 pods bound, then a restart: {} GPUs charged as before", after.await.len());
+
+    // A crash with binds on their way, and pods that find nobody there.
+    submit(&world.client, &pods[30..45]).await;
+    world.stowage.take().expect("it runs").kill();
+    let so_far = all_bound(&mut world, 30).await.len();
+    submit(&world.client, &pods[45..]).await;
+    world.stowage = Some(world.serve("stowage", world.ports, &ALWAYS));
+    let bound = all_bound(&mut world, 60).await;
+    devices_are_in_the_binding(&journal, &bound, &nodes);
+    no_gpu_is_promised_twice(&bound, &nodes);
+    eventually("the watches have shown everything", async || {
+        let books = world.books().await?;
+        (books["violations"] == json!([]) && world.count("stowage_ledger_pods", "bound").await == 60)
+            .then_some(())
+    })
+    .await;
+    println!("60 pods bound in spite of a crash after {so_far} of 45; {}", world.versions());
+
+    a_pod_that_does_not_fit_is_refused_quietly(&mut world, &bound).await;
+    capacity_is_put_back(&mut world).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
+    let nodes =
+        vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3"), node("b", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
+    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let journal = Journal::start(world.client.clone());
+    world.begin_scheduling().await;
+    // 71.7 GiB of each GPU can be promised: two of 30 leave 11.7 free, 23.4 on a node.
+    let fillers: Vec<Pod> =
+        (0..7).map(|i| pod(&format!("filler-{i}"), 30, &json!({}), "stowage-opportunistic")).collect();
+    submit(&world.client, &fillers).await;
+    all_bound(&mut world, 7).await;
+    the_clock_is_past_the_last_start(&world.client).await;
+    // The scheduler would evict the youngest; this one is the cheapest too.
+    submit(&world.client, &[pod("cheapest", 29, &json!({}), "stowage-opportunistic")]).await;
+    all_bound(&mut world, 8).await;
+
+    submit(&world.client, &[pod("serving", 40, &json!({}), "stowage-serving")]).await;
+    let bound = eventually("the serving pod is bound", async || {
+        world.check();
+        journal.of("serving").into_iter().find_map(|(place, happening)| match happening {
+            Happening::Bound { node, annotations } => Some((place, node, annotations)),
+            _ => None,
+        })
+    });
+    let (bound_at, bound_to, annotations) = bound.await;
+    let (held_at, hold) = journal
+        .of("serving")
+        .into_iter()
+        .find_map(|(place, happening)| match happening {
+            Happening::Holds(message) => Some((place, message)),
+            _ => None,
+        })
+        .expect("room was held");
+    println!("held at {held_at}, bound at {bound_at}: {hold}");
+    assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["cheapest"]);
+    let left_at = journal.place("cheapest", |happening| *happening == Happening::Leaving).unwrap();
+    let gone_at = journal.place("cheapest", |happening| *happening == Happening::Gone).unwrap();
+    assert!(held_at < left_at && left_at < gone_at && gone_at < bound_at, "{hold}");
+    let victim = journal.of("cheapest").into_iter().find_map(|(_, happening)| match happening {
+        Happening::Bound { node, annotations } => Some((node, annotations["stowage.dev/devices"].clone())),
+        _ => None,
+    });
+    let held = hold["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap());
+    let held: Vec<&str> = held.collect();
+    assert_eq!((bound_to, annotations["stowage.dev/devices"].clone()), victim.unwrap());
+    assert_eq!(held, [annotations["stowage.dev/devices"].as_str()]);
+    assert_eq!(hold["victims"].as_array().unwrap().len(), 1);
+    let told = eventually("the pod is told", async || {
+        events_of_stowage(&world.client, "serving").await.into_iter().find_map(|event| event.note)
+    });
+    let told = told.await;
+    assert!(told.contains(held[0]), "{told}");
+    let pods = pods(&world.client).await;
+    assert_eq!(pods.len(), 8, "seven fillers and the serving pod");
+    no_gpu_is_promised_twice(&pods, &nodes);
+    eventually("nothing is held any more", async || {
+        (world.count("stowage_ledger_pods", "holding").await == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_can_pass_on() {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
+    let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
+    let Some(mut world) = World::at_work(nodes, &serve(host.trim())).await else { return };
+    let standby = Ports { verbs: free_port(), admin: free_port() };
+    let _standby = world.serve("standby", standby, &serve("another-host"));
+    eventually("the books are complete", async || {
+        world.check();
+        let (status, text) = world.get("/readyz").await?;
+        (status == 200 && text.contains("does not lead")).then_some(())
+    })
+    .await;
+    assert_eq!(try_to_bind(world.ports).await, Some(503));
+
+    world.begin_scheduling().await;
+    eventually("the gate opens", async || (try_to_bind(world.ports).await? == 200).then_some(())).await;
+    submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;
+    all_bound(&mut world, 1).await;
+    assert_eq!(try_to_bind(standby).await, Some(503), "the other replica's neighbour does not lead");
+
+    world.scheduler.take().expect("it runs").kill();
+    let killed = Instant::now();
+    let stopped = within(Duration::from_secs(20), "the gate shuts", async || {
+        (try_to_bind(world.ports).await? == 503).then(jiff::Timestamp::now)
+    });
+    let stopped = stopped.await;
+    let passes_on = lease_passes_on(&world.client).await;
+    println!("killed, binds stopped {:.1?} later, the lease could pass on at {passes_on}", killed.elapsed());
+    assert!(stopped < passes_on, "stopped at {stopped}, the lease could pass on at {passes_on}");
+    submit(&world.client, &[pod("second", 20, &json!({}), "stowage-serving")]).await;
+
+    world.start_scheduler();
+    all_bound(&mut world, 2).await;
+}
+
+const LEASE: &str = "kube-system/stowage-scheduler";
+
+// ---- manifests ----
+
+fn config_map_is_the_shipped_configuration() {
+    let shipped = std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap();
+    let stowage = std::fs::read_to_string(manifest("stowage.yaml")).unwrap();
+    let config_map = stowage.split("\n---\n").map(yaml).find(|object| object["kind"] == "ConfigMap").unwrap();
+    assert_eq!(config_map["data"]["kube-scheduler-config.yaml"], shipped);
+}
+
+/// It is no object of the API server's: the scheduler itself reads it, strictly, and writes out what it understood.
+fn scheduler_reads_the_shipped_configuration(world: &World) {
+    let understood = world.folder().join("understood.yaml");
+    let mut command = world.command("kube-scheduler");
+    command.arg("--config").arg(world.scheduler_config()).arg("--write-config-to").arg(&understood);
+    let ran = processes::run(&mut command);
+    assert!(ran.ok, "{}", ran.said);
+    let understood = yaml(&std::fs::read_to_string(understood).unwrap());
+    assert_eq!(understood["profiles"][0]["percentageOfNodesToScore"], 100);
+    let extender = &understood["extenders"][0];
+    assert_eq!((&extender["nodeCacheCapable"], &extender["ignorable"]), (&json!(true), &Value::Null));
+    assert_eq!(extender["managedResources"], json!([{ "name": "stowage.dev/vram" }]));
+}
+
+async fn policies_are_without_type_errors(world: &World) {
+    let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
+    let policies = yaml(&policies.said);
+    let policies = policies["items"].as_array().unwrap();
+    assert_eq!(policies.len(), 2);
+    assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
+}
+
+async fn forgeries_are_refused(world: &World) {
+    let example = std::fs::read_to_string(manifest("example-pod.yaml")).unwrap();
+    let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
+    let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
+    let devices = "only Stowage writes";
+    eventually("the admission policy is in force", async || {
+        (!world.apply(&forged("stowage.dev/devices"), &["--dry-run=server"]).ok).then_some(())
+    })
+    .await;
+    let refused = |text: &str, reason: &str| {
+        assert_ne!(text, example);
+        let applied = world.apply(text, &["--dry-run=server"]);
+        assert!(!applied.ok && applied.said.contains(reason), "{}", applied.said);
+    };
+    for key in ["devices", "vram-granted", "gpu-memory-fraction", "visible-devices"] {
+        refused(&forged(&format!("stowage.dev/{key}")), devices);
+    }
+    refused(&forged("nvidia.cdi.k8s.io/container.engine"), devices);
+    let on_a_node =
+        |pod: &str| pod.replace("schedulerName: stowage", "schedulerName: stowage\n  nodeName: a");
+    refused(&on_a_node(&example), "must not set spec.nodeName");
+    refused(&example.replace("schedulerName: stowage", "schedulerName: other"), "needs spec.schedulerName");
+    let others = plain.replace("schedulerName: stowage", "nodeName: a");
+    let applied = world.apply(&others, &["--dry-run=server"]);
+    assert!(applied.ok, "a pod that asks for no VRAM is nobody's business: {}", applied.said);
+
+    assert!(world.apply(&example, &[]).ok);
+    let annotate = |pair: &str| world.kubectl(&["annotate", "pod", "llama-3-1-8b", pair]);
+    assert!(annotate("example.com/note=fine").ok);
+    assert!(annotate("stowage.dev/devices=GPU-1").said.contains(devices));
+    let status = json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }).to_string();
+    let patch = ["patch", "pod", "llama-3-1-8b", "--subresource=status", "--type=merge", "-p", &status];
+    assert!(world.kubectl(&patch).said.contains(devices));
+    let binding = bind_with_devices(&world.client).await.unwrap_err().to_string();
+    assert!(binding.contains(devices), "{binding}");
+}
+
+/// What somebody with the right to bind would try.
+async fn bind_with_devices(client: &Client) -> kube::Result<Value> {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let annotations = json!({ "stowage.dev/devices": "GPU-1" });
+    let binding = json!({
+        "metadata": { "name": "llama-3-1-8b", "annotations": annotations },
+        "target": { "kind": "Node", "name": "a" },
+    });
+    pods.create_subresource("binding", "llama-3-1-8b", &PostParams::default(), &binding).await
+}
+
+// ---- pods ----
+
+/// 46 on a part of one GPU, 8 over two, 6 that want theirs alone.
+fn sixty() -> Vec<Pod> {
+    let one = |i: usize| {
+        let class = ["stowage-serving", "stowage-batch", "stowage-opportunistic"][i % 3];
+        pod(&format!("pod-{i:02}"), [4, 6, 8, 12][i % 4], &json!({}), class)
+    };
+    let make = |i: usize| match i {
+        _ if i % 7 == 3 && i < 56 => {
+            pod(&format!("pod-{i:02}"), 48, &json!({ "stowage.dev/gpus": "2" }), "stowage-serving")
+        }
+        _ if i % 10 == 9 => {
+            pod(&format!("pod-{i:02}"), 30, &json!({ "stowage.dev/exclusive": "true" }), "stowage-serving")
+        }
+        _ => one(i),
+    };
+    (0..60).map(make).collect()
+}
+
+async fn submit(client: &Client, pods: &[Pod]) {
+    let api: Api<Pod> = Api::default_namespaced(client.clone());
+    for pod in pods {
+        api.create(&PostParams::default(), pod).await.unwrap();
+    }
+}
+
+async fn pods(client: &Client) -> Vec<Pod> {
+    let api: Api<Pod> = Api::default_namespaced(client.clone());
+    api.list(&ListParams::default()).await.unwrap().items
+}
+
+/// The bound pods, once there are so many.
+async fn all_bound(world: &mut World, count: usize) -> Vec<Pod> {
+    let what = format!("{count} pods are bound");
+    eventually(&what, async || {
+        world.check();
+        let mut pods = pods(&world.client).await;
+        pods.retain(|pod| node_of(pod).is_some());
+        (pods.len() >= count).then_some(pods)
+    })
+    .await
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn name_of(pod: &Pod) -> &str {
+    pod.metadata.name.as_deref().unwrap()
+}
+
+fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(key).map(String::as_str)
+}
+
+/// What it asks for, over all its GPUs.
+fn asked_gib(pod: &Pod) -> u64 {
+    let resources = pod.spec.as_ref().unwrap().containers[0].resources.as_ref().unwrap();
+    let asked = &resources.limits.as_ref().unwrap()["stowage.dev/vram"].0;
+    asked.strip_suffix("Gi").unwrap().parse().unwrap()
+}
+
+/// What each GPU is charged, by the ledger.
+fn charged(books: &Value) -> BTreeMap<String, Value> {
+    let nodes = books["snapshot"]["nodes"].as_array().unwrap();
+    let gpus = nodes.iter().flat_map(|node| {
+        let devices = node["devices"].as_array().unwrap().iter();
+        devices
+            .map(|device| device["uuid"].as_str().unwrap().to_owned())
+            .zip(node["gpus"].as_array().unwrap().clone())
+    });
+    gpus.collect()
+}
+
+// ---- what must be true ----
+
+/// In the very write that gave the pod its node.
+fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[GpuNode]) {
+    for pod in bound {
+        let name = name_of(pod);
+        let first = journal.of(name).into_iter().find_map(|(_, happening)| match happening {
+            Happening::Bound { node, annotations } => Some((node, annotations)),
+            _ => None,
+        });
+        let (node, annotations) = first.unwrap();
+        let node = nodes.iter().find(|known| known.name == node).unwrap();
+        let text = |key: &str| {
+            annotations.get(key).map(String::as_str).unwrap_or_else(|| panic!("{name}: no {key}"))
+        };
+        let devices: Vec<&str> = text("stowage.dev/devices").split(',').collect();
+        let gpus = annotations.get("stowage.dev/gpus").map_or(1, |gpus| gpus.parse().unwrap());
+        assert_eq!(devices.len(), gpus, "{name}");
+        assert!(
+            devices.iter().all(|uuid| (0..node.gpus).any(|gpu| node.uuid(gpu) == *uuid)),
+            "{name}: {devices:?}"
+        );
+        let visible: Vec<String> =
+            devices.iter().map(|uuid| format!("runtime.nvidia.com/gpu={uuid}")).collect();
+        assert_eq!(text("stowage.dev/visible-devices"), visible.join(","));
+        assert_eq!(text("nvidia.cdi.k8s.io/container.engine"), visible.join(","));
+        let granted: u64 = text("stowage.dev/vram-granted").parse().unwrap();
+        let fraction: f64 = text("stowage.dev/gpu-memory-fraction").parse().unwrap();
+        let share = granted as f64 / gpus as f64 / (node.mib << 20) as f64;
+        assert!((share - 0.01..=share).contains(&fraction), "{name}: {fraction} of {share}");
+    }
+}
+
+/// Added up from nothing but what the API server shows: the requests, the annotations, the sizes of the GPUs.
+fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
+    let mut tenants: BTreeMap<(&str, &str), Vec<(u64, bool)>> = BTreeMap::new();
+    for pod in bound {
+        let devices: Vec<&str> = annotation(pod, "stowage.dev/devices").unwrap().split(',').collect();
+        let alone = annotation(pod, "stowage.dev/exclusive") == Some("true");
+        for uuid in &devices {
+            let part = asked_gib(pod) * GIB / devices.len() as u64;
+            tenants.entry((node_of(pod).unwrap(), uuid)).or_default().push((part, alone));
+        }
+    }
+    for ((name, uuid), tenants) in &tenants {
+        let node = nodes.iter().find(|node| node.name == *name).unwrap();
+        let can_be_promised = ((node.mib << 20) / 10 * 9).saturating_sub(node.reserved_mib << 20) + 10;
+        let promised: u64 = tenants.iter().map(|(part, _)| part).sum();
+        assert!(promised <= can_be_promised, "{uuid} of {name}: {tenants:?}");
+        assert!(
+            tenants.len() == 1 || !tenants.iter().any(|(_, alone)| *alone),
+            "{uuid} of {name}: {tenants:?}"
+        );
+    }
+    println!("{} pods on {} GPUs", bound.len(), tenants.len());
+}
+
+/// A text that never changes, few calls, one Event; also while VRAM comes free beside it.
+async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut World, bound: &[Pod]) {
+    // Where the scheduler's own sum has room for it, so that it asks.
+    let asked_on =
+        |node: &str| -> u64 { bound.iter().filter(|pod| node_of(pod) == Some(node)).map(asked_gib).sum() };
+    let roomy = ["h100-a", "h100-b"].into_iter().min_by_key(|node| asked_on(node)).unwrap();
+    let mut too_large = pod("too-large", 75, &json!({}), "stowage-serving");
+    let spec = too_large.spec.as_mut().unwrap();
+    spec.node_selector = Some(BTreeMap::from([("kubernetes.io/hostname".into(), roomy.into())]));
+
+    let filters = "verb=\"filter\"";
+    let calls_before = world.count("stowage_answers_total", filters).await;
+    submit(&world.client, &[too_large]).await;
+    let api: Api<Pod> = Api::default_namespaced(world.client.clone());
+    let refusal = async || {
+        let pod = api.get("too-large").await.ok()?;
+        assert_eq!(node_of(&pod), None);
+        let conditions = pod.status?.conditions?;
+        let condition = conditions.into_iter().find(|condition| condition.type_ == "PodScheduled")?;
+        (condition.reason.as_deref() == Some("Unschedulable")).then(|| condition.message.unwrap_or_default())
+    };
+    let text = eventually("the pod is refused", refusal).await;
+    assert!(text.contains("1 no GPU is large enough"), "{text}");
+    let leaves =
+        |pod: &&Pod| node_of(pod) == Some(roomy) && annotation(pod, "stowage.dev/exclusive").is_none();
+    let leaves = bound.iter().find(leaves).unwrap();
+    api.delete(name_of(leaves), &DeleteParams::default()).await.unwrap();
+    throughout(Duration::from_secs(8), async || {
+        world.check();
+        assert_eq!(refusal().await.as_deref(), Some(text.as_str()));
+    })
+    .await;
+    let calls = world.count("stowage_answers_total", filters).await - calls_before;
+    println!("refused in {calls} filter calls: {text}");
+    assert!((1..=8).contains(&calls), "{calls} filter calls in eight seconds in which one pod left");
+    let ours = events_of_stowage(&world.client, "too-large").await;
+    assert_eq!(ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(), [Some("StowageNoRoom")]);
+    api.delete("too-large", &DeleteParams::default().grace_period(0)).await.unwrap();
+}
+
+async fn events_of_stowage(client: &Client, pod: &str) -> Vec<Event> {
+    let api: Api<Event> = Api::default_namespaced(client.clone());
+    let mut events = api.list(&ListParams::default()).await.unwrap().items;
+    events.retain(|event| {
+        event.regarding.as_ref().and_then(|regarding| regarding.name.as_deref()) == Some(pod)
+            && event.reporting_controller.as_deref() == Some("stowage.dev/scheduler")
+    });
+    events
+}
+
+/// Zero at once, another wrong figure once it has stood for a while; and what the agents said of the driver's reserve.
+async fn capacity_is_put_back(world: &mut World) {
+    let nodes: Api<Node> = Api::all(world.client.clone());
+    let right = |mib: u64, reserved_mib: u64, gpus: u64| {
+        let total = mib << 20;
+        gpus * (total - (reserved_mib << 20) - total.div_ceil(10))
+    };
+    let near = |is: u64, right: u64| is.abs_diff(right) <= 16;
+    let figures =
+        [("h100-a", right(81_559, 0, 8)), ("h100-b", right(81_559, 0, 8)), ("l40s-a", right(46_068, 512, 4))];
+    let are_right = async || {
+        for (name, figure) in figures {
+            let node = nodes.get(name).await.ok()?;
+            if !near(amount(&node, "capacity"), figure) || !near(amount(&node, "allocatable"), figure) {
+                return None;
+            }
+        }
+        Some(())
+    };
+    eventually("the nodes offer what their GPUs can be promised", are_right).await;
+    for (name, wrong) in [("h100-a", "0"), ("h100-b", "1Ti")] {
+        let patch = json!({ "status": { "capacity": { "stowage.dev/vram": wrong } } });
+        nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
+    }
+    let drifted = Instant::now();
+    eventually("what drifted is put back", are_right).await;
+    println!("capacity put back after {:.1?}", drifted.elapsed());
+    world.check();
+}
+
+/// Until a pod that starts now is younger, to the second, than all that run.
+async fn the_clock_is_past_the_last_start(client: &Client) {
+    eventually("all pods have started, in an earlier second", async || {
+        let starts: Option<BTreeSet<jiff::Timestamp>> =
+            pods(client).await.iter().map(|pod| Some(pod.status.as_ref()?.start_time.as_ref()?.0)).collect();
+        let last = *starts?.last()?;
+        (jiff::Timestamp::now().as_second() > last.as_second()).then_some(())
+    })
+    .await;
+}
+
+// ---- the gate ----
+
+/// A bind of a pod that is not there: 503 while the gate is shut, 200 with an error while it is open.
+async fn try_to_bind(ports: Ports) -> Option<u16> {
+    let body = json!({ "PodName": "none", "PodNamespace": "default", "PodUID": "none", "Node": "a" });
+    let (status, text) =
+        ask("POST", &format!("http://127.0.0.1:{}/scheduler/bind", ports.verbs), &body.to_string()).await?;
+    assert!(status != 200 || text.contains("unknown to Stowage"), "{text}");
+    Some(status)
+}
+
+/// The earliest moment at which another scheduler may take the Lease. The clock is this machine's for all of them.
+async fn lease_passes_on(client: &Client) -> jiff::Timestamp {
+    let (namespace, name) = LEASE.split_once('/').unwrap();
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    let lease = leases.get(name).await.unwrap().spec.unwrap();
+    let seconds = lease.lease_duration_seconds.unwrap();
+    lease.renew_time.unwrap().0 + jiff::SignedDuration::from_secs(seconds.into())
+}

@@ -1,0 +1,119 @@
+//! Nodes with GPUs, the agents that report them, and pods that want some.
+
+use super::world::{Ports, ask};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// As an agent reports.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone)]
+pub struct GpuNode {
+    pub name: String,
+    pub gpus: u32,
+    pub mib: u64,
+    /// What the driver keeps of each GPU; labels do not tell.
+    pub reserved_mib: u64,
+    pub model: &'static str,
+}
+
+pub fn node(name: &str, gpus: u32, mib: u64, model: &'static str) -> GpuNode {
+    GpuNode { name: name.into(), gpus, mib, reserved_mib: 0, model }
+}
+
+impl GpuNode {
+    pub fn uuid(&self, index: u32) -> String {
+        let name: u32 = self.name.bytes().fold(7, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+        format!("GPU-{name:08x}-0000-4000-8000-{index:012x}")
+    }
+
+    pub fn object(&self) -> Node {
+        let Self { name, gpus, mib, model, .. } = self;
+        from_json(json!({ "metadata": { "name": name, "labels": {
+            "kubernetes.io/hostname": name,
+            "nvidia.com/gpu.count": gpus.to_string(),
+            "nvidia.com/gpu.memory": mib.to_string(),
+            "nvidia.com/gpu.product": model,
+        } } }))
+    }
+
+    /// As a kubelet fills it in, before anyone has advertised VRAM.
+    pub fn status(&self) -> Value {
+        let amounts =
+            json!({ "cpu": "128", "memory": "1024Gi", "pods": "250", "ephemeral-storage": "1024Gi" });
+        json!({
+            "capacity": amounts,
+            "allocatable": amounts,
+            "conditions": [{ "type": "Ready", "status": "True", "reason": "KubeletReady" }],
+        })
+    }
+
+    fn report(&self, sequence: u64) -> Value {
+        let gpu = |index| {
+            json!({
+                "uuid": self.uuid(index),
+                "index": index,
+                "model": self.model,
+                "totalBytes": self.mib << 20,
+                "reservedBytes": self.reserved_mib << 20,
+            })
+        };
+        let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
+        json!({ "node": self.name, "bootId": "1", "sequence": sequence, "gpus": gpus })
+    }
+}
+
+/// The agents of all nodes; dropping this stops them.
+pub struct Agents {
+    task: JoinHandle<()>,
+}
+
+impl Agents {
+    /// They report to every replica, whether it listens or not.
+    pub fn start(nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
+        let task = tokio::spawn(async move {
+            for sequence in 1.. {
+                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence)).collect();
+                let body = Value::from(reports).to_string();
+                for ports in &replicas {
+                    let url = format!("http://127.0.0.1:{}/v1/reports", ports.verbs);
+                    // A replica that has just started may not know the nodes yet.
+                    let heard = ask("POST", &url, &body).await;
+                    assert!(
+                        heard.as_ref().is_none_or(|(status, _)| [200, 422].contains(status)),
+                        "{heard:?}"
+                    );
+                }
+                tokio::time::sleep(REPORT_EVERY).await;
+            }
+        });
+        Self { task }
+    }
+}
+
+impl Drop for Agents {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// A pod for Stowage that asks for so much VRAM, in GiB, with the given annotations and PriorityClass.
+pub fn pod(name: &str, gib: u64, annotations: &Value, priority_class: &str) -> Pod {
+    let resources =
+        json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") }, "requests": { "cpu": "100m" } });
+    from_json(json!({
+        "metadata": { "name": name, "annotations": annotations },
+        "spec": {
+            "schedulerName": "stowage",
+            "priorityClassName": priority_class,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{ "name": "engine", "image": "engine", "resources": resources }],
+        },
+    }))
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(object: Value) -> T {
+    serde_json::from_value(object).unwrap()
+}

@@ -1,0 +1,114 @@
+//! What happened to pods, in the order in which the API server tells it: one watch, so one order.
+
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Happening {
+    /// It has a node for the first time, and these annotations in the same write.
+    Bound {
+        node: String,
+        annotations: BTreeMap<String, String>,
+    },
+    /// Its condition says that room is held: node, devices, victims, deadline.
+    Holds(Value),
+    Nominated(String),
+    Leaving,
+    Gone,
+}
+
+type Entries = Arc<Mutex<Vec<(String, Happening)>>>;
+
+/// Dropping this ends the watch; what was written stays readable until then.
+pub struct Journal {
+    entries: Entries,
+    task: JoinHandle<()>,
+}
+
+impl Journal {
+    pub fn start(client: Client) -> Self {
+        let entries = Entries::default();
+        let task = tokio::spawn(write(client, entries.clone()));
+        Self { entries, task }
+    }
+
+    /// Everything that happened to pods of that name, with its place in the order of all things.
+    pub fn of(&self, pod: &str) -> Vec<(usize, Happening)> {
+        let entries = self.entries.lock();
+        let numbered = entries.iter().enumerate();
+        numbered
+            .filter(|(_, (name, _))| name == pod)
+            .map(|(place, (_, happening))| (place, happening.clone()))
+            .collect()
+    }
+
+    /// When the first such thing happened to a pod.
+    pub fn place(&self, pod: &str, is_it: impl Fn(&Happening) -> bool) -> Option<usize> {
+        self.of(pod).into_iter().find(|(_, happening)| is_it(happening)).map(|(place, _)| place)
+    }
+
+    /// The pods that such a thing happened to, in order.
+    pub fn whom(&self, is_it: impl Fn(&Happening) -> bool) -> Vec<String> {
+        let entries = self.entries.lock();
+        entries.iter().filter(|(_, happening)| is_it(happening)).map(|(name, _)| name.clone()).collect()
+    }
+}
+
+impl Drop for Journal {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn write(client: Client, entries: Entries) {
+    let pods: Api<Pod> = Api::all(client);
+    let mut events = watcher(pods, watcher::Config::default()).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(Event::Apply(pod) | Event::InitApply(pod)) => note_all(&entries, &pod),
+            Ok(Event::Delete(pod)) => note(&entries, &pod, Happening::Gone),
+            _ => {}
+        }
+    }
+}
+
+fn note_all(entries: &Entries, pod: &Pod) {
+    let hold = stowage::contract::HoldMessage::read(pod);
+    if let Some(message) = hold {
+        note(entries, pod, Happening::Holds(serde_json::to_value(message).unwrap()));
+    }
+    if let Some(node) = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone()) {
+        note(entries, pod, Happening::Nominated(node));
+    }
+    if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()) {
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        note(entries, pod, Happening::Bound { node, annotations });
+    }
+    if pod.metadata.deletion_timestamp.is_some() {
+        note(entries, pod, Happening::Leaving);
+    }
+}
+
+/// The first time only; a later write of the same kind with other contents counts as new where contents matter.
+fn note(entries: &Entries, pod: &Pod, happening: Happening) {
+    let name = pod.metadata.name.clone().unwrap_or_default();
+    let mut entries = entries.lock();
+    let is_known = |(known, before): &(String, Happening)| {
+        *known == name
+            && match (before, &happening) {
+                (Happening::Bound { node, .. }, Happening::Bound { node: now, .. }) => node == now,
+                (before, now) => before == now,
+            }
+    };
+    if !entries.iter().any(is_known) {
+        entries.push((name, happening));
+    }
+}

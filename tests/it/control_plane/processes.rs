@@ -1,0 +1,104 @@
+//! Child processes that end with the test, and show what they said where it fails.
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes on a busy machine of two cores.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Lines of a log that are shown where a test fails.
+const TAIL: usize = 60;
+
+pub struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its output in `folder`. A process of the same name appends to its predecessor's.
+    pub fn start(name: &str, command: &mut Command, folder: &Path) -> Self {
+        let log = folder.join(format!("{name}.log"));
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
+        Self { name: name.into(), child, log }
+    }
+
+    /// Fails where the process has ended by itself.
+    pub fn check(&mut self) {
+        if let Some(status) = self.child.try_wait().unwrap() {
+            panic!("{} ended: {status}", self.name);
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// As a crash would: nothing is finished or given up.
+    pub fn kill(self) {}
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            println!("--- {}, the last lines of {}:", self.name, lines.len());
+            lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("{line}"));
+        }
+    }
+}
+
+/// What a command that ends by itself said, and whether it succeeded.
+pub struct Ran {
+    pub ok: bool,
+    pub said: String,
+}
+
+pub fn run(command: &mut Command) -> Ran {
+    let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    Ran { ok: output.status.success(), said }
+}
+
+/// A loopback port that nobody listens on.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Looks until there is an answer.
+pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, look).await
+}
+
+pub async fn within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(answer) = look().await {
+            return answer;
+        }
+        assert!(started.elapsed() < limit, "after {limit:?} it was still not so: {what}");
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Looks all the time and fails as soon as it is not so.
+pub async fn throughout(time: Duration, mut look: impl AsyncFnMut()) {
+    let started = Instant::now();
+    while started.elapsed() < time {
+        look().await;
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}

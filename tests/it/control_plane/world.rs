@@ -1,0 +1,346 @@
+//! A real control plane on loopback: etcd, kube-apiserver and kube-scheduler as separate processes, Stowage's own binary
+//! beside them, and in place of nodes the stand-in kubelet and agents that report.
+//!
+//! Stowage and the scheduler run with the shipped manifests' rights and nothing more: as the service account of
+//! `stowage.yaml`, under the admission policy, with the shipped scheduler configuration.
+
+use super::fleet::{Agents, GpuNode};
+use super::processes::{Process, Ran, eventually, free_port, run};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use stowage::cluster;
+use stowage::demo::kubelet::{self, Kubelet};
+use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
+
+const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
+const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
+/// A control plane takes some 400 MiB and most of a core: one at a time.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+/// Fields end in this order: whoever asks goes before whoever answers.
+pub struct World {
+    agents: Option<Agents>,
+    kubelet: Option<Kubelet>,
+    pub scheduler: Option<Process>,
+    pub stowage: Option<Process>,
+    apiserver: Process,
+    etcd: Process,
+    pub client: Client,
+    binaries: PathBuf,
+    server: String,
+    pub ports: Ports,
+    folder: TempDir,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Where Stowage listens, each time it is started.
+#[derive(Debug, Clone, Copy)]
+pub struct Ports {
+    pub verbs: u16,
+    pub admin: u16,
+}
+
+impl World {
+    /// `None`, with a line that says why, where there are no binaries.
+    pub async fn start() -> Option<Self> {
+        let binaries = binaries()?;
+        let turn = ONE_AT_A_TIME.lock().await;
+        let folder = tempfile::tempdir().unwrap();
+        let [client_port, peer_port, secure_port] = std::array::from_fn(|_| free_port());
+        let etcd = etcd(&binaries, folder.path(), client_port, peer_port);
+        let apiserver = apiserver(&binaries, folder.path(), client_port, secure_port);
+        let server = format!("https://127.0.0.1:{secure_port}");
+        let certificate = folder.path().join("certs/apiserver.crt");
+        eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
+        let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
+        let client = cluster::connect(Some(&admin)).await.unwrap();
+        let ports = Ports { verbs: free_port(), admin: free_port() };
+        let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
+        let mut world = Self {
+            agents,
+            kubelet,
+            scheduler,
+            stowage,
+            apiserver,
+            etcd,
+            client,
+            binaries,
+            server,
+            ports,
+            folder,
+            _turn: turn,
+        };
+        eventually("the API server is ready", async || {
+            world.etcd.check();
+            world.apiserver.check();
+            let readyz = http::Request::get("/readyz").body(Vec::new()).unwrap();
+            (world.client.request_text(readyz).await.ok()? == "ok").then_some(())
+        })
+        .await;
+        Some(world)
+    }
+
+    /// The same with what a cluster's owner applies, nodes with GPUs, and everyone at work; `stowage serve` with the
+    /// given arguments.
+    pub async fn at_work(nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+        let mut world = Self::start().await?;
+        world.install();
+        world.add_nodes(&nodes).await;
+        world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::Config::default()));
+        world.stowage = Some(world.serve("stowage", world.ports, serve));
+        world.agents = Some(Agents::start(nodes, vec![world.ports]));
+        Some(world)
+    }
+
+    /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
+    pub async fn begin_scheduling(&mut self) {
+        eventually("the books have the GPUs as the agents report them", async || {
+            self.check();
+            let books = self.books().await?;
+            let nodes = books["snapshot"]["nodes"].as_array()?;
+            let mut gpus = nodes.iter().flat_map(|node| node["devices"].as_array().unwrap());
+            (!nodes.is_empty() && gpus.all(|gpu| gpu["uuid"].as_str().unwrap().starts_with("GPU-")))
+                .then_some(())
+        })
+        .await;
+        self.start_scheduler();
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        eventually("every node offers VRAM", async || {
+            self.check();
+            let nodes = nodes.list(&Default::default()).await.ok()?;
+            nodes.iter().all(|node| amount(node, "allocatable") > 0).then_some(())
+        })
+        .await;
+    }
+
+    pub fn start_scheduler(&mut self) {
+        let config = self.scheduler_config();
+        let mut command = self.command("kube-scheduler");
+        command.arg("--config").arg(config).arg("--secure-port=0").arg("--v=2");
+        self.scheduler = Some(Process::start("kube-scheduler", &mut command, self.folder.path()));
+    }
+
+    /// As after a crash: killed, and started again.
+    pub fn restart_stowage(&mut self, serve: &[&str]) {
+        self.stowage.take().expect("it runs").kill();
+        self.stowage = Some(self.serve("stowage", self.ports, serve));
+    }
+
+    pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+        command.arg("serve").arg("--kubeconfig").arg(self.service_account());
+        command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
+        command.arg("--admin").arg(format!("127.0.0.1:{}", ports.admin)).args(arguments);
+        Process::start(name, &mut command, self.folder.path())
+    }
+
+    /// Fails where a process that should run does not.
+    pub fn check(&mut self) {
+        self.etcd.check();
+        self.apiserver.check();
+        self.scheduler.iter_mut().chain(&mut self.stowage).for_each(Process::check);
+    }
+
+    pub fn kubectl(&self, arguments: &[&str]) -> Ran {
+        run(self.command("kubectl").arg("--kubeconfig").arg(self.folder.path().join("admin")).args(arguments))
+    }
+
+    /// `kubectl apply` of a file or of text.
+    pub fn apply(&self, text: &str, flags: &[&str]) -> Ran {
+        let file = self.folder.path().join("applied.yaml");
+        std::fs::write(&file, text).unwrap();
+        self.kubectl(&[&["apply", "-f", file.to_str().unwrap()], flags].concat())
+    }
+
+    pub fn command(&self, binary: &str) -> Command {
+        Command::new(self.binaries.join(binary))
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// The versions of what runs here, for the record.
+    pub fn versions(&self) -> String {
+        let version = |name: &&str| {
+            let said = run(self.command(name).arg("--version")).said;
+            let line = said.lines().next().unwrap_or_default();
+            format!("{name} {}", line.rsplit(' ').next().unwrap_or_default())
+        };
+        BINARIES[..3].iter().map(version).collect::<Vec<_>>().join(", ")
+    }
+
+    /// `None` while nobody listens.
+    pub async fn get(&self, page: &str) -> Option<(u16, String)> {
+        ask("GET", &format!("http://127.0.0.1:{}{page}", self.ports.admin), "").await
+    }
+
+    /// `/debug/snapshot`.
+    pub async fn books(&self) -> Option<Value> {
+        let (status, text) = self.get("/debug/snapshot").await?;
+        (status == 200).then(|| serde_json::from_str(&text).unwrap())
+    }
+
+    /// The sum over all series of a counter whose labels contain `labels`.
+    pub async fn count(&self, counter: &str, labels: &str) -> u64 {
+        let (_, text) = self.get("/metrics").await.expect("Stowage is up");
+        let values = text
+            .lines()
+            .filter(|line| line.starts_with(counter) && line.contains(labels))
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap());
+        values.sum::<f64>() as u64
+    }
+
+    fn install(&self) {
+        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml"] {
+            let applied = self.kubectl(&["apply", "-f", manifest(file).to_str().unwrap()]);
+            assert!(applied.ok, "{file}: {}", applied.said);
+        }
+        let runtime =
+            "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
+        assert!(self.apply(runtime, &[]).ok);
+    }
+
+    async fn add_nodes(&self, nodes: &[GpuNode]) {
+        let api: Api<Node> = Api::all(self.client.clone());
+        for node in nodes {
+            let (object, status) = (node.object(), node.status());
+            api.create(&PostParams::default(), &object).await.unwrap();
+            let params = PatchParams::default();
+            api.patch_status(&node.name, &params, &Patch::Merge(json!({ "status": status }))).await.unwrap();
+        }
+    }
+
+    /// A kubeconfig of the service account that the shipped manifests set up.
+    fn service_account(&self) -> PathBuf {
+        let token = self.kubectl(&["create", "token", "stowage", "--namespace", "kube-system"]);
+        assert!(token.ok, "{}", token.said);
+        kubeconfig(self.folder.path(), "service-account", &self.server, token.said.trim())
+    }
+
+    /// The shipped configuration with this world's addresses in it.
+    pub fn scheduler_config(&self) -> PathBuf {
+        let mut config = yaml(&std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap());
+        config["clientConnection"]["kubeconfig"] = self.service_account().to_str().unwrap().into();
+        let address = &mut config["extenders"][0]["urlPrefix"];
+        assert_eq!(address, "http://127.0.0.1:9444/scheduler");
+        *address = format!("http://127.0.0.1:{}/scheduler", self.ports.verbs).into();
+        let file = self.folder.path().join("kube-scheduler-config.json");
+        std::fs::write(&file, config.to_string()).unwrap();
+        file
+    }
+}
+
+/// The amount of VRAM in a node's `capacity` or `allocatable`.
+pub fn amount(node: &Node, list: &str) -> u64 {
+    let status = serde_json::to_value(&node.status).unwrap();
+    let amount = status[list]["stowage.dev/vram"].as_str().unwrap_or("0");
+    stowage::units::Bytes::parse_quantity(amount).unwrap().0
+}
+
+pub fn manifest(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests").join(file)
+}
+
+/// One document.
+pub fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap()
+}
+
+/// One request to Stowage. `None` while nobody listens.
+pub async fn ask(method: &str, url: &str, body: &str) -> Option<(u16, String)> {
+    let client = HttpClient::builder(TokioExecutor::new()).build_http();
+    let body = Full::new(Bytes::from(body.to_owned()));
+    let request = http::Request::builder().method(method).uri(url).body(body).unwrap();
+    let answer = client.request(request).await.ok()?;
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.ok()?.to_bytes();
+    Some((status, String::from_utf8_lossy(&body).into_owned()))
+}
+
+fn binaries() -> Option<PathBuf> {
+    let folder = std::env::var_os("KUBEBUILDER_ASSETS").unwrap_or_else(|| DEFAULT_FOLDER.into());
+    let folder = PathBuf::from(folder);
+    let missing: Vec<&str> = BINARIES.into_iter().filter(|name| !folder.join(name).exists()).collect();
+    if missing.is_empty() {
+        return Some(folder);
+    }
+    println!(
+        "skipped: no real control plane: {} has no {}; KUBEBUILDER_ASSETS names another folder",
+        folder.display(),
+        missing.join(", ")
+    );
+    None
+}
+
+const ADMIN_TOKEN: &str = "admin-of-this-test";
+
+fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> Process {
+    let (client, peer) = (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
+    let mut command = Command::new(binaries.join("etcd"));
+    command.arg("--name=default").arg(format!("--data-dir={}", folder.join("etcd").display()));
+    command.arg(format!("--listen-client-urls={client}")).arg(format!("--advertise-client-urls={client}"));
+    command.arg(format!("--listen-peer-urls={peer}")).arg(format!("--initial-advertise-peer-urls={peer}"));
+    command.arg(format!("--initial-cluster=default={peer}"));
+    // What is written here is not needed tomorrow.
+    command.args(["--unsafe-no-fsync", "--log-level=warn"]);
+    Process::start("etcd", &mut command, folder)
+}
+
+fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -> Process {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let write = |name: &str, text: &str| {
+        let file = folder.join(name);
+        std::fs::write(&file, text).unwrap();
+        file.display().to_string()
+    };
+    let private = write("service-accounts.key", &key.serialize_pem());
+    let public = write("service-accounts.pub", &key.public_key_pem());
+    let tokens = write("tokens.csv", &format!("{ADMIN_TOKEN},admin,admin,\"system:masters\"\n"));
+    let mut command = Command::new(binaries.join("kube-apiserver"));
+    command.args([
+        format!("--etcd-servers=http://127.0.0.1:{etcd_port}"),
+        format!("--secure-port={secure_port}"),
+        format!("--cert-dir={}", folder.join("certs").display()),
+        format!("--service-account-issuer=https://127.0.0.1:{secure_port}"),
+        format!("--service-account-key-file={public}"),
+        format!("--service-account-signing-key-file={private}"),
+        format!("--token-auth-file={tokens}"),
+    ]);
+    command.args([
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        "--service-cluster-ip-range=10.0.0.0/24",
+        "--authorization-mode=RBAC",
+        // No controllers run here: nobody makes the default service accounts or takes the taint off new nodes.
+        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+        "--endpoint-reconciler-type=none",
+        "--allow-privileged=true",
+        "--profiling=false",
+    ]);
+    Process::start("kube-apiserver", &mut command, folder)
+}
+
+fn kubeconfig(folder: &Path, name: &str, server: &str, token: &str) -> PathBuf {
+    let certificate = folder.join("certs/apiserver.crt");
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": "c", "cluster": { "server": server, "certificate-authority": certificate } }],
+        "users": [{ "name": "u", "user": { "token": token } }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+        "current-context": "c",
+    });
+    let file = folder.join(name);
+    std::fs::write(&file, config.to_string()).unwrap();
+    file
+}
