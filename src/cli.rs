@@ -24,7 +24,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Answer a kube-scheduler: filter, prioritize, preempt, bind
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
 }

@@ -14,9 +14,6 @@
 //!
 //! `extender` and `cluster` never import each other.
 
-// The core's rules (clippy.toml) bind `scheduling`, which denies these itself.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
-
 #[cfg(feature = "service")]
 pub mod demo;
 pub mod ids;

@@ -87,7 +87,10 @@ fn offer(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>) -> Option<Off
             None => others.push((*victim).to_owned()),
         }
     }
-    let shortfall = Shortfall::of(residents.iter());
+    let mut shortfall = Shortfall::of(residents.iter());
+    // Of VRAM no more is missing than the node's sum falls short by; CPU and memory Stowage does not count.
+    let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
+    shortfall.vram = shortfall.vram.min(missing);
     Some(Offer { room, shortfall, others, pdb_violations: offered.pdb_violations })
 }
 

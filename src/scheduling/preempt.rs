@@ -48,8 +48,8 @@ pub struct Shortfall {
 pub struct Price {
     /// The highest priority among the victims, counted from the lowest possible.
     pub priority: u32,
-    pub evicted: Bytes,
     pub victims: u32,
+    pub evicted: Bytes,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,8 +97,8 @@ impl Price {
     fn plus(self, resident: &Resident) -> Self {
         Self {
             priority: self.priority.max(resident.priority.abs_diff(i32::MIN)),
-            evicted: self.evicted + resident.vram(),
             victims: self.victims + 1,
+            evicted: self.evicted + resident.vram(),
         }
     }
 }

@@ -388,7 +388,7 @@ fn neighbours_lease(holder: &str, renewed: i64, seconds: i32) -> Value {
 async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_renewed() {
     let server = server_with_nodes(&["a"]).await;
     let path = "leases/kube-system/kube-scheduler";
-    let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 3);
+    let mut lease = neighbours_lease("stowage-0_1b2c", 1000, 12);
     lease["metadata"] = json!({ "name": "kube-scheduler" });
     server.create("leases/kube-system", lease).unwrap();
     let name = LeaseName::of_kube_scheduler();
@@ -399,7 +399,7 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
     eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
     assert!(!gate.is_open(), "no renewal was seen yet");
 
-    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1002, 3)).unwrap();
+    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1002, 12)).unwrap();
     eventually("the gate opens", || gate.is_open()).await;
     assert_eq!(replica.service.metrics.leading.get(), 1);
     eventually("the gate shuts without renewals", || !gate.is_open()).await;

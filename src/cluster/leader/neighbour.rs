@@ -5,7 +5,11 @@
 //! too late. Wall clocks are not compared; `renewTime` only says whether there was a renewal.
 
 use super::{Reading, safe_duration};
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
+
+/// How long a replica that has just become the leader leaves the cluster alone. A scheduler that is told to stop gives its
+/// Lease up at once, and the Binding that its Stowage was writing then may take as long as a write may take.
+pub const HANDOVER: Millis = Millis::seconds(5);
 
 #[derive(Debug)]
 pub struct Neighbour {
@@ -14,31 +18,37 @@ pub struct Neighbour {
     /// The latest look that succeeded: what was seen, and when it was asked for.
     last: Option<(Reading, Moment)>,
     until: Option<Moment>,
+    /// When it was first seen to hold the Lease, without a break since.
+    since: Option<Moment>,
 }
 
 impl Neighbour {
     pub fn new(hostname: String) -> Self {
-        Self { hostname, last: None, until: None }
+        Self { hostname, last: None, until: None, since: None }
     }
 
     /// What a look showed that was asked for at `asked`; `None` if there is no such Lease.
     pub fn see(&mut self, reading: Option<Reading>, asked: Moment) {
         let last = self.last.take();
         let Some(reading) = reading else {
-            self.until = None;
+            (self.until, self.since) = (None, None);
             return;
         };
         if !self.holds(&reading) {
-            self.until = None;
-        } else if let Some((_, asked_before)) = last.filter(|(before, _)| *before != reading) {
-            // Nobody knows how old what the first look shows is: it takes a change to lead.
-            self.until = Some(asked_before + safe_duration(reading.duration));
+            (self.until, self.since) = (None, None);
+        } else {
+            self.since.get_or_insert(asked);
+            if let Some((_, asked_before)) = last.filter(|(before, _)| *before != reading) {
+                // Nobody knows how old what the first look shows is: it takes a change to lead.
+                self.until = Some(asked_before + safe_duration(reading.duration));
+            }
         }
         self.last = Some((reading, asked));
     }
 
     pub fn leads(&self, now: Moment) -> bool {
-        self.until.is_some_and(|until| now < until)
+        let handed_over = self.since.is_some_and(|since| since + HANDOVER <= now);
+        handed_over && self.until.is_some_and(|until| now < until)
     }
 
     fn holds(&self, reading: &Reading) -> bool {
@@ -50,8 +60,6 @@ impl Neighbour {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::Millis;
-
     fn at(seconds: u64) -> Moment {
         Moment(0) + Millis::seconds(seconds)
     }
@@ -71,9 +79,9 @@ mod tests {
         lease.see(held_by("stowage-0_1b2c", 100), at(0));
         assert!(!lease.leads(at(0)), "it may be as old as it likes");
         lease.see(held_by("stowage-0_1b2c", 100), at(1));
-        assert!(!lease.leads(at(1)));
-        lease.see(held_by("stowage-0_1b2c", 102), at(2));
-        assert!(lease.leads(at(2)));
+        assert!(!lease.leads(at(6)));
+        lease.see(held_by("stowage-0_1b2c", 102), at(6));
+        assert!(lease.leads(at(6)));
     }
 
     #[test]
@@ -84,7 +92,7 @@ mod tests {
         // Renewed after the look at 0 s, so it may pass on at 15 s and not before.
         for second in 4..20 {
             lease.see(held_by("stowage-0_1b2c", 102), at(second));
-            assert_eq!(lease.leads(at(second)), second < 10, "{second} s");
+            assert_eq!(lease.leads(at(second)), (5..10).contains(&second), "{second} s");
         }
     }
 
@@ -106,17 +114,19 @@ mod tests {
             let mut lease = neighbour();
             lease.see(held_by("stowage-0_1b2c", 100), at(0));
             lease.see(held_by("stowage-0_1b2c", 102), at(1));
-            assert!(lease.leads(at(1)));
-            lease.see(next.clone(), at(2));
-            assert!(!lease.leads(at(2)), "{next:?}");
+            assert!(lease.leads(at(6)));
+            lease.see(next.clone(), at(7));
+            assert!(!lease.leads(at(7)), "{next:?}");
         }
     }
 
     #[test]
-    fn a_takeover_by_the_neighbour_leads_at_once_and_a_hostname_may_contain_the_separator() {
+    fn a_takeover_leads_once_what_the_other_was_writing_is_written() {
         let mut lease = Neighbour::new("node_a".into());
         lease.see(held_by("node_b_77", 100), at(0));
+        // A hostname may contain the separator.
         lease.see(held_by("node_a_78", 115), at(1));
-        assert!(lease.leads(at(1)));
+        assert!(!lease.leads(at(5)));
+        assert!(lease.leads(at(6)));
     }
 }

@@ -39,7 +39,7 @@ impl Config {
             extender: ExtenderConfig {
                 url_prefix: url_prefix.trim_end_matches('/').to_owned(),
                 timeout: Duration::from_secs(2),
-                weight: 141,
+                weight: 15,
                 node_cache_capable: true,
                 ignorable: false,
                 managed_resource: "stowage.dev/vram".to_owned(),

@@ -103,6 +103,17 @@ impl Ledger {
         charge().is_some_and(|charge| charge.placed)
     }
 
+    /// What the node's sum has left, as the scheduler counts it: by what pods ask for, and with the pods that are to come.
+    pub fn sum_left_on(&self, name: &NodeName) -> Bytes {
+        let Some(book) = self.books.get(name) else { return Bytes::ZERO };
+        let holders = book.pods.iter().map(|uid| &self.entries[uid]);
+        let held = holders
+            .filter(|e| e.hold().is_some_and(|hold| hold.node == *name))
+            .map(|e| e.demand.vram())
+            .sum();
+        book.view.capacity().minus(self.promised_on(name)).minus(held)
+    }
+
     /// What is bound or promised on a node, as the node's sum would show it.
     pub fn promised_on(&self, name: &NodeName) -> Bytes {
         let Some(book) = self.books.get(name) else { return Bytes::ZERO };
