@@ -8,6 +8,7 @@ mod control_plane;
 mod golden;
 mod http;
 mod process;
+mod readme;
 mod refusals;
 mod reports;
 mod served;
