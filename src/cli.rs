@@ -165,7 +165,8 @@ fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<
     let identity = || {
         identity
             .map(str::to_owned)
-            .context("HOSTNAME is not set: give --identity, the host name of this replica's pod")
+            .or_else(hostname)
+            .context("this machine tells no host name: give --identity, the host name of this replica's pod")
     };
     Ok(match lead {
         Lead::Always => LeadWith::Always,
@@ -178,6 +179,12 @@ fn lead_with(lead: Lead, lease: Option<&str>, identity: Option<&str>) -> Result<
             identity: identity()?,
         },
     })
+}
+
+/// What the kernel says; a pod's is its own.
+fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
 fn lease_name(text: &str) -> Result<LeaseName> {

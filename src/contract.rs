@@ -120,7 +120,7 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     match granted {
         // More than was asked for: the GPUs were granted whole.
         Some(granted) if granted > demand.vram() => Demand { gpus, sharing: Sharing::Exclusive, ..demand },
-        Some(granted) if gpus != demand.gpus => Demand { gpus, per_gpu: granted.split(gpus), ..demand },
+        Some(granted) => Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand },
         _ => demand,
     }
 }
@@ -200,7 +200,7 @@ impl HoldMessage {
         PodCondition {
             type_: HOLD_CONDITION.into(),
             status: "True".into(),
-            reason: Some("WaitingForVictims".into()),
+            reason: Some(if self.victims.is_empty() { "RoomIsFree" } else { "WaitingForVictims" }.into()),
             message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
             last_transition_time: Some(Time(now)),
             ..PodCondition::default()

@@ -37,6 +37,8 @@ pub struct BindOrder {
     pub uid: PodUid,
     pub demand: Demand,
     pub placement: Placement,
+    /// Whether the room was held for it.
+    pub held: bool,
 }
 
 /// What became of a Binding.

@@ -9,7 +9,8 @@ use crate::units::{Millis, Moment};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use tokio::sync::Notify;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
@@ -76,6 +77,7 @@ pub struct Gate {
     synced: AtomicBool,
     leading: AtomicBool,
     stopping: AtomicBool,
+    relist: Notify,
 }
 
 impl Gate {
@@ -84,8 +86,18 @@ impl Gate {
         self.synced.store(true, Ordering::Release);
     }
 
+    /// Who begins to lead lists everything anew first: a watch whose connection died silently may not have shown what the
+    /// last leader bound.
     pub fn set_leading(&self, leading: bool) {
-        self.leading.store(leading, Ordering::Release);
+        let led = self.leading.swap(leading, Ordering::AcqRel);
+        if leading && !led && self.synced.swap(false, Ordering::AcqRel) {
+            self.relist.notify_waiters();
+        }
+    }
+
+    /// Resolves when the watches should list anew.
+    pub async fn relist(&self) {
+        self.relist.notified().await;
     }
 
     pub fn set_stopping(&self) {
@@ -118,6 +130,3 @@ impl Gate {
         }
     }
 }
-
-/// How long one request of the scheduler may take in all; beyond its own timeout nobody waits for the answer.
-pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -10,7 +10,7 @@ use prometheus::{
 
 pub struct Metrics {
     registry: Registry,
-    /// Time per verb from the first byte of the body to the answer.
+    /// Time per verb from the last byte of the body to the answer.
     pub verb_seconds: HistogramVec,
     /// Answers by verb, outcome and reason code.
     pub answers: IntCounterVec,
@@ -28,7 +28,7 @@ pub struct Metrics {
     pub pod_remarks: IntCounterVec,
     /// Handlers that panicked and were caught.
     pub panics: IntCounterVec,
-    /// How long the ledger's lock was held by a filter.
+    /// How long a filter waited for the ledger's lock and held it.
     pub ledger_seconds: Histogram,
     ledger_pods: IntGaugeVec,
     ledger_vram: IntGaugeVec,
@@ -70,9 +70,11 @@ impl Metrics {
             &["verb"],
         )
         .expect("the name and labels are valid");
-        let ledger_seconds =
-            Histogram::with_opts(options("stowage_ledger_lock_seconds", "Ledger lock held by filter."))
-                .expect("the name is valid");
+        let ledger_seconds = Histogram::with_opts(options(
+            "stowage_ledger_lock_seconds",
+            "Ledger lock waited for and held by filter.",
+        ))
+        .expect("the name is valid");
         keep(Box::new(verb_seconds.clone()));
         keep(Box::new(ledger_seconds.clone()));
         Self {

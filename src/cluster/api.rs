@@ -68,7 +68,7 @@ impl ApiControlPlane {
         if let Some(reason) = self.service.gate.reason_shut() {
             return BindOutcome::Refused { message: reason.into() };
         }
-        let BindOrder { key, uid, demand, placement } = order;
+        let BindOrder { key, uid, demand, placement, .. } = order;
         let binding = contract::binding(key, uid, demand, placement, &self.cdi_kind);
         let (pods, params) = (
             self.pods(key),

@@ -170,8 +170,8 @@ impl DumpControlPlane {
         for notice in index.standing(service) {
             info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
         }
-        service.gate.set_synced();
         service.gate.set_leading(true);
+        service.gate.set_synced();
         Ok(Self { pods: Mutex::new(pods) })
     }
 
@@ -197,7 +197,7 @@ impl DumpControlPlane {
 }
 
 fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
-    if !contract::asks_for_vram(pod) {
+    if !contract::asks_for_vram(pod) || contract::is_finished(pod) {
         return None;
     }
     let (uid, key) = contract::identity(pod).ok()?;

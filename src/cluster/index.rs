@@ -72,6 +72,16 @@ impl Index {
     }
 
     /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
+    /// What was listed does not count any more: a new list is on its way.
+    pub fn expect_pods(&mut self) {
+        self.pods_listed = false;
+    }
+
+    /// The same of nodes.
+    pub fn expect_nodes(&mut self) {
+        self.nodes_listed = false;
+    }
+
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
     }
@@ -289,7 +299,9 @@ fn labelled_devices(node: &Node, kind: NodeKind) -> Option<Vec<Device>> {
 }
 
 fn kind(node: &Node) -> NodeKind {
-    let allocatable = node.status.iter().filter_map(|status| status.allocatable.as_ref()).flatten();
+    // Capacity too: while a plugin restarts nothing of its is allocatable, and its pods still have their GPUs.
+    let status = node.status.iter();
+    let allocatable = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
     let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);
     let mut by_plugin = allocatable.filter(|(resource, _)| contract::is_device_plugin_resource(resource));
     match by_plugin.any(|(_, amount)| offered(&amount.0)) {

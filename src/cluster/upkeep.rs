@@ -52,6 +52,7 @@ impl Upkeep {
         let ended = self.expire(now);
         let is_open = self.service.gate.is_open();
         if is_open {
+            self.tell_of_freed_holds();
             ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
         }
         if is_open && !self.was_open {
@@ -69,6 +70,25 @@ impl Upkeep {
         let mut ledger = self.service.ledger();
         let ended = ledger.expire(now);
         ended.into_iter().filter_map(|uid| Some((ledger.entry(&uid)?.key.clone(), uid))).collect()
+    }
+
+    /// The scheduler may have asked again before this replica saw the last victim leave; it was refused then, and nothing
+    /// else would wake the pod. A write of its own status does.
+    fn tell_of_freed_holds(&mut self) {
+        let mut ledger = self.service.ledger();
+        let freed = ledger.freed_holds();
+        let told =
+            freed.into_iter().filter_map(|(uid, hold)| Some((ledger.entry(&uid)?.key.clone(), uid, hold)));
+        let told: Vec<_> = told.collect();
+        drop(ledger);
+        for (key, uid, hold) in told {
+            let control_plane = self.control_plane.clone();
+            self.writes.spawn(async move {
+                if let Err(error) = control_plane.write_hold(&key, &uid, Some(&hold)).await {
+                    tracing::warn!(pod = %key, %error, "a pod was not told that its room is free");
+                }
+            });
+        }
     }
 
     fn end_hold(&mut self, key: PodKey, uid: PodUid) {
@@ -168,6 +188,7 @@ mod tests {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder);
         upkeep.service.gate.set_leading(true);
+        upkeep.service.gate.set_synced();
         let now = upkeep.service.now();
         upkeep.tick(now);
         upkeep.tick(now);

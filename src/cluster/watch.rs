@@ -30,16 +30,38 @@ pub struct Feed {
 }
 
 pub async fn pods(client: Client, feed: Feed) {
-    let mut events = events::<Pod>(client, "pods");
-    while let Some(event) = events.next().await {
-        feed.pod(event);
-    }
+    watch::<Pod>(client, &feed, "pods", |feed, event| feed.pod(event), Index::expect_pods).await;
 }
 
 pub async fn nodes(client: Client, feed: Feed) {
-    let mut events = events::<Node>(client, "nodes");
-    while let Some(event) = events.next().await {
-        feed.node(event);
+    watch::<Node>(client, &feed, "nodes", |feed, event| feed.node(event), Index::expect_nodes).await;
+}
+
+/// Feeds what a watch shows, and begins it anew with a list whenever the gate asks for one.
+async fn watch<K>(
+    client: Client,
+    feed: &Feed,
+    what: &'static str,
+    take: impl Fn(&Feed, Event<K>),
+    expect_list: impl Fn(&mut Index),
+) where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    loop {
+        let mut events = events::<K>(client.clone(), what);
+        let mut relist = std::pin::pin!(feed.service.gate.relist());
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut relist => break,
+                event = events.next() => match event {
+                    Some(event) => take(feed, event),
+                    None => return,
+                },
+            }
+        }
+        expect_list(&mut feed.index.lock());
+        tracing::info!(what, "listing anew: this replica begins to lead");
     }
 }
 

@@ -20,6 +20,7 @@ use anyhow::Result;
 use play::Play;
 use screen::Screen;
 use setup::Setup;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// How the demo is shown.
@@ -44,7 +45,7 @@ pub async fn run(show: Show) -> Result<ExitCode> {
     let summary = play.summary();
     summary.lines().iter().for_each(|line| play.screen.line(line));
     match show {
-        Show::Json => println!("{}", serde_json::to_string(&summary)?),
+        Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
         Show::Once => {}
         Show::Stay => {
             let operators = play.setup.operators;

@@ -154,7 +154,7 @@ impl Summary {
         let mut lines = vec![
             String::new(),
             format!(
-                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait, {} was evicted for a serving pod).",
+                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait; evicted for a serving pod: {}).",
                 self.pods_bound, self.gpus, self.promised_percent, self.pods_waiting, self.evicted
             ),
             format!(

@@ -1,12 +1,16 @@
 //! `bind`: this pod on this node, on GPUs that are still free, written once.
 //!
 //! ```text
-//!  assume ──► write Binding ──┬─ written ─────────────────────────► confirm, answer OK
+//!  assume ──► write Binding ──┬─ written ─────────────────────────► settle, answer OK
 //!  (under the lock)           ├─ refused ─────────────────────────► forget, answer an error
 //!                             ├─ 409 ──► read the pod ──┬─ here ──► settle, answer OK
-//!                             │                         ├─ else ──► settle or forget, answer an error
-//!                             └─ no answer ─────────────┴─ unread ► the assume stays until a read settles it
+//!                             │                         ├─ else ──► settle or release, answer an error
+//!                             └─ no answer ─────────────┴─ unread ► answer an error; the assume stays
 //! ```
+//!
+//! An assume whose Binding may have been written stays until a read shows the pod bound or gone. A read that shows it
+//! unbound settles nothing: the write may still land. The same Binding is then written again, which can only succeed or
+//! show that it had succeeded.
 //!
 //! Answering OK for a pod that is not bound would strand it until the scheduler restarts: that never happens here.
 
@@ -15,13 +19,14 @@ use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
 use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Placement;
 use crate::scheduling::ledger::{Assumption, Conflict};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
-/// How often a read that should settle a Binding is tried again, at first and at most.
+/// How often it is tried to settle a Binding, at first and at most.
 const SETTLE_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
+/// An API server gives up on a request after 60 s by default: a write that has not landed by then never will.
+const LANDING_TIME: Duration = Duration::from_secs(60);
 
 /// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +77,7 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
     Ok(result)
 }
 
+#[derive(Clone)]
 struct Task {
     extender: Extender,
     uid: PodUid,
@@ -79,92 +85,130 @@ struct Task {
     node: NodeName,
 }
 
+/// What an assume was before this bind.
+enum Assumed {
+    New(BindOrder),
+    /// By an earlier bind, whose Binding may have been written.
+    InFlight(BindOrder),
+    AlreadyBound,
+}
+
 impl Task {
     async fn run(&self) -> Result<(), Unbound> {
-        let placement = match self.assume().map_err(Unbound::Conflict)? {
-            Assumption::Bound => return Ok(()),
-            Assumption::New(placement) | Assumption::InFlight(placement) => placement,
+        let (order, is_new) = match self.assume().map_err(Unbound::Conflict)? {
+            Assumed::AlreadyBound => return Ok(()),
+            Assumed::New(order) => (order, true),
+            Assumed::InFlight(order) => (order, false),
         };
-        let Some(order) = self.order(placement) else { return Err(Unbound::Gone) };
         match self.extender.control_plane.bind(&order).await {
             BindOutcome::Written => {
-                self.extender.service.ledger().confirm(&self.uid);
-                info!(pod = %self.key, node = %self.node, devices = ?order.placement.devices, "bound");
+                self.written(&order);
                 Ok(())
             }
             BindOutcome::Refused { message } => {
                 warn!(pod = %self.key, node = %self.node, message, "binding refused");
-                self.extender.service.ledger().forget(&self.uid);
+                if is_new {
+                    self.extender.service.ledger().forget(&self.uid);
+                }
                 Err(Unbound::Refused)
             }
-            BindOutcome::Conflict => self.settle_now().await,
+            BindOutcome::Conflict => self.settle_now(order).await,
             BindOutcome::Unknown { message } => {
                 warn!(pod = %self.key, node = %self.node, message, "binding unanswered");
-                self.settle_later();
+                self.settle_later(order);
                 Err(Unbound::Unsettled)
             }
         }
     }
 
-    fn assume(&self) -> Result<Assumption, Conflict> {
+    fn assume(&self) -> Result<Assumed, Conflict> {
         let mut ledger = self.extender.service.ledger();
-        match ledger.entry(&self.uid) {
-            Some(entry) if entry.key == self.key => ledger.assume(&self.uid, &self.node),
-            _ => Err(Conflict::UnknownPod),
+        let entry =
+            ledger.entry(&self.uid).filter(|entry| entry.key == self.key).ok_or(Conflict::UnknownPod)?;
+        let (demand, held) = (entry.demand.clone(), entry.hold().is_some());
+        let order =
+            |placement| BindOrder { key: self.key.clone(), uid: self.uid.clone(), demand, placement, held };
+        Ok(match ledger.assume(&self.uid, &self.node)? {
+            Assumption::Bound => Assumed::AlreadyBound,
+            Assumption::New(placement) => Assumed::New(order(placement)),
+            Assumption::InFlight(placement) => Assumed::InFlight(order(placement)),
+        })
+    }
+
+    /// The pod is bound as ordered.
+    fn written(&self, order: &BindOrder) {
+        let devices = order.placement.devices.clone();
+        info!(pod = %self.key, node = %self.node, ?devices, "bound");
+        self.extender.service.ledger().settle(&self.uid, &self.node, Some(devices));
+        if order.held {
+            let Self { extender, uid, key, .. } = self.clone();
+            // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.
+            extender
+                .writes
+                .clone()
+                .spawn(async move { extender.control_plane.write_hold(&key, &uid, None).await });
         }
     }
 
-    fn order(&self, placement: Placement) -> Option<BindOrder> {
-        let demand = self.extender.service.ledger().entry(&self.uid)?.demand.clone();
-        Some(BindOrder { key: self.key.clone(), uid: self.uid.clone(), demand, placement })
-    }
-
-    async fn settle_now(&self) -> Result<(), Unbound> {
+    async fn settle_now(&self, order: BindOrder) -> Result<(), Unbound> {
         match self.extender.control_plane.read_pod(&self.key).await {
-            Ok(record) => self.settle(record),
-            Err(error) => {
-                warn!(pod = %self.key, %error, "could not read the pod after a conflict");
-                self.settle_later();
+            Ok(record) if is_settled(record.as_ref(), &self.uid) => self.settle(record),
+            outcome => {
+                warn!(pod = %self.key, ?outcome, "a conflict, and the pod does not show with whom");
+                self.settle_later(order);
                 Err(Unbound::Unsettled)
             }
         }
     }
 
-    /// Brings the ledger to what a fresh read of the pod says.
+    /// Brings the ledger to what a fresh read of a pod that is bound or gone says.
     fn settle(&self, record: Option<PodOnRecord>) -> Result<(), Unbound> {
         let mut ledger = self.extender.service.ledger();
-        let Some(record) = record.filter(|record| record.uid == self.uid) else {
-            ledger.release(&self.uid);
-            return Err(Unbound::Gone);
-        };
-        let Some(node) = record.node else {
-            ledger.forget(&self.uid);
-            return Err(Unbound::Refused);
-        };
-        ledger.settle(&self.uid, &node, record.devices);
-        if node == self.node { Ok(()) } else { Err(Unbound::OnAnotherNode) }
+        match record
+            .filter(|record| record.uid == self.uid)
+            .and_then(|record| Some((record.node?, record.devices)))
+        {
+            None => {
+                ledger.release(&self.uid);
+                Err(Unbound::Gone)
+            }
+            Some((node, devices)) => {
+                ledger.settle(&self.uid, &node, devices);
+                if node == self.node { Ok(()) } else { Err(Unbound::OnAnotherNode) }
+            }
+        }
     }
 
-    /// The assume stays; reads go on until one tells what it became.
-    fn settle_later(&self) {
-        let Self { extender, uid, key, node } = self;
-        let task =
-            Self { extender: extender.clone(), uid: uid.clone(), key: key.clone(), node: node.clone() };
-        extender.writes.spawn(async move {
-            let (mut delay, longest) = SETTLE_DELAY;
-            while !task.extender.service.gate.is_stopping() {
-                tokio::time::sleep(delay).await;
-                if !task.is_open() {
-                    return;
-                }
-                if let Ok(record) = task.extender.control_plane.read_pod(&task.key).await {
-                    let settled = task.settle(record);
-                    info!(pod = %task.key, ?settled, "binding settled");
-                    return;
-                }
-                delay = (delay * 2).min(longest);
+    fn settle_later(&self, order: BindOrder) {
+        let task = self.clone();
+        self.extender.writes.spawn(async move { task.settle_in_time(order).await });
+    }
+
+    async fn settle_in_time(&self, order: BindOrder) {
+        let (mut delay, longest) = SETTLE_DELAY;
+        let mut last_sent = Instant::now();
+        while !self.extender.service.gate.is_stopping() {
+            tokio::time::sleep(delay).await;
+            delay = (delay * 2).min(longest);
+            if !self.is_open() {
+                return;
             }
-        });
+            match self.extender.control_plane.read_pod(&self.key).await {
+                Err(_) => {}
+                Ok(record) if is_settled(record.as_ref(), &self.uid) => {
+                    let settled = self.settle(record);
+                    return info!(pod = %self.key, ?settled, "binding settled");
+                }
+                Ok(_) => match self.extender.control_plane.bind(&order).await {
+                    BindOutcome::Written => return self.written(&order),
+                    BindOutcome::Refused { .. } if last_sent.elapsed() > LANDING_TIME => {
+                        return self.extender.service.ledger().forget(&self.uid);
+                    }
+                    BindOutcome::Refused { .. } => {}
+                    BindOutcome::Conflict | BindOutcome::Unknown { .. } => last_sent = Instant::now(),
+                },
+            }
+        }
     }
 
     /// Whether the assume is still unsettled: a watch or a later bind may have been faster.
@@ -172,4 +216,9 @@ impl Task {
         let ledger = self.extender.service.ledger();
         ledger.entry(&self.uid).is_some_and(|entry| entry.is_assumed())
     }
+}
+
+/// Whether a read tells what became of a Binding: bound, gone, or another pod of that name.
+fn is_settled(record: Option<&PodOnRecord>, uid: &PodUid) -> bool {
+    record.is_none_or(|record| record.uid != *uid || record.node.is_some())
 }

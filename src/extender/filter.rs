@@ -107,7 +107,7 @@ fn offer_if_only(extender: &Extender, asking: &Asking, snapshot: &Snapshot, list
     if let [only] = list.best[..] {
         let service = &extender.service;
         let mut ledger = service.ledger();
-        ledger.offer(&asking.uid, &snapshot.nodes()[only.node].name, only.gpus, service.now());
+        ledger.offer(&asking.uid, &snapshot.nodes()[only.node], only.gpus, service.now());
     }
 }
 

@@ -12,9 +12,14 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
 use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::request::Demand;
+use crate::units::Millis;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{info, warn};
+
+/// What pods that ask for no VRAM may take to leave; theirs is not in the ledger. Kubernetes' default.
+const OTHERS_GRACE: Millis = Millis::seconds(30);
 
 /// One node with all that its price depends on.
 struct Offer {
@@ -49,16 +54,22 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "already-holds");
         return Ok(PreemptionResult::default());
     };
-    let Some((offer, victims)) = cheapest(&offers, &asking) else {
+    // The search may take a while on a large cluster; the threads that answer filter are not for that.
+    let demand = asking.demand.clone();
+    let found = tokio::task::spawn_blocking(move || cheapest(offers, &demand)).await;
+    let Some((offer, mut victims)) = found.ok().flatten() else {
         count("none", "no-candidate");
         return Ok(PreemptionResult::default());
     };
+    if !offer.others.is_empty() {
+        victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
+    }
     if !hold(extender, &asking, &victims).await {
         count("none", "not-held");
         return Ok(PreemptionResult::default());
     }
     count("held", "");
-    Ok(answer(offer, &victims))
+    Ok(answer(&offer, &victims))
 }
 
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already.
@@ -82,8 +93,11 @@ fn offer(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>) -> Option<Off
     let mut residents = Vec::new();
     let mut others = Vec::new();
     for victim in &offered.victims {
-        match PodUid::parse(victim).ok().and_then(|victim| ledger.resident_on(&victim, &node)) {
+        let uid = PodUid::parse(victim).ok()?;
+        match ledger.resident_on(&uid, &node) {
             Some(resident) => residents.push(resident),
+            // Nobody knows what it would free, nor whether it may be evicted: not on this node.
+            None if ledger.entry(&uid).is_some() => return None,
             None => others.push((*victim).to_owned()),
         }
     }
@@ -95,9 +109,9 @@ fn offer(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>) -> Option<Off
 }
 
 /// Fewest disruption budgets violated, then the least price, then the node's name.
-fn cheapest<'a>(offers: &'a [Offer], asking: &Asking) -> Option<(&'a Offer, VictimSet)> {
-    let priced = offers.iter().filter_map(|offer| {
-        let victims = cheapest_victims(&offer.room, &asking.demand, offer.shortfall)?;
+fn cheapest(offers: Vec<Offer>, demand: &Demand) -> Option<(Offer, VictimSet)> {
+    let priced = offers.into_iter().filter_map(|offer| {
+        let victims = cheapest_victims(&offer.room, demand, offer.shortfall)?;
         // The scheduler takes a node without victims as an error of the whole preemption.
         (!victims.victims.is_empty() || !offer.others.is_empty()).then_some((offer, victims))
     });
@@ -118,6 +132,10 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
         if let Err(error) = extender.control_plane.write_hold(&key, &uid, Some(&hold)).await {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
+            // It may have been written all the same.
+            if let Err(error) = extender.control_plane.write_hold(&key, &uid, None).await {
+                warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
+            }
             return false;
         }
         let gpus = hold.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");

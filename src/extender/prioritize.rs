@@ -25,7 +25,7 @@ pub fn prioritize<'a>(
     let list = shortlist(&snapshot, &asking.demand, nodes.names(), attempt);
     if let Some(first) = list.best.first() {
         let mut ledger = extender.service.ledger();
-        ledger.offer(&asking.uid, &snapshot.nodes()[first.node].name, first.gpus, extender.service.now());
+        ledger.offer(&asking.uid, &snapshot.nodes()[first.node], first.gpus, extender.service.now());
     }
     answers.with_label_values(&["prioritize", "ranked", ""]).inc();
     let mut hosts: Vec<HostPriority<'a>> =

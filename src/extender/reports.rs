@@ -7,6 +7,7 @@ use super::Extender;
 use super::request::BadRequest;
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::DevicesRefused;
 use crate::scheduling::request::MAX_GPUS;
 use crate::units::Bytes;
 use parking_lot::Mutex;
@@ -55,6 +56,10 @@ pub enum ReportError {
     GpuTwice(GpuUuid),
     #[error("GPU {uuid} reserves {reserved} of a total of {total}")]
     ReservedAboveTotal { uuid: GpuUuid, reserved: Bytes, total: Bytes },
+    #[error("{0} is no GPU's UUID: Stowage uses such names itself, or lists them with commas")]
+    BadUuid(GpuUuid),
+    #[error("the bootId is {0} bytes long; at most {MAX_BOOT_ID} are kept")]
+    BootIdTooLong(usize),
     #[error("GPU {0} has no memory")]
     NoMemory(GpuUuid),
     #[error("the report lists {0} GPUs and slices; at most {MAX_GPUS} are supported on a node")]
@@ -72,6 +77,8 @@ impl ReportError {
             Self::UnknownNode(_) => "unknown-node",
             Self::GpuTwice(_) => "gpu-twice",
             Self::ReservedAboveTotal { .. } => "reserved-above-total",
+            Self::BadUuid(_) => "bad-uuid",
+            Self::BootIdTooLong(_) => "boot-id-too-long",
             Self::NoMemory(_) => "no-memory",
             Self::TooMany(_) => "too-many-gpus",
             Self::Old { .. } | Self::EarlierBoot => "old",
@@ -111,6 +118,11 @@ struct Latest {
     /// Boots that have ended, so that a late report of theirs is known for what it is.
     earlier_boots: VecDeque<String>,
 }
+
+/// A UUID has 36; several are kept for each node.
+const MAX_BOOT_ID: usize = 128;
+/// Refused reports of one batch that are explained one by one.
+const MAX_EXPLAINED: usize = 100;
 
 /// Ended boots remembered per node. A report delayed beyond this many restarts of its agent would pass for new.
 const EARLIER_BOOTS: usize = 4;
@@ -163,7 +175,9 @@ pub fn reports(extender: &Extender, body: &[u8]) -> Result<ReportsResult, BadReq
                 "old"
             }
             Err((code, error)) => {
-                result.refused.push(Refused { report: place, code, error });
+                if result.refused.len() < MAX_EXPLAINED {
+                    result.refused.push(Refused { report: place, code, error });
+                }
                 code
             }
         };
@@ -190,19 +204,28 @@ fn split(body: &[u8]) -> Result<Vec<&[u8]>, BadRequest> {
 fn take(extender: &Extender, report: &NodeReport) -> Result<(), ReportError> {
     let devices = devices(report)?;
     let mut ledger = extender.service.ledger();
-    let unknown = || ReportError::UnknownNode(report.node.to_string());
+    let refused = |error| match error {
+        DevicesRefused::UnknownNode => ReportError::UnknownNode(report.node.to_string()),
+        DevicesRefused::TooMany(devices) => ReportError::TooMany(devices),
+    };
     if !ledger.has_node(&report.node) {
-        return Err(unknown());
+        return Err(refused(DevicesRefused::UnknownNode));
     }
     extender.board.advance(report)?;
-    ledger.report_devices(&report.node, devices).map_err(|_| unknown())
+    ledger.report_devices(&report.node, devices).map_err(refused)
 }
 
 /// What can be placed on: MIG slices instead of the GPUs they are cut from.
 fn devices(report: &NodeReport) -> Result<Vec<Device>, ReportError> {
     let parents: BTreeSet<&GpuUuid> = report.gpus.iter().filter_map(|gpu| gpu.parent.as_ref()).collect();
     let mut seen = BTreeSet::new();
+    if report.boot_id.len() > MAX_BOOT_ID {
+        return Err(ReportError::BootIdTooLong(report.boot_id.len()));
+    }
     for gpu in &report.gpus {
+        if gpu.uuid.index().is_some() || gpu.uuid.as_str().contains(',') {
+            return Err(ReportError::BadUuid(gpu.uuid.clone()));
+        }
         let (uuid, total, reserved) = (gpu.uuid.clone(), gpu.total_bytes, gpu.reserved_bytes);
         if !seen.insert(&gpu.uuid) {
             return Err(ReportError::GpuTwice(uuid));

@@ -15,7 +15,8 @@ use axum::routing::post;
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use bytes::Bytes;
-use hyper_util::rt::TokioTimer;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
 use std::any::Any;
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -23,8 +24,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 
-/// How long a client may take to send a request's head before its connection is closed.
-const HEAD_TIME: Duration = Duration::from_secs(10);
+/// How long a connection may be idle, or take to send a request's head, before it is closed. Longer than the 90 s for
+/// which Go's client keeps an idle connection: the server must not close one that is about to be used.
+const HEAD_TIME: Duration = Duration::from_secs(100);
 
 /// How long connections and writes under way may take to end after a stop.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
@@ -66,26 +68,33 @@ pub async fn serve(
         match tls {
             Some(tls) => {
                 let mut server = axum_server::from_tcp_rustls(scheduler, tls)?.handle(for_scheduler);
-                server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+                limit(server.http_builder());
                 server.serve(verbs).await
             }
             None => {
                 let mut server = axum_server::from_tcp(scheduler)?.handle(for_scheduler);
-                server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+                limit(server.http_builder());
                 server.serve(verbs).await
             }
         }
     };
     let pages = async {
         let mut server = axum_server::from_tcp(operators)?.handle(for_operators);
-        server.http_builder().http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-        server.serve(operators::router(extender.clone()).into_make_service()).await
+        limit(server.http_builder());
+        let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
+        server.serve(pages.into_make_service()).await
     };
     tokio::try_join!(verbs, pages, stop)?;
     extender.writes.close();
     // Past this time the API server's answer is lost, as it would be in a crash; the next start reads the pods.
     let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
     Ok(())
+}
+
+/// HTTP/1.1, as the scheduler speaks it: an idle limit holds from a connection's first moment only there.
+fn limit(builder: &mut Builder<TokioExecutor>) {
+    *builder = builder.clone().http1_only();
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
 }
 
 async fn stop_after(

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
-    #[error("{node} {gpu}: pods were promised {promised} of {total}")]
-    OverPromised { node: NodeName, gpu: GpuUuid, promised: Bytes, total: Bytes },
+    #[error("{node} {gpu}: pods were promised {promised} of {capacity}")]
+    OverPromised { node: NodeName, gpu: GpuUuid, promised: Bytes, capacity: Bytes },
     #[error("{node} {gpu}: {pod} wants the GPU to itself and shares it with {others} pod(s)")]
     ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
     #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
@@ -32,9 +32,16 @@ struct Part<'a> {
 /// Every invariant that does not hold, in order of node and GPU. Pods that someone else put on a node without
 /// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
 pub fn audit(ledger: &Ledger) -> Vec<Violation> {
-    let entries = ledger.entries();
+    let all = ledger.entries();
+    let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodEntry>> = BTreeMap::new();
+    for (uid, entry) in &all {
+        for node in entry.node().into_iter().chain(entry.hold().map(|hold| &hold.node)) {
+            by_node.entry(node).or_default().insert(uid, entry);
+        }
+    }
     let mut violations = Vec::new();
     for (name, node) in ledger.books() {
+        let entries = by_node.remove(name).unwrap_or_default();
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(ledger.policy().headroom);
             let parts: Vec<Part<'_>> = entries
@@ -49,19 +56,25 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 violations.push(Violation::BooksDiffer { node: name.clone(), gpu, booked, added_up });
             }
             if device.health != Health::Lost {
-                check_promises(name, device, &parts, &mut violations);
+                check_promises(name, device, capacity, &parts, &mut violations);
             }
         }
     }
     violations
 }
 
-fn check_promises(name: &NodeName, device: &Device, parts: &[Part<'_>], violations: &mut Vec<Violation>) {
+fn check_promises(
+    name: &NodeName,
+    device: &Device,
+    capacity: Bytes,
+    parts: &[Part<'_>],
+    violations: &mut Vec<Violation>,
+) {
     let placed: Vec<&Part<'_>> = parts.iter().filter(|part| part.placed).collect();
     let promised: Bytes = placed.iter().map(|part| part.amount).sum();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
-    if promised > device.total {
-        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), promised, total: device.total });
+    if promised > capacity {
+        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), promised, capacity });
     }
     let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {

@@ -322,7 +322,7 @@ impl Bench {
                     && let Ok(gpus) = fit(view, &demand)
                 {
                     ledger.begin_attempt(&uid(pod));
-                    ledger.offer(&uid(pod), &name(node), gpus, self.now);
+                    ledger.offer(&uid(pod), view, gpus, self.now);
                 }
             }
             Step::Assume(pod, node) => self.assume(pod, node),

@@ -64,7 +64,7 @@ impl Replica {
         let Assumption::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
             panic!("{name} was assumed before")
         };
-        BindOrder { key: entry.key, uid, demand: entry.demand, placement }
+        BindOrder { key: entry.key, uid, demand: entry.demand, placement, held: false }
     }
 
     async fn bind(&self, name: &str, node: &str) -> BindOrder {

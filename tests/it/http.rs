@@ -326,6 +326,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
         "and it takes reports"
     );
     served.service.gate.set_leading(true);
+    served.service.gate.set_synced();
     assert_eq!(served.passed(&waiting, &["node-a"]), ["node-a"]);
 }
 

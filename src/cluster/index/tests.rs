@@ -288,6 +288,13 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
     assert_eq!(record, NodeOnRecord { kind: NodeKind::DevicePlugin, advertised: Some(Bytes::gib(144)) });
     assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 0);
 
+    plugin.status = Some(read(
+        json!({ "allocatable": { "nvidia.com/gpu": "0" }, "capacity": { "nvidia.com/gpu": "2" } }),
+    ));
+    bench.index.apply_node(&bench.service, &plugin);
+    let kind = bench.index.nodes()[&NodeName::parse("a").unwrap()].kind;
+    assert_eq!(kind, NodeKind::DevicePlugin, "while the plugin restarts its pods still have their GPUs");
+
     plugin.status = Some(read(json!({ "allocatable": { "nvidia.com/gpu": "0" } })));
     bench.index.apply_node(&bench.service, &plugin);
     assert_eq!(bench.service.ledger().node(&NodeName::parse("a").unwrap()).unwrap().gpus.len(), 2);

@@ -15,6 +15,11 @@ use std::sync::Arc;
 
 pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 
+/// The card a device is, or is a slice of.
+fn card(device: &Device) -> &GpuUuid {
+    device.parent.as_ref().unwrap_or(&device.uuid)
+}
+
 #[derive(Debug)]
 pub(super) struct Book {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
@@ -133,6 +138,13 @@ impl Book {
             .filter(|(place, _)| self.is_recorded_on(*place, entries))
             .map(|(_, device)| Device { health: Health::Lost, ..device.clone() })
             .collect();
+        // A GPU that was cut anew while pods have parts of it is one card still: what they have cannot be given again.
+        let cards: BTreeSet<GpuUuid> = lost.iter().map(card).cloned().collect();
+        for device in reported.iter_mut().filter(|device| cards.contains(card(device))) {
+            if device.health == Health::Healthy {
+                device.health = Health::Draining;
+            }
+        }
         reported.extend(lost);
         reported.sort_by(|a, b| (a.index, &a.uuid).cmp(&(b.index, &b.uuid)));
         reported

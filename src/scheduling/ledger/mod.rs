@@ -18,7 +18,7 @@ mod sight;
 pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
-pub use sight::{Remark, Seen, SeenState};
+pub use sight::{DevicesRefused, Remark, Seen, SeenState};
 
 use super::decision::Hold;
 use super::node::Node;

@@ -7,10 +7,11 @@ use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, GpuSet};
 use crate::scheduling::fit::{Misfit, misfit};
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Moment;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
@@ -107,7 +108,13 @@ impl Ledger {
 
     /// Notes that these GPUs of `node` were offered to the pod, in place of any earlier offer: a hint that the next pod
     /// steers around for a while.
-    pub fn offer(&mut self, uid: &PodUid, node: &NodeName, gpus: GpuSet, now: Moment) {
+    pub fn offer(&mut self, uid: &PodUid, offered: &Node, gpus: GpuSet, now: Moment) {
+        let node = &offered.name;
+        // The node may have changed since the view was taken, and its places may be other GPUs now.
+        let is_current = |book: &Book| book.exists && Arc::ptr_eq(&book.devices, &offered.devices);
+        if !self.books.get(node).is_some_and(is_current) {
+            return;
+        }
         let expires = now + self.policy.hint_lifetime;
         self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
@@ -145,6 +152,19 @@ impl Ledger {
         self.set_hold(uid, None);
     }
 
+    /// Holds whose last victim has left since the last call: their victims are struck off, and their pods can be told.
+    pub fn freed_holds(&mut self) -> Vec<(PodUid, Hold)> {
+        let freed = |uid: &PodUid| {
+            let hold = self.entries.get(uid)?.hold()?;
+            let book = self.books.get(&hold.node)?;
+            let is_freed = !hold.victims.is_empty() && self.victims_on(hold, book) == 0;
+            is_freed.then(|| (uid.clone(), Hold { victims: Arc::new([]), ..hold.clone() }))
+        };
+        let freed: BTreeMap<PodUid, Hold> = self.deadlines.iter().filter_map(|(_, uid)| freed(uid)).collect();
+        freed.iter().for_each(|(uid, hold)| self.set_hold(uid, Some(hold.clone())));
+        freed.into_iter().collect()
+    }
+
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
     /// are still in the way.
     pub fn own_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
@@ -173,6 +193,9 @@ impl Ledger {
             Phase::Waiting(_) => {}
         }
         let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+        if book.kind == NodeKind::DevicePlugin {
+            return Err(Misfit::DevicePluginNode.into());
+        }
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
             None => self.free_room(uid, &entry.demand, book)?,
@@ -228,9 +251,6 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
-        if book.kind == NodeKind::DevicePlugin {
-            return Err(Misfit::DevicePluginNode);
-        }
         let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
@@ -243,14 +263,19 @@ impl Ledger {
         book: &Book,
     ) -> Result<GpuSet, Misfit> {
         let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
-        let still_here =
-            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
-        let remaining = hold.victims.iter().filter(still_here).count() as u32;
+        let remaining = self.victims_on(hold, book);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
         }
         let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
         held.ok_or_else(|| misfit(&gpus, demand))
+    }
+
+    /// How many of a hold's victims still take room on its node.
+    fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
+        let is_here =
+            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
+        hold.victims.iter().filter(is_here).count() as u32
     }
 
     fn placement(&self, book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {

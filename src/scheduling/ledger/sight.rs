@@ -6,9 +6,8 @@ use super::entry::{Bound, Phase, PodEntry, Waiting};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
-use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::request::Demand;
+use crate::scheduling::request::{Demand, MAX_GPUS};
 use crate::units::Moment;
 use std::sync::Arc;
 
@@ -25,6 +24,13 @@ pub struct Seen {
 pub enum SeenState {
     Waiting { hold: Option<Hold> },
     Bound { node: NodeName, devices: Option<Arc<[GpuUuid]>> },
+}
+
+/// Why a report of devices is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DevicesRefused {
+    UnknownNode,
+    TooMany(usize),
 }
 
 /// What is remarkable about a pod that was seen.
@@ -55,8 +61,16 @@ impl Ledger {
     }
 
     /// The devices of a node as its agent reports them.
-    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), Misfit> {
-        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+    ///
+    /// Refused as a whole, with how many there would be, if they and the lost ones that still have pods are more than
+    /// [`MAX_GPUS`].
+    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), DevicesRefused> {
+        let entries = &self.entries;
+        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(DevicesRefused::UnknownNode)?;
+        let merged = book.merge_devices(devices.clone(), entries).len();
+        if merged > MAX_GPUS as usize {
+            return Err(DevicesRefused::TooMany(merged));
+        }
         book.reported = true;
         self.set_devices(name, devices);
         Ok(())
@@ -103,7 +117,10 @@ impl Ledger {
             self.drop_hints_on(name);
             self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
             self.refresh(name);
-            self.end_broken_holds(name);
+            // Before the agent reports, nobody knows which GPUs a hold names.
+            if self.books[name].reported {
+                self.end_broken_holds(name);
+            }
         }
     }
 
@@ -143,12 +160,9 @@ impl Ledger {
     fn see_bound(&mut self, uid: PodUid, key: PodKey, demand: Demand, bound: Bound) -> Remark {
         let known = self.entries.get(&uid);
         let remark = match known.map(|entry| (entry, entry.node())) {
-            Some((entry, Some(node))) if *node == bound.node => {
+            // The record is written with the node: over an assume it is the truth, after that an edit.
+            Some((entry, Some(node))) if *node == bound.node && !entry.is_assumed() => {
                 let same_devices = entry.devices() == bound.devices.as_ref();
-                if matches!(entry.phase, Phase::Assumed(_)) {
-                    self.confirm(&uid);
-                }
-                let entry = &self.entries[&uid];
                 return match () {
                     () if entry.devices().is_some() && !same_devices => Remark::DevicesEdited,
                     () if entry.devices().is_none() => Remark::Unplaced,

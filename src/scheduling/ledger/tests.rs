@@ -171,7 +171,8 @@ fn an_edited_record_changes_nothing_and_is_reported() {
 fn a_hint_steers_the_next_pod_to_another_gpu_until_it_runs_out() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.offer(&uid("a"), &node_name("n"), GpuSet::one(0), Moment(0));
+    let view = ledger.node(&node_name("n")).unwrap().clone();
+    ledger.offer(&uid("a"), &view, GpuSet::one(0), Moment(0));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
     ledger.release(&uid("b"));
     ledger.expire(Moment(2000));
@@ -183,7 +184,8 @@ fn a_hint_is_advice_only() {
     let mut ledger = ledger();
     bind(&mut ledger, "full", demand(70, Sharing::Shared, 0));
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    ledger.offer(&uid("a"), &node_name("n"), GpuSet::one(1), Moment(0));
+    let view = ledger.node(&node_name("n")).unwrap().clone();
+    ledger.offer(&uid("a"), &view, GpuSet::one(1), Moment(0));
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
@@ -333,4 +335,68 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     let snapshot = ledger.snapshot();
     let misfit = crate::scheduling::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
     assert_eq!(misfit, Err(Misfit::DevicePluginNode));
+}
+
+#[test]
+fn a_card_that_is_cut_into_slices_while_pods_have_it_takes_no_more_until_they_leave() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let parent = Some(GpuUuid::parse("GPU-a").unwrap());
+    let slices: Vec<Device> = gpus(&["MIG-1", "MIG-2"])
+        .into_iter()
+        .map(|slice| Device { parent: parent.clone(), total: Bytes::gib(40), ..slice })
+        .collect();
+    ledger.report_devices(&node_name("n"), slices.clone()).unwrap();
+    wait(&mut ledger, "b", demand(20, Sharing::Shared, 0));
+    assert!(ledger.assume(&uid("b"), &node_name("n")).is_err());
+    ledger.release(&uid("a"));
+    ledger.report_devices(&node_name("n"), slices).unwrap();
+    assert!(ledger.assume(&uid("b"), &node_name("n")).is_ok());
+}
+
+#[test]
+fn lost_gpus_with_pods_count_towards_what_a_node_may_have() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let names: Vec<String> = (0..64).map(|i| format!("GPU-{i}")).collect();
+    let many = gpus(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let refused = ledger.report_devices(&node_name("n"), many);
+    assert_eq!(refused, Err(DevicesRefused::TooMany(65)));
+    assert_eq!(free_gib(&mut ledger), [32, 72], "and nothing has changed");
+}
+
+#[test]
+fn the_record_wins_over_an_assume_that_was_never_answered() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    ledger.assume(&uid("a"), &node_name("n")).unwrap();
+    let remark = see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
+    assert_eq!((remark, free_gib(&mut ledger)), (Remark::Nothing, vec![72, 32]));
+}
+
+#[test]
+fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
+    let mut ledger = ledger();
+    wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    let view = ledger.node(&node_name("n")).unwrap().clone();
+    ledger.report_devices(&node_name("n"), gpus(&["GPU-a"])).unwrap();
+    ledger.offer(&uid("a"), &view, GpuSet::one(1), Moment(0));
+    assert!(ledger.entry(&uid("a")).unwrap().hint().is_none());
+}
+
+#[test]
+fn a_hold_is_freed_once_when_its_last_victim_has_left() {
+    let mut ledger = ledger();
+    bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
+    wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
+    hold(&mut ledger, "urgent", &["victim"]).unwrap();
+    assert!(ledger.freed_holds().is_empty());
+    ledger.release(&uid("victim"));
+    let freed = ledger.freed_holds();
+    assert_eq!(
+        freed.iter().map(|(uid, hold)| (uid.as_str(), hold.victims.len())).collect::<Vec<_>>(),
+        [("urgent", 0)]
+    );
+    assert!(ledger.freed_holds().is_empty());
+    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(Assumption::New(_))));
 }
