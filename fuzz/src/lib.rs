@@ -10,7 +10,7 @@ use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::preempt::{Shortfall, cheapest_victims};
 use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
-use stowage::units::{Bytes, Millis, MilliCpu, Moment};
+use stowage::units::{Bytes, MilliCpu, Millis, Moment};
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
@@ -114,7 +114,12 @@ fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
     let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
     let devices = &ledger.node(node).expect("the node has room").devices;
     let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
-    let hold = Hold { node: node.clone(), devices, victims: set.victims.into(), deadline: now + Millis::seconds(30) };
+    let hold = Hold {
+        node: node.clone(),
+        devices,
+        victims: set.victims.into(),
+        deadline: now + Millis::seconds(30),
+    };
     // Refused if the pod does not wait, or holds room already.
     let _ = ledger.hold(uid, hold);
 }
