@@ -151,7 +151,8 @@ fn seat(pod: &PodView) -> String {
     format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
 }
 
-/// The first sentence: what the scheduler adds about preemption says the same again.
+/// The reasons alone: before them stands how many nodes there are, after them the same again about preemption.
 fn short_refusal(message: &str) -> &str {
-    message.split_once(". ").map_or(message, |(first, _)| first)
+    let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
+    reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')
 }
