@@ -59,7 +59,7 @@ fn apply(ledger: &mut Ledger, now: &mut Moment, [verb, pod, node, amount]: [u8; 
     match verb % 9 {
         0 => arrive(ledger, pod, amount),
         1 | 2 => drop(ledger.assume(&pod_uid, &node_name)),
-        3 => ledger.confirm(&pod_uid),
+        3 => confirm(ledger, &pod_uid),
         4 => ledger.forget(&pod_uid),
         5 => drop(ledger.release(&pod_uid)),
         6 => hold(ledger, *now, &pod_uid, &node_name),
@@ -73,6 +73,13 @@ fn apply(ledger: &mut Ledger, now: &mut Moment, [verb, pod, node, amount]: [u8; 
             let devices = (0..u32::from(amount % 5)).map(|index| device(node, index)).collect();
             ledger.report_devices(&node_name, devices).expect("the node was just set");
         }
+    }
+}
+
+fn confirm(ledger: &mut Ledger, uid: &PodUid) {
+    if let Some(entry) = ledger.entry(uid).filter(|entry| entry.is_assumed()).cloned() {
+        let node = entry.node().expect("an assumed pod has a node");
+        ledger.confirm(uid, node, entry.devices().cloned());
     }
 }
 

@@ -1,10 +1,10 @@
 //! `bind`: this pod on this node, on GPUs that are still free, written once.
 //!
 //! ```text
-//!  assume ──► write Binding ──┬─ written ─────────────────────────► settle, answer OK
+//!  assume ──► write Binding ──┬─ written ─────────────────────────► confirm, answer OK
 //!  (under the lock)           ├─ refused ─────────────────────────► forget, answer an error
-//!                             ├─ 409 ──► read the pod ──┬─ here ──► settle, answer OK
-//!                             │                         ├─ else ──► settle or release, answer an error
+//!                             ├─ 409 ──► read the pod ──┬─ here ──► confirm, answer OK
+//!                             │                         ├─ else ──► confirm or release, answer an error
 //!                             └─ no answer ─────────────┴─ unread ► answer an error; the assume stays
 //! ```
 //!
@@ -139,7 +139,7 @@ impl Task {
     fn written(&self, order: &BindOrder) {
         let devices = order.placement.devices.clone();
         info!(pod = %self.key, node = %self.node, ?devices, "bound");
-        self.extender.service.ledger().settle(&self.uid, &self.node, Some(devices));
+        self.extender.service.ledger().confirm(&self.uid, &self.node, Some(devices));
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();
             // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.
@@ -173,7 +173,7 @@ impl Task {
                 Err(Unbound::Gone)
             }
             Some((node, devices)) => {
-                ledger.settle(&self.uid, &node, devices);
+                ledger.confirm(&self.uid, &node, devices);
                 if node == self.node { Ok(()) } else { Err(Unbound::OnAnotherNode) }
             }
         }

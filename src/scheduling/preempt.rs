@@ -1,4 +1,5 @@
-//! Who must leave a node so that a pod fits on it: the cheapest set, found exactly, on the very GPUs it needs.
+//! Who must leave a node so that a pod fits on it: the cheapest set on the very GPUs it needs, found exactly
+//! unless the search runs into its budget ([`VictimSet::exact`] says which).
 //!
 //! For each set of GPUs the pod could get, a branch and bound over the pods there; the best over all sets wins.
 //! Prices only grow as victims are added, so a branch that already costs as much as the best set found is cut.

@@ -326,7 +326,12 @@ impl Bench {
                 }
             }
             Step::Assume(pod, node) => self.assume(pod, node),
-            Step::Confirm(pod) => ledger.confirm(&uid(pod)),
+            Step::Confirm(pod) => {
+                let entry = ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                if let Some(entry) = entry {
+                    ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
+                }
+            }
             Step::Forget(pod) => {
                 if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
                     self.promised.remove(&uid(pod));

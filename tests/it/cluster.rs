@@ -70,7 +70,8 @@ impl Replica {
     async fn bind(&self, name: &str, node: &str) -> BindOrder {
         let order = self.assume(name, node).await;
         assert_eq!(self.control_plane.bind(&order).await, BindOutcome::Written);
-        self.service.ledger().confirm(&order.uid);
+        let placement = &order.placement;
+        self.service.ledger().confirm(&order.uid, &placement.node, Some(placement.devices.clone()));
         order
     }
 

@@ -211,18 +211,9 @@ impl Ledger {
         Ok(Assumption::New(placement))
     }
 
-    /// The Binding is written.
-    pub fn confirm(&mut self, uid: &PodUid) {
-        if let Some(entry) = self.entries.get_mut(uid)
-            && let Phase::Assumed(Assumed { placement, .. }) = &entry.phase
-        {
-            let bound = Bound { node: placement.node.clone(), devices: Some(placement.devices.clone()) };
-            entry.phase = Phase::Bound(bound);
-        }
-    }
-
-    /// The pod is on `node` with these devices, whatever was assumed: a read past every cache said so.
-    pub fn settle(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+    /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
+    /// counts there from now on, whatever was assumed.
+    pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {
                 entry.phase = Phase::Bound(Bound { node: node.clone(), devices });

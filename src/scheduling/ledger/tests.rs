@@ -71,7 +71,7 @@ fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
     let Assumption::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
         panic!("not new")
     };
-    ledger.confirm(&uid(name));
+    ledger.confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
     placement.devices
 }
 
@@ -105,9 +105,9 @@ fn assuming_twice_promises_once() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     let Assumption::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::InFlight(first)));
+    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::InFlight(first.clone())));
     assert_eq!(ledger.assume(&uid("a"), &node_name("m")), Err(Conflict::Unsettled { node: node_name("n") }));
-    ledger.confirm(&uid("a"));
+    ledger.confirm(&uid("a"), &first.node, Some(first.devices));
     assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::Bound));
     assert_eq!(
         ledger.assume(&uid("a"), &node_name("m")),
