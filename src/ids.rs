@@ -26,6 +26,7 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "Arc<str>")]
+        #[cfg_attr(feature = "service", derive(schemars::JsonSchema), schemars(with = "String"))]
         pub struct $type(Arc<str>);
 
         impl $type {

@@ -4,22 +4,26 @@
 //!
 //! - [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`scheduling`]: the decision core and the ledger. Pure.
+//! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
+//! - [`report`]: what a node agent says of its node.
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
 //! - [`extender`]: the HTTP edge: four verbs, agents' reports, operators' pages.
 //! - [`cluster`]: the Kubernetes edge: watches into the ledger; Bindings, holds, Events, capacity and the Lease out.
+//! - [`agent`]: the node edge: NVML, pods, engines and models into reports.
 //! - [`serve`]: the edges put together and run. [`demo`]: the same on a cluster of stand-ins, in one process.
 //! - [`cli`]: the command line.
 //!
-//! `extender` and `cluster` never import each other.
+//! `extender`, `cluster` and `agent` never import each other.
 
-#[cfg(feature = "service")]
-pub mod demo;
+pub mod engine_metrics;
 pub mod ids;
 pub mod scheduling;
 pub mod units;
 
+#[cfg(feature = "service")]
+pub mod agent;
 #[cfg(feature = "service")]
 pub mod cli;
 #[cfg(feature = "service")]
@@ -29,7 +33,11 @@ pub mod contract;
 #[cfg(feature = "service")]
 pub mod control_plane;
 #[cfg(feature = "service")]
+pub mod demo;
+#[cfg(feature = "service")]
 pub mod extender;
+#[cfg(feature = "service")]
+pub mod report;
 #[cfg(feature = "service")]
 pub mod serve;
 #[cfg(feature = "service")]

@@ -9,6 +9,7 @@ use std::ops::{Add, AddAssign};
 
 /// Memory, in bytes. Addition saturates: a sum that does not fit 64 bits is "more than any GPU has" either way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "service", derive(schemars::JsonSchema))]
 pub struct Bytes(pub u64);
 
 impl Bytes {
@@ -102,6 +103,7 @@ impl Percent {
 
 /// A length of time in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "service", derive(schemars::JsonSchema))]
 pub struct Millis(pub u64);
 
 impl Millis {

@@ -23,6 +23,7 @@ pub struct Device {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
+#[cfg_attr(feature = "service", derive(schemars::JsonSchema))]
 pub enum Health {
     Healthy,
     /// Keeps its pods, takes no more.

@@ -13,6 +13,7 @@ pub mod decision;
 pub mod device;
 pub mod fit;
 pub mod ledger;
+pub mod loading;
 pub mod node;
 pub mod pack;
 pub mod policy;
