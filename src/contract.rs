@@ -44,6 +44,9 @@ pub mod written {
 /// The pod condition that makes a hold durable.
 pub const HOLD_CONDITION: &str = "stowage.dev/Hold";
 
+/// The pod condition whose change wakes a refused pod: the scheduler looks again at a pod of which anything changed.
+pub const RETRY_CONDITION: &str = "stowage.dev/Retry";
+
 /// Labels that GPU feature discovery sets on nodes.
 mod discovered {
     pub const COUNT: &str = "nvidia.com/gpu.count";
@@ -104,7 +107,18 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>) -> Option<Seen> {
     let demand = demand.unwrap_or_else(|_| with_request(pod, |request| Demand::worst_case(request, policy)));
     let devices = recorded_devices(pod);
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
-    Some(Seen { uid, key, demand, state: SeenState::Bound { node, devices } })
+    let state = SeenState::Bound { node, devices, starting: is_starting(pod) };
+    Some(Seen { uid, key, demand, state })
+}
+
+/// Whether a bound pod's engine may be in its start: it is not ready, and no container of it has been restarted. One that
+/// has failed once profiles memory again whenever it likes; waiting for it would keep the GPU shut for ever.
+fn is_starting(pod: &Pod) -> bool {
+    let Some(status) = &pod.status else { return true };
+    let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
+    let was_restarted =
+        status.container_statuses.iter().flatten().any(|container| container.restart_count > 0);
+    !status.conditions.iter().flatten().any(is_ready) && !was_restarted
 }
 
 /// The GPUs its Binding recorded, if it recorded any that can be read.
@@ -212,6 +226,19 @@ impl HoldMessage {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
         let condition = conditions.iter().find(|c| c.type_ == HOLD_CONDITION && c.status == "True")?;
         serde_json::from_str(condition.message.as_deref()?).ok()
+    }
+}
+
+/// Says when there was room for the pod that it should try again.
+pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
+    PodCondition {
+        type_: RETRY_CONDITION.into(),
+        status: "True".into(),
+        reason: Some("RoomAppeared".into()),
+        // The second is not enough: two wakes within one would be the same write, and wake nobody.
+        message: Some(now.to_string()),
+        last_transition_time: Some(Time(now)),
+        ..PodCondition::default()
     }
 }
 

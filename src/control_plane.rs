@@ -26,6 +26,9 @@ pub trait ControlPlane: Send + Sync + 'static {
         hold: Option<&'a Hold>,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
+    /// Changes something about a waiting pod that nobody reads, so that the scheduler looks at it again.
+    fn wake<'a>(&'a self, key: &'a PodKey, uid: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
+
     /// Tells whoever looks at the pod (an Event). Never waits; drops the notice rather than hold anyone up.
     fn notify(&self, notice: Notice);
 }

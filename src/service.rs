@@ -29,9 +29,11 @@ impl Service {
         })
     }
 
-    /// The books. Take them for one call or a few; never across an await.
+    /// The books, which take this for the present. Take them for one call or a few; never across an await.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock()
+        let mut ledger = self.ledger.lock();
+        ledger.set_now(self.now());
+        ledger
     }
 
     pub fn now(&self) -> Moment {

@@ -32,6 +32,17 @@ impl Bytes {
         Self(self.0.saturating_mul(n))
     }
 
+    /// How long `self` takes at `speed` bytes a second, rounded up; at no speed, for ever.
+    pub const fn over(self, speed: Self) -> Millis {
+        match speed.0 {
+            0 => Millis(u64::MAX),
+            speed => {
+                let millis = (self.0 as u128 * 1000).div_ceil(speed as u128);
+                Millis(if millis > u64::MAX as u128 { u64::MAX } else { millis as u64 })
+            }
+        }
+    }
+
     /// An equal part of `self` for each of `n`, rounded up so that the parts never add up to less.
     pub const fn split(self, n: u32) -> Self {
         Self(self.0.div_ceil(n as u64))
@@ -86,18 +97,33 @@ impl MilliCpu {
 }
 
 /// Whole per cent, 0 to 100.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Percent(u8);
 
 impl Percent {
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
     /// `None` above 100.
     pub const fn new(percent: u8) -> Option<Self> {
         if percent <= 100 { Some(Self(percent)) } else { None }
     }
 
+    /// A share of 1, rounded up; `None` for what is no share.
+    pub fn from_share(share: f64) -> Option<Self> {
+        (0.0..=1.0).contains(&share).then(|| Self((share * 100.0).ceil() as u8))
+    }
+
     /// This share of `whole`, rounded up.
     pub fn of(self, whole: Bytes) -> Bytes {
         Bytes((u128::from(whole.0) * u128::from(self.0)).div_ceil(100) as u64)
+    }
+}
+
+impl fmt::Display for Percent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} %", self.0)
     }
 }
 
@@ -110,12 +136,35 @@ impl Millis {
     pub const fn seconds(n: u64) -> Self {
         Self(n.saturating_mul(1000))
     }
+
+    pub const fn times(self, n: u64) -> Self {
+        Self(self.0.saturating_mul(n))
+    }
+}
+
+impl Add for Millis {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
 }
 
 /// A point on some monotonic clock: milliseconds since that clock's owner started. Two moments compare only
 /// when they come from the same clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Moment(pub u64);
+
+impl Moment {
+    /// The moment that long ago, or the clock's start if that is later.
+    pub const fn before(self, length: Millis) -> Self {
+        Self(self.0.saturating_sub(length.0))
+    }
+
+    /// How long it is from `earlier` to this; nothing if it is later.
+    pub const fn since(self, earlier: Self) -> Millis {
+        Millis(self.0.saturating_sub(earlier.0))
+    }
+}
 
 impl Add<Millis> for Moment {
     type Output = Self;

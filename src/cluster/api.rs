@@ -87,13 +87,12 @@ impl ApiControlPlane {
         pod.map(|pod| on_record(&pod)).transpose()
     }
 
-    async fn patch_hold(
+    async fn patch_condition(
         &self,
         key: &PodKey,
         uid: &PodUid,
-        hold: Option<&Hold>,
+        condition: PodCondition,
     ) -> Result<(), ControlPlaneError> {
-        let condition = self.hold_condition(hold);
         // Conditions merge by type; a pod of another UID answers 409 and is left alone.
         let patch = Patch::Strategic(serde_json::json!({
             "metadata": { "uid": uid },
@@ -156,8 +155,17 @@ impl ControlPlane for ApiControlPlane {
         hold: Option<&'a Hold>,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         Box::pin(async move {
-            let written = self.patch_hold(key, uid, hold).await;
+            let written = self.patch_condition(key, uid, self.hold_condition(hold)).await;
             self.count("hold", if written.is_ok() { "written" } else { "failed" });
+            written
+        })
+    }
+
+    fn wake<'a>(&'a self, key: &'a PodKey, uid: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(async move {
+            let condition = contract::retry_condition(jiff::Timestamp::now());
+            let written = self.patch_condition(key, uid, condition).await;
+            self.count("wake", if written.is_ok() { "written" } else { "failed" });
             written
         })
     }

@@ -226,6 +226,11 @@ impl ControlPlane for DumpControlPlane {
         ready(self.check(key, uid)).boxed()
     }
 
+    /// No scheduler watches a dump.
+    fn wake<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(Ok(())).boxed()
+    }
+
     /// There is no one to send Events to; the log has to do.
     fn notify(&self, notice: Notice) {
         info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);

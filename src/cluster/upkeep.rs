@@ -1,11 +1,12 @@
-//! What time does to the books: hints and holds run out, pods that nobody shows any more are swept, and a replica that
-//! begins to lead says what stands.
+//! What time does to the books: hints and holds run out, readings age, refused pods that would fit now are woken, pods that
+//! nobody shows any more are swept, and a replica that begins to lead says what stands.
 //!
 //! It serves a real cluster and a dump alike: it writes through the port and names no client.
 
 use super::index::Index;
 use crate::control_plane::{ControlPlane, Notice, NoticeKind};
 use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::{Refusal, whom_to_wake};
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
@@ -15,6 +16,9 @@ use tokio::task::JoinSet;
 
 /// A tenth of a hint's life: what has run out is gone soon enough for the next pod.
 const TICK: Duration = Duration::from_millis(200);
+/// Refused pods looked at in a tick. With five ticks a second a thousand of them are looked at within four seconds, and at
+/// five thousand nodes a tick takes some milliseconds of one core.
+const LOOKED_AT: usize = 64;
 /// Far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
@@ -53,6 +57,7 @@ impl Upkeep {
         let is_open = self.service.gate.is_open();
         if is_open {
             self.tell_of_freed_holds();
+            self.wake();
             ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
         }
         if is_open && !self.was_open {
@@ -91,6 +96,25 @@ impl Upkeep {
         }
     }
 
+    /// Pods that were refused and would fit now, for a reason that no API event shows.
+    fn wake(&mut self) {
+        let mut ledger = self.service.ledger();
+        let snapshot = ledger.snapshot();
+        let refusals = ledger.refusals(LOOKED_AT);
+        drop(ledger);
+        let woken = whom_to_wake(refusals, &snapshot);
+        for Refusal { uid, key, .. } in woken {
+            self.service.ledger().note_woken(&uid);
+            let control_plane = self.control_plane.clone();
+            self.writes.spawn(async move {
+                // Should it fail, the pod's turn comes again.
+                if let Err(error) = control_plane.wake(&key, &uid).await {
+                    tracing::warn!(pod = %key, %error, "a pod was not told that there is room for it");
+                }
+            });
+        }
+    }
+
     fn end_hold(&mut self, key: PodKey, uid: PodUid) {
         self.control_plane.notify(Notice {
             key: key.clone(),
@@ -121,6 +145,7 @@ mod tests {
     struct Recorder {
         told: Mutex<Vec<NoticeKind>>,
         cleared: Mutex<Vec<PodUid>>,
+        woken: Mutex<Vec<PodUid>>,
     }
 
     impl ControlPlane for Recorder {
@@ -143,6 +168,15 @@ mod tests {
         ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
             assert_eq!(hold, None);
             self.cleared.lock().push(uid.clone());
+            Box::pin(std::future::ready(Ok(())))
+        }
+
+        fn wake<'a>(
+            &'a self,
+            _: &'a PodKey,
+            uid: &'a PodUid,
+        ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+            self.woken.lock().push(uid.clone());
             Box::pin(std::future::ready(Ok(())))
         }
 

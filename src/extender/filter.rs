@@ -8,6 +8,7 @@ use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::{Seen, SeenState};
+use crate::scheduling::policy::Policy;
 use crate::scheduling::rank::{Attempt, Candidate, OwnRoom, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
@@ -33,7 +34,7 @@ pub struct View {
     pub own_room: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
     pub tries: u32,
     pub just_failed: Option<NodeName>,
-    pub shortlist: usize,
+    pub policy: Arc<Policy>,
 }
 
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
@@ -65,14 +66,15 @@ pub fn filter<'a>(
     };
     let view = begin(extender, &asking);
     let attempt = Attempt {
-        limit: view.shortlist << view.tries.min(MAX_DOUBLINGS),
+        limit: usize::from(view.policy.shortlist) << view.tries.min(MAX_DOUBLINGS),
         just_failed: view.just_failed.as_ref(),
         own_room: view.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+        speeds: &view.policy.loading,
     };
     let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
     count_refusals(extender, &list);
     if list.best.is_empty() {
-        refuse(extender, &asking, nodes, &list);
+        refuse(extender, &asking, &view.snapshot, nodes, &list);
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
         return Ok(answer(nodes, &[], phrases));
     }
@@ -96,7 +98,7 @@ fn begin(extender: &Extender, asking: &Asking) -> View {
     View {
         own_room: ledger.own_room(&asking.uid),
         snapshot: ledger.snapshot(),
-        shortlist: usize::from(ledger.policy().shortlist),
+        policy: ledger.policy().clone(),
         tries,
         just_failed,
     }
@@ -132,7 +134,15 @@ fn answer<'a>(
     }
 }
 
-fn refuse(extender: &Extender, asking: &Asking, nodes: &AskedNodes<'_>, list: &Shortlist) {
+fn refuse(
+    extender: &Extender,
+    asking: &Asking,
+    snapshot: &Snapshot,
+    nodes: &AskedNodes<'_>,
+    list: &Shortlist,
+) {
+    let asked = snapshot.set_of(nodes.names().filter_map(|name| snapshot.place_of(name)));
+    extender.service.ledger().note_refused(&asking.uid, asked);
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());

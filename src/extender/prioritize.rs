@@ -16,12 +16,13 @@ pub fn prioritize<'a>(
         answers.with_label_values(&["prioritize", "refused", "not-understood"]).inc();
         return Ok(nodes.names().map(|host| HostPriority { host, score: 0 }).collect());
     };
-    let (snapshot, own_room) = {
+    let (snapshot, own_room, policy) = {
         let mut ledger = extender.service.ledger();
-        (ledger.snapshot(), ledger.own_room(&asking.uid))
+        (ledger.snapshot(), ledger.own_room(&asking.uid), ledger.policy().clone())
     };
     let own_room = own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict });
-    let attempt = Attempt { limit: nodes.len().max(1), just_failed: None, own_room };
+    let speeds = &policy.loading;
+    let attempt = Attempt { limit: nodes.len().max(1), just_failed: None, own_room, speeds };
     let list = shortlist(&snapshot, &asking.demand, nodes.names(), attempt);
     if let Some(first) = list.best.first() {
         let mut ledger = extender.service.ledger();

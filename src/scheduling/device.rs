@@ -1,6 +1,7 @@
 //! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
 
-use super::request::{MAX_GPUS, Sharing};
+use super::reading::Pressure;
+use super::request::{Demand, MAX_GPUS, Sharing};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::units::{Bytes, Percent};
 use serde::{Deserialize, Serialize};
@@ -48,10 +49,16 @@ pub struct Gpu {
     pub charged: Bytes,
     /// What was offered to pods that have not been bound yet. Advisory.
     pub hinted: Bytes,
+    /// What was found to be used beyond what was promised, or a margin where nobody looks.
+    pub taken: Bytes,
+    /// How busy the engines on it are.
+    pub pressure: Pressure,
     /// Pods and holds on it.
     pub tenants: u16,
     /// Its one tenant wants no other.
     pub exclusive: bool,
+    /// An engine is starting on it.
+    pub starting: bool,
     pub slice: bool,
     pub health: Health,
 }
@@ -62,15 +69,23 @@ impl Gpu {
             capacity: device.capacity(headroom),
             charged: Bytes::ZERO,
             hinted: Bytes::ZERO,
+            taken: Bytes::ZERO,
+            pressure: Pressure::default(),
             tenants: 0,
             exclusive: false,
+            starting: false,
             slice: device.parent.is_some(),
             health: device.health,
         }
     }
 
     pub fn free(&self) -> Bytes {
-        self.capacity.minus(self.charged)
+        self.capacity.minus(self.charged).minus(self.taken)
+    }
+
+    /// What would be free if every tenant left.
+    pub fn most(&self) -> Bytes {
+        self.capacity.minus(self.taken)
     }
 
     /// What a tenant of this kind is charged here: the whole GPU if it wants it to itself.
@@ -95,14 +110,23 @@ impl Gpu {
         self.exclusive &= sharing == Sharing::Shared;
     }
 
-    /// Whether there is room for such a tenant, hints left aside.
-    pub fn has_room(&self, per_gpu: Bytes, sharing: Sharing) -> bool {
+    /// Whether the demand may come here now: there is room, no engine is in its start, and those that serve are not too
+    /// busy. Hints are left aside.
+    pub fn has_room(&self, demand: &Demand) -> bool {
+        self.has_space(demand) && self.admits(demand)
+    }
+
+    /// Whether there is VRAM for such a tenant.
+    pub fn has_space(&self, demand: &Demand) -> bool {
         self.health == Health::Healthy
             && !self.exclusive
-            && match sharing {
-                Sharing::Shared => per_gpu <= self.free(),
-                Sharing::Exclusive => self.tenants == 0 && per_gpu <= self.capacity,
-            }
+            && (demand.sharing == Sharing::Shared || self.tenants == 0)
+            && demand.per_gpu <= self.free()
+    }
+
+    /// Whether what runs here lets such a tenant join.
+    pub fn admits(&self, demand: &Demand) -> bool {
+        !(demand.terms.engine && self.starting) && !demand.terms.exceeded_by(self.pressure)
     }
 
     /// Whether there would still be room if every hint came true.

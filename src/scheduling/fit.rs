@@ -4,7 +4,7 @@ use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack;
 use super::request::{Demand, Sharing};
-use crate::units::Bytes;
+use crate::units::{Bytes, Percent};
 use serde::Serialize;
 
 /// Why a node does not fit, with the numbers. "Does not fit" is an answer, not a failure.
@@ -27,6 +27,22 @@ pub enum Misfit {
         "the pod wants {per_gpu} on each of {asked} GPU(s); of this node's GPUs {large_enough} are that large, the largest holds {largest}"
     )]
     TooLarge { per_gpu: Bytes, asked: u32, large_enough: u32, largest: Bytes },
+    #[error(
+        "nobody has seen this node's GPUs lately, and the policy places nothing on such a node; is its agent running?"
+    )]
+    Unseen,
+    #[error(
+        "the pod wants {per_gpu} on each of {asked} GPU(s); processes that Stowage did not place leave that much on {large_enough}, {most} at most"
+    )]
+    Occupied { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes },
+    #[error(
+        "an engine is starting on {starting} GPU(s) that the pod could use, and two that start at once break each other; it wants {asked}"
+    )]
+    EngineStarting { starting: u32, asked: u32 },
+    #[error(
+        "the engines on {busy} GPU(s) that the pod could use are busier than its class allows (KV cache {kv_cache}, {queue} waiting on the calmest); it wants {asked}"
+    )]
+    EnginesBusy { busy: u32, asked: u32, kv_cache: Percent, queue: u32 },
     #[error("the pod wants {asked} GPU(s) to itself; {empty} on this node are empty")]
     NoEmptyGpu { empty: u32, asked: u32 },
     #[error(
@@ -47,6 +63,10 @@ impl Misfit {
             Self::NoHealthyGpu { .. } => "no-healthy-gpu",
             Self::TooFewGpus { .. } => "too-few-gpus",
             Self::TooLarge { .. } => "too-large",
+            Self::Unseen => "unseen",
+            Self::Occupied { .. } => "occupied",
+            Self::EngineStarting { .. } => "engine-starting",
+            Self::EnginesBusy { .. } => "engines-busy",
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::NoRoom { .. } => "no-room",
             Self::VictimsLeaving { .. } => "victims-leaving",
@@ -63,6 +83,10 @@ impl Misfit {
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
+            Self::Unseen => "no recent report of the node's agent",
+            Self::Occupied { .. } => "other processes use the GPU's VRAM",
+            Self::EngineStarting { .. } => "another engine is starting on the GPU",
+            Self::EnginesBusy { .. } => "engines on the GPU are too busy",
             Self::NoEmptyGpu { .. } => "no empty GPU",
             Self::NoRoom { .. } => "no single GPU has enough free VRAM",
             Self::VictimsLeaving { .. } => "waiting for preempted pods to leave",
@@ -79,6 +103,9 @@ impl Misfit {
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
     if node.kind == NodeKind::DevicePlugin {
         return Err(Misfit::DevicePluginNode);
+    }
+    if node.closed {
+        return Err(Misfit::Unseen);
     }
     pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
 }
@@ -104,6 +131,9 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         let largest = gpus.iter().map(|gpu| gpu.capacity).max().unwrap_or_default();
         return Misfit::TooLarge { per_gpu: demand.per_gpu, asked, large_enough, largest };
     }
+    if let Some(in_the_way) = in_the_way(gpus, demand) {
+        return in_the_way;
+    }
     if demand.sharing == Sharing::Exclusive {
         return Misfit::NoEmptyGpu { empty: count(&|gpu| gpu.tenants == 0), asked };
     }
@@ -113,8 +143,31 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .map(Gpu::free)
         .max()
         .unwrap_or_default();
-    let roomy = count(&|gpu| gpu.has_room(demand.per_gpu, demand.sharing));
+    let roomy = count(&|gpu| gpu.has_room(demand));
     Misfit::NoRoom { per_gpu: demand.per_gpu, asked, roomy, most_free }
+}
+
+/// What keeps the demand out even if every tenant that may leave left: what was measured, and what is under way.
+fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
+    let asked = demand.gpus;
+    let could_hold: Vec<&Gpu> =
+        gpus.iter().filter(|gpu| usable(gpu, demand) && gpu.most() >= demand.per_gpu).collect();
+    if could_hold.len() < asked as usize {
+        let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
+        let large_enough = could_hold.len() as u32;
+        return Some(Misfit::Occupied { per_gpu: demand.per_gpu, asked, large_enough, most });
+    }
+    if could_hold.iter().filter(|gpu| gpu.admits(demand)).count() >= asked as usize {
+        return None;
+    }
+    let busy: Vec<&&Gpu> = could_hold.iter().filter(|gpu| demand.terms.exceeded_by(gpu.pressure)).collect();
+    if could_hold.len() - busy.len() < asked as usize {
+        let kv_cache = busy.iter().filter_map(|gpu| gpu.pressure.kv_cache).min().unwrap_or_default();
+        let queue = busy.iter().filter_map(|gpu| gpu.pressure.queue).min().unwrap_or_default();
+        return Some(Misfit::EnginesBusy { busy: busy.len() as u32, asked, kv_cache, queue });
+    }
+    let starting = could_hold.iter().filter(|gpu| gpu.starting).count() as u32;
+    Some(Misfit::EngineStarting { starting, asked })
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over

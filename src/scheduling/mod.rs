@@ -2,8 +2,8 @@
 //! logger or a random number. `now` is an argument, every order ends in a name, and no hash map is iterated, so the
 //! same snapshot, policy and request give the same answer, byte for byte.
 //!
-//! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised and
-//! hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node, [`rank`] the best nodes, and [`preempt`]
+//! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
+//! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node, [`rank`] the best nodes, and [`preempt`]
 //! who would have to leave; the ledger then holds, assumes and confirms. [`audit`] checks the books against themselves.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
@@ -19,6 +19,7 @@ pub mod pack;
 pub mod policy;
 pub mod preempt;
 pub mod rank;
+pub mod reading;
 pub mod request;
 pub mod snapshot;
 

@@ -1,7 +1,9 @@
 //! One node as a decision sees it: its GPUs and what is left of each.
 
 use super::device::{Device, Gpu};
-use crate::ids::NodeName;
+use super::loading::Holding;
+use super::reading::Freshness;
+use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -26,12 +28,23 @@ pub struct Node {
     pub generation: u64,
     pub gpus: Arc<[Gpu]>,
     pub devices: Arc<[Device]>,
+    /// How far what was measured here can be believed.
+    pub freshness: Freshness,
+    /// The policy places nothing on a node nobody sees.
+    pub closed: bool,
+    /// Models of which something is here, in order of name.
+    pub holdings: Arc<[Holding]>,
 }
 
 impl Node {
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
         self.gpus.iter().map(Gpu::free).sum()
+    }
+
+    /// What is here of a model.
+    pub fn holding(&self, model: &ModelId) -> Option<&Holding> {
+        self.holdings.iter().find(|holding| holding.model == *model)
     }
 
     pub fn capacity(&self) -> Bytes {

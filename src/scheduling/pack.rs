@@ -2,21 +2,25 @@
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
+use super::policy::Terms;
 use super::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
+use serde::Serialize;
 
 /// The GPUs for `demand` among the `allowed` ones, or `None` if too few have room. Least (GPUs that are hinted to
-/// someone else, VRAM left over) wins; then the lowest places.
+/// someone else, busy engines, VRAM left over) wins; then the lowest places.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-    let seats = gpus.iter().enumerate().filter(|(place, gpu)| {
-        allowed.contains(*place) && usable(gpu, demand) && gpu.has_room(demand.per_gpu, demand.sharing)
-    });
-    let preference =
-        |(place, gpu): (usize, &Gpu)| (is_contended(gpu, demand), leftover(gpu, demand), place as u8);
+    let seats = gpus
+        .iter()
+        .enumerate()
+        .filter(|(place, gpu)| allowed.contains(*place) && usable(gpu, demand) && gpu.has_room(demand));
+    let preference = |(place, gpu): (usize, &Gpu)| {
+        (is_contended(gpu, demand), bustle(gpu, demand), leftover(gpu, demand), place as u8)
+    };
     if demand.gpus == 1 {
         return seats.map(preference).min().map(|(.., place)| GpuSet::one(place.into()));
     }
-    let mut preferences = [(false, Bytes::ZERO, 0u8); MAX_GPUS as usize];
+    let mut preferences = [(false, Bustle::Calm, Bytes::ZERO, 0u8); MAX_GPUS as usize];
     let mut found = 0;
     for seat in seats {
         preferences[found] = preference(seat);
@@ -33,6 +37,33 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
 /// Whether the GPU was just offered to someone else who would not fit beside this one.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
     !gpu.has_unhinted_room(demand.per_gpu, demand.sharing)
+}
+
+/// How near the engines of a GPU are to what a demand's class allows. In steps: a few per cent of KV cache more or less
+/// say nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bustle {
+    #[default]
+    Calm,
+    /// Neither good nor bad.
+    Unknown,
+    /// Beyond three quarters of a limit: what joins will be felt.
+    Busy,
+}
+
+pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
+    let Terms { kv_cache_limit, queue_limit, .. } = demand.terms;
+    let near = |measured: u32, limit: u32| u64::from(measured) * 4 > u64::from(limit) * 3;
+    let full = gpu.pressure.kv_cache.zip(kv_cache_limit);
+    let long = gpu.pressure.queue.zip(queue_limit);
+    if full.is_some_and(|(kv, limit)| near(kv.get().into(), limit.get().into()))
+        || long.is_some_and(|(queue, limit)| near(queue, limit))
+    {
+        return Bustle::Busy;
+    }
+    let unknown = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
+    if unknown { Bustle::Unknown } else { Bustle::Calm }
 }
 
 /// What would stay free on a GPU that has room.

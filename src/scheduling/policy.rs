@@ -4,6 +4,8 @@
 //! A pod does not choose its class. It shows what it is (priority, PriorityClass, labels, namespace, whether it
 //! wants a GPU to itself) and the first class that matches takes it.
 
+use super::loading::LoadingSpeeds;
+use super::reading::Pressure;
 use super::request::Sharing;
 use crate::units::{Millis, Percent};
 use serde::{Deserialize, Serialize};
@@ -24,7 +26,34 @@ pub struct Policy {
     /// What a hold may last beyond its victims' grace period, for the driver to give the memory back and the
     /// scheduler to come round again.
     pub hold_slack: Millis,
+    pub telemetry: TelemetryRules,
+    pub loading: LoadingSpeeds,
+    /// The longest an engine may keep others from starting on its GPU. It opens earlier: when the engine is ready, or after
+    /// twice the time it should take.
+    pub start_gate: Millis,
     classes: Vec<Class>,
+}
+
+/// How far agents' readings are believed as they age.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TelemetryRules {
+    /// Younger than this it is used as it is: five samples at one a second.
+    pub fresh: Millis,
+    /// Younger than this it is stale: the ledger decides, less a margin. Older, it has expired.
+    pub stale: Millis,
+    /// The part of a GPU that nobody is promised while nobody sees what is on it.
+    pub margin: Percent,
+    pub expired: ExpiredRule,
+}
+
+/// What to do with a node whose agent has fallen silent, or never spoke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpiredRule {
+    /// Place by what was promised.
+    LedgerOnly,
+    /// Place nothing there.
+    Refuse,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +61,29 @@ pub struct Class {
     pub name: String,
     pub matches: Match,
     pub eviction: Eviction,
+    pub terms: Terms,
+}
+
+/// What a class asks of a GPU beside room.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// It profiles the GPU's memory at its start: two that do so at once break each other.
+    pub engine: bool,
+    /// It joins no GPU with a fuller KV cache.
+    pub kv_cache_limit: Option<Percent>,
+    /// It joins no GPU with more requests waiting.
+    pub queue_limit: Option<u32>,
+}
+
+impl Terms {
+    /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
+    pub fn exceeded_by(&self, pressure: Pressure) -> bool {
+        above(pressure.kv_cache, self.kv_cache_limit) || above(pressure.queue, self.queue_limit)
+    }
+}
+
+fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
+    measured.zip(limit).is_some_and(|(measured, limit)| measured > limit)
 }
 
 /// Whether a pod of higher priority may take a class's place.
@@ -112,12 +164,21 @@ impl Default for Policy {
     /// Right for a newcomer: whoever wants a GPU to itself has it, negative priority means "may be evicted",
     /// and everything else is a service that nobody may push out.
     fn default() -> Self {
-        let class = |name: &str, matches, eviction| Class { name: name.into(), matches, eviction };
+        let class =
+            |name: &str, matches, eviction, terms| Class { name: name.into(), matches, eviction, terms };
+        let terms = |engine, kv_cache, queue| Terms {
+            engine,
+            kv_cache_limit: Percent::new(kv_cache),
+            queue_limit: Some(queue),
+        };
         Self {
             headroom: const { Percent::new(10).unwrap() },
             shortlist: 4,
             hint_lifetime: Millis::seconds(2),
             hold_slack: Millis::seconds(30),
+            telemetry: TelemetryRules::default(),
+            loading: LoadingSpeeds::default(),
+            start_gate: Millis::seconds(600),
             classes: vec![
                 class(
                     "dedicated",
@@ -127,19 +188,34 @@ impl Default for Policy {
                         ..Match::default()
                     },
                     Eviction::Never,
+                    Terms { engine: true, ..Terms::default() },
                 ),
                 class(
                     "opportunistic",
                     Match { priority: Some(i32::MIN..=-1), ..Match::default() },
                     Eviction::ForHigherPriority,
+                    // Where the engines have little to spare, harvesting would cost their users.
+                    terms(false, 80, 8),
                 ),
                 class(
                     "batch",
                     Match { priority_classes: vec!["stowage-batch".into()], ..Match::default() },
                     Eviction::Never,
+                    terms(false, 90, 32),
                 ),
-                class("serving", Match::default(), Eviction::Never),
+                class("serving", Match::default(), Eviction::Never, terms(true, 90, 32)),
             ],
+        }
+    }
+}
+
+impl Default for TelemetryRules {
+    fn default() -> Self {
+        Self {
+            fresh: Millis::seconds(5),
+            stale: Millis::seconds(30),
+            margin: const { Percent::new(5).unwrap() },
+            expired: ExpiredRule::LedgerOnly,
         }
     }
 }
@@ -184,6 +260,7 @@ mod tests {
             name: "jobs".into(),
             matches: Match { namespaces: vec!["jobs".into()], ..Match::default() },
             eviction: Eviction::Never,
+            terms: Terms::default(),
         };
         let refused = Policy::default().with_classes(vec![only_jobs]);
         assert_eq!(refused, Err(PolicyError::NoCatchAll { last: "jobs".into() }));

@@ -110,7 +110,7 @@ pub fn cheapest_victims(room: &Room, demand: &Demand, shortfall: Shortfall) -> O
     let mut search = Search::new(room, demand, shortfall);
     let mut emptied = room.gpus.clone();
     room.candidates.iter().for_each(|resident| discharge(&mut emptied, resident));
-    let could_do = |gpu: &Gpu| usable(gpu, demand) && gpu.has_room(demand.per_gpu, demand.sharing);
+    let could_do = |gpu: &Gpu| usable(gpu, demand) && gpu.has_room(demand);
     let seats: Vec<usize> = (0..emptied.len()).filter(|place| could_do(&emptied[*place])).collect();
     // Breaks when the budget is spent; the search remembers that.
     let _ = for_each_subset(&seats, demand.gpus as usize, GpuSet::EMPTY, &mut |gpus| search.try_gpus(gpus));
@@ -185,7 +185,7 @@ impl<'a> Search<'a> {
     }
 
     fn has_seats(&self, gpus: GpuSet, state: &[Gpu]) -> bool {
-        gpus.iter().all(|place| state[place].has_room(self.demand.per_gpu, self.demand.sharing))
+        gpus.iter().all(|place| state[place].has_room(self.demand))
     }
 
     fn is_enough(&self, branch: &Branch<'_>) -> bool {

@@ -2,12 +2,13 @@
 
 use super::device::GpuSet;
 use super::fit::{Misfit, fit};
+use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::node::Node;
-use super::pack;
+use super::pack::{self, Bustle};
 use super::request::Demand;
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis};
 use serde::Serialize;
 
 /// The top of the extender's score range.
@@ -23,6 +24,10 @@ pub struct Score {
     pub just_failed: bool,
     /// Another pod was just offered these GPUs.
     pub contended: bool,
+    /// The busiest of the chosen GPUs.
+    pub bustle: Bustle,
+    /// How long until the pod's model answers there, in steps of a factor of two (`loading::step`).
+    pub ready: u8,
     /// VRAM left over on the chosen GPUs.
     pub leftover: Bytes,
     /// VRAM free on the whole node: of two equal seats take the fuller node.
@@ -56,6 +61,7 @@ pub struct Attempt<'a> {
     pub limit: usize,
     pub just_failed: Option<&'a NodeName>,
     pub own_room: Option<OwnRoom<'a>>,
+    pub speeds: &'a LoadingSpeeds,
 }
 
 /// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
@@ -111,21 +117,29 @@ fn consider(
     let score = Score {
         outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
-        ..score(node, demand, gpus)
+        ..score(node, demand, gpus, attempt.speeds)
     };
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
-/// The seam for packing policies: best fit here.
-fn score(node: &Node, demand: &Demand, gpus: GpuSet) -> Score {
+/// The seam for packing policies: best fit here, after what the pod would feel.
+fn score(node: &Node, demand: &Demand, gpus: GpuSet, speeds: &LoadingSpeeds) -> Score {
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
     Score {
         outside_own_room: false,
         just_failed: false,
         contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
+        bustle: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default(),
+        ready: ready(node, demand, speeds).map_or(0, loading::step),
         leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),
         node_free: node.free(),
     }
+}
+
+/// How long until the pod's model answers on this node; `None` for a pod that names no model.
+pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
+    let model = demand.model.as_ref()?;
+    Some(time_to_ready(node.holding(model), demand.weights(), speeds))
 }
 
 /// Inserts in order and drops the worst beyond `limit`. Nodes stand in order of name in a snapshot, so their

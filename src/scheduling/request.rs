@@ -4,7 +4,7 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs.
 
-use super::policy::{ClassId, Policy, Traits};
+use super::policy::{ClassId, Policy, Terms, Traits};
 use crate::ids::ModelId;
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use serde::{Deserialize, Serialize};
@@ -73,6 +73,8 @@ pub struct Demand {
     pub gpus: u32,
     pub sharing: Sharing,
     pub class: ClassId,
+    /// Its class's.
+    pub terms: Terms,
     pub priority: i32,
     pub may_preempt: bool,
     /// What it takes on its node beside the GPU.
@@ -159,11 +161,13 @@ impl Demand {
         }
         let gpus = gpus_of(pod.gpus)?;
         let sharing = sharing_of(pod.exclusive)?;
+        let class = policy.classify(traits(pod, sharing));
         Ok(Self {
             per_gpu: vram.split(gpus),
             gpus,
             sharing,
-            class: policy.classify(traits(pod, sharing)),
+            class,
+            terms: policy.class(class).terms,
             priority: pod.priority,
             may_preempt: pod.may_preempt,
             companion: companion_of(pod.containers)?,
@@ -177,6 +181,7 @@ impl Demand {
     /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
     /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
+        let class = policy.classify(traits(pod, Sharing::Shared));
         Self {
             per_gpu: match vram_of(pod.containers) {
                 Ok(vram) => vram,
@@ -185,7 +190,8 @@ impl Demand {
             },
             gpus: 1,
             sharing: Sharing::Shared,
-            class: policy.classify(traits(pod, Sharing::Shared)),
+            class,
+            terms: policy.class(class).terms,
             priority: pod.priority,
             may_preempt: false,
             companion: Companion::default(),
@@ -194,6 +200,11 @@ impl Demand {
             kv_cache: None,
             containers: asking(pod.containers),
         }
+    }
+
+    /// What its model weighs, as far as the pod says: all of its VRAM that is not KV cache.
+    pub fn weights(&self) -> Bytes {
+        self.vram().minus(self.kv_cache.unwrap_or_default())
     }
 
     /// Over all its GPUs.

@@ -12,22 +12,45 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     generation: u64,
+    /// Rises when nodes come or go, so that their places are others.
+    epoch: u64,
     /// In order of name.
     nodes: Vec<Node>,
     places: Arc<FxHashMap<NodeName, u32>>,
 }
 
+/// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NodeSet {
+    epoch: u64,
+    words: Box<[u64]>,
+}
+
 impl Snapshot {
-    pub fn new(generation: u64, mut nodes: Vec<Node>) -> Self {
+    pub fn new(generation: u64, epoch: u64, mut nodes: Vec<Node>) -> Self {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let places =
             nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
-        Self { generation, nodes, places: Arc::new(places) }
+        Self { generation, epoch, nodes, places: Arc::new(places) }
     }
 
     /// Rises with every change.
     pub fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// A set of its nodes, by their places.
+    pub fn set_of(&self, places: impl Iterator<Item = usize>) -> NodeSet {
+        let mut words = vec![0; self.nodes.len().div_ceil(64)].into_boxed_slice();
+        places.for_each(|place| words[place / 64] |= 1 << (place % 64));
+        NodeSet { epoch: self.epoch, words }
+    }
+
+    /// The nodes of a set; all of them if nodes have come or gone since it was made.
+    pub fn nodes_in<'a>(&'a self, set: &'a NodeSet) -> impl Iterator<Item = &'a Node> {
+        let is_current = set.epoch == self.epoch;
+        let is_in = move |place: usize| !is_current || set.words[place / 64] >> (place % 64) & 1 == 1;
+        self.nodes.iter().enumerate().filter(move |(place, _)| is_in(*place)).map(|(_, node)| node)
     }
 
     pub fn nodes(&self) -> &[Node] {

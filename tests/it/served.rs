@@ -94,6 +94,10 @@ impl ControlPlane for Scripted {
         self.dump.write_hold(key, uid, hold)
     }
 
+    fn wake<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     fn notify(&self, notice: Notice) {
         self.notices.lock().push(notice);
     }

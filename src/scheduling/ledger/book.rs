@@ -4,13 +4,17 @@
 //! adjusted cannot drift.
 
 use super::entry::PodEntry;
+use super::measured::Unexplained;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::loading::Holding;
 use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::reading::{Freshness, Reading};
 use crate::scheduling::request::Sharing;
-use crate::units::{Bytes, Percent};
+use crate::units::Bytes;
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
@@ -28,6 +32,11 @@ pub(super) struct Book {
     /// Whether an agent has said what its devices are.
     pub reported: bool,
     pub devices: Arc<[Device]>,
+    /// The latest of its agent's readings, and how far it may be believed by now.
+    pub reading: Option<Reading>,
+    pub freshness: Freshness,
+    /// Of each GPU, what the last readings could not explain.
+    pub unexplained: BTreeMap<GpuUuid, Unexplained>,
     /// Everyone with anything here: pods, holds and hints.
     pub pods: BTreeSet<PodUid>,
     pub view: Node,
@@ -49,14 +58,28 @@ impl Book {
             generation: 0,
             gpus: Arc::new([]),
             devices: Arc::new([]),
+            freshness: Freshness::default(),
+            closed: false,
+            holdings: Arc::new([]),
         };
         Self {
             exists: false,
             kind: NodeKind::default(),
             reported: false,
             devices: Arc::new([]),
+            reading: None,
+            freshness: Freshness::default(),
+            unexplained: BTreeMap::new(),
             pods: BTreeSet::new(),
             view,
+        }
+    }
+
+    /// What its agent found of models, as long as it may be believed at all.
+    pub fn holdings(&self) -> Arc<[Holding]> {
+        match (self.freshness, &self.reading) {
+            (Freshness::Fresh | Freshness::Stale, Some(reading)) => reading.holdings.clone(),
+            _ => Arc::new([]),
         }
     }
 
@@ -88,18 +111,22 @@ impl Book {
     }
 
     /// What is left of each GPU, as everyone but `except` sees it.
-    pub fn gpus(&self, entries: &Entries, headroom: Percent, except: Option<&PodUid>) -> Vec<Gpu> {
-        let mut gpus: Vec<Gpu> = self.devices.iter().map(|device| Gpu::of(device, headroom)).collect();
+    pub fn gpus(&self, entries: &Entries, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
+        let mut gpus: Vec<Gpu> = self.devices.iter().map(|device| Gpu::of(device, policy.headroom)).collect();
         let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &entries[uid]);
         for entry in here() {
             if let Some(charge) = self.charge_of(entry) {
-                charge.gpus.iter().for_each(|g| gpus[g].charge(entry.demand.per_gpu, entry.demand.sharing));
+                charge.gpus.iter().for_each(|g| {
+                    gpus[g].charge(entry.demand.per_gpu, entry.demand.sharing);
+                    gpus[g].starting |= entry.starting.is_some();
+                });
             }
         }
         for entry in here() {
             self.charge_hold(entry, entries, &mut gpus);
             self.add_hint(entry, &mut gpus);
         }
+        self.add_measured(entries, &policy.telemetry, &mut gpus);
         gpus
     }
 

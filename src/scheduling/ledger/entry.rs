@@ -12,6 +12,7 @@ use crate::ids::{GpuUuid, NodeName, PodKey};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::request::Demand;
+use crate::scheduling::snapshot::NodeSet;
 use crate::units::Moment;
 use serde::Serialize;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ pub struct PodEntry {
     pub key: PodKey,
     pub demand: Demand,
     pub phase: Phase,
+    /// While its engine starts, until when no other may start on its GPUs.
+    pub starting: Option<Moment>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -41,6 +44,18 @@ pub struct Waiting {
     pub offered: Option<NodeName>,
     pub hint: Option<Hint>,
     pub hold: Option<Hold>,
+    pub refused: Option<Refused>,
+}
+
+/// A filter that passed no node: whom to wake when one would pass.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// When the pod was last refused, or woken.
+    pub at: Moment,
+    /// The nodes it asked about.
+    pub asked: Arc<NodeSet>,
+    /// How often it was woken since it last asked.
+    pub wakes: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -63,6 +78,21 @@ pub struct Bound {
     pub node: NodeName,
     /// What its Binding recorded; `None` if someone else bound it.
     pub devices: Option<Arc<[GpuUuid]>>,
+    /// Where an agent found it, if nothing is recorded, or only indices are.
+    pub located: Option<Arc<[GpuUuid]>>,
+    /// When this ledger learned of it. A reading sampled earlier says nothing about it.
+    pub since: Moment,
+}
+
+impl Bound {
+    pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
+        Self { node, devices, located: None, since }
+    }
+
+    /// Whether its record names GPUs by their UUID: then nothing but the record counts.
+    pub fn is_recorded(&self) -> bool {
+        self.devices.as_ref().is_some_and(|devices| devices.iter().all(|uuid| uuid.index().is_none()))
+    }
 }
 
 impl PodEntry {
@@ -93,12 +123,27 @@ impl PodEntry {
         }
     }
 
-    /// The devices its placement names, if it has one that names any.
+    /// The devices it counts on: what its placement names, or where it was found.
     pub fn devices(&self) -> Option<&Arc<[GpuUuid]>> {
         match &self.phase {
             Phase::Waiting(_) => None,
             Phase::Assumed(assumed) => Some(&assumed.placement.devices),
+            Phase::Bound(bound) => bound.located.as_ref().or(bound.devices.as_ref()),
+        }
+    }
+
+    /// The devices its placement names, if it has one that names any.
+    pub fn recorded_devices(&self) -> Option<&Arc<[GpuUuid]>> {
+        match &self.phase {
             Phase::Bound(bound) => bound.devices.as_ref(),
+            _ => self.devices(),
+        }
+    }
+
+    pub fn refused(&self) -> Option<&Refused> {
+        match &self.phase {
+            Phase::Waiting(waiting) => waiting.refused.as_ref(),
+            _ => None,
         }
     }
 }

@@ -1,28 +1,34 @@
 //! Who holds what: the one truth about promised VRAM.
 //!
 //! What is durable is read back from the API server (bound pods, holds); hints may be lost. The ledger knows no
-//! clock: whoever calls passes `now`. It takes one lock outside, held for single calls and never across an await.
+//! clock: whoever takes it says what time it is ([`Ledger::set_now`]). It takes one lock outside, held for single calls and
+//! never across an await.
 //!
 //! A pod is charged from [`Ledger::assume`], before its Binding is written, to [`Ledger::release`]. What it is charged
 //! on each GPU is what it asked for, or the whole GPU if it wants it to itself, or, if nobody knows on which GPUs it
 //! runs, that much on every GPU of its node.
 //!
-//! [`sight`] takes in what is seen, [`promise`] makes and settles promises, [`query`] answers; here is how an entry changes.
+//! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
+//! [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
 mod book;
 mod entry;
+mod measured;
 mod promise;
 mod query;
 mod sight;
+mod wake;
 
-pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
+pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Refused, Waiting};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
 pub use sight::{DevicesRefused, Remark, Seen, SeenState};
+pub use wake::{Refusal, whom_to_wake};
 
 use super::decision::Hold;
 use super::node::Node;
-use super::policy::Policy;
+use super::policy::{ExpiredRule, Policy};
+use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
@@ -33,16 +39,26 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct Ledger {
     policy: Arc<Policy>,
+    /// What whoever holds the lock takes for the present.
+    now: Moment,
     entries: Entries,
     books: BTreeMap<NodeName, Book>,
-    /// When hints and holds run out.
+    /// When hints, holds and start gates run out.
     deadlines: BTreeSet<(Moment, PodUid)>,
+    /// Pods that may have been refused and not asked again since.
+    refused: BTreeSet<PodUid>,
+    /// The last of them that was looked at.
+    looked_at: Option<PodUid>,
+    /// When nodes' readings go stale or expire.
+    aging: BTreeSet<(Moment, NodeName)>,
     generation: u64,
     /// The latest view handed out, and the nodes that changed since.
     published: Arc<Snapshot>,
     changed: BTreeSet<NodeName>,
     /// A node came or went since.
     nodes_changed: bool,
+    /// How often that happened.
+    epoch: u64,
 }
 
 impl Ledger {
@@ -50,12 +66,17 @@ impl Ledger {
         Self { policy, ..Self::default() }
     }
 
+    /// What time it is. The present never goes back.
+    pub fn set_now(&mut self, now: Moment) {
+        self.now = self.now.max(now);
+    }
+
     /// The cluster as it stands. Cheap: only what changed since the last call is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
-            self.published = Arc::new(Snapshot::new(self.generation, nodes));
+            self.published = Arc::new(Snapshot::new(self.generation, self.epoch, nodes));
         } else if self.published.generation() != self.generation {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
@@ -120,16 +141,24 @@ impl Ledger {
 
     fn refresh(&mut self, name: &NodeName) {
         let Some(book) = self.books.get_mut(name) else { return };
-        let gpus = book.gpus(&self.entries, self.policy.headroom, None);
-        self.generation += 1;
-        book.view = Node {
+        let gpus = book.gpus(&self.entries, &self.policy, None);
+        let unseen = matches!(book.freshness, Freshness::Unreported | Freshness::Expired);
+        let view = Node {
             name: name.clone(),
             kind: book.kind,
-            generation: self.generation,
-            gpus: gpus.into(),
+            generation: book.view.generation,
+            // What decisions read again and again is shared as long as it stays the same.
+            gpus: if *book.view.gpus == *gpus { book.view.gpus.clone() } else { gpus.into() },
             devices: book.devices.clone(),
+            freshness: book.freshness,
+            closed: unseen && self.policy.telemetry.expired == ExpiredRule::Refuse,
+            holdings: book.holdings(),
         };
-        self.changed.insert(name.clone());
+        if view != book.view {
+            self.generation += 1;
+            book.view = Node { generation: self.generation, ..view };
+            self.changed.insert(name.clone());
+        }
     }
 
     fn forget_empty_book(&mut self, name: &NodeName) {
@@ -153,7 +182,10 @@ fn footprint(entry: &PodEntry) -> Footprint {
     let nodes = [entry.node(), hint.map(|hint| &hint.node), hold.map(|hold| &hold.node)];
     Footprint {
         nodes: nodes.into_iter().flatten().cloned().collect(),
-        deadlines: hint.map(|hint| hint.expires).into_iter().chain(hold.map(|hold| hold.deadline)).collect(),
+        deadlines: [hint.map(|hint| hint.expires), hold.map(|hold| hold.deadline), entry.starting]
+            .into_iter()
+            .flatten()
+            .collect(),
     }
 }
 

@@ -5,12 +5,15 @@ use super::book::Book;
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
-use crate::scheduling::device::{Device, GpuSet};
+use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, misfit};
+use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
+use crate::scheduling::rank;
+use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Demand, Sharing};
-use crate::units::Moment;
+use crate::units::{Bytes, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -55,6 +58,10 @@ impl Conflict {
                 "conflict: a device plugin hands out the node's GPUs"
             }
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => "conflict: preempted pods have not left yet",
+            Self::NoLongerFits(Misfit::EngineStarting { .. }) => "conflict: another engine began to start",
+            Self::NoLongerFits(Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::Unseen) => {
+                "conflict: what the node's agent reports has changed"
+            }
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
             Self::VictimGone => "conflict: a victim left meanwhile",
             Self::AlreadyHolds { .. } => "conflict: pod already holds room",
@@ -74,19 +81,28 @@ pub enum Assumption {
 }
 
 impl Ledger {
-    /// Lets hints and holds run out. Answers whose holds did.
+    /// Lets hints, holds, start gates and readings run out. Answers whose holds did.
     pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+        self.set_now(now);
         let mut ended = Vec::new();
         while let Some((deadline, uid)) =
-            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= now)
+            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= self.now)
         {
             self.deadlines.pop_first();
             let Some(entry) = self.entries.get(&uid) else { continue };
-            if entry.hint().is_some_and(|hint| hint.expires <= deadline) {
+            let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
+            if is_over(entry.starting) {
+                self.open_gate(&uid);
+            } else if is_over(entry.hint().map(|hint| hint.expires)) {
                 self.set_hint(&uid, None);
-            } else if entry.hold().is_some_and(|hold| hold.deadline <= deadline) {
+            } else if is_over(entry.hold().map(|hold| hold.deadline)) {
                 self.drop_hold(&uid);
                 ended.push(uid);
+            }
+        }
+        while self.aging.first().is_some_and(|(due, _)| *due <= self.now) {
+            if let Some((_, node)) = self.aging.pop_first() {
+                self.age(&node);
             }
         }
         ended
@@ -98,6 +114,7 @@ impl Ledger {
         self.set_hint(uid, None);
         match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             Some(Phase::Waiting(waiting)) => {
+                waiting.refused = None;
                 let failed = waiting.offered.take();
                 waiting.tries += u32::from(failed.is_some());
                 (waiting.tries, failed)
@@ -129,7 +146,7 @@ impl Ledger {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        let mut gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
         let leaving = self.victims_of_holds(book);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
@@ -141,7 +158,7 @@ impl Ledger {
         }
         let demand = &entry.demand;
         let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
-        if !seats.iter().all(|g| gpus[g].has_room(demand.per_gpu, demand.sharing)) {
+        if !seats.iter().all(|g| gpus[g].has_room(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
         self.set_hold(uid, Some(hold));
@@ -196,16 +213,21 @@ impl Ledger {
         if book.kind == NodeKind::DevicePlugin {
             return Err(Misfit::DevicePluginNode.into());
         }
+        if book.view.closed && entry.hold().is_none() {
+            return Err(Misfit::Unseen.into());
+        }
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
             None => self.free_room(uid, &entry.demand, book)?,
         };
         let placement = self.placement(book, &entry.demand, gpus);
+        let starting = self.gate_for(&entry.demand, &book.view);
         self.change(uid, |entries| {
-            let phase = &mut entries.get_mut(uid).expect("the entry was just read").phase;
-            if let Phase::Waiting(before) = phase {
+            let entry = entries.get_mut(uid).expect("the entry was just read");
+            entry.starting = starting;
+            if let Phase::Waiting(before) = &mut entry.phase {
                 let before = std::mem::take(before);
-                *phase = Phase::Assumed(Assumed { placement: placement.clone(), before });
+                entry.phase = Phase::Assumed(Assumed { placement: placement.clone(), before });
             }
         });
         Ok(Assumption::New(placement))
@@ -214,11 +236,15 @@ impl Ledger {
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed.
     pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
+        let bound = Bound::new(node.clone(), devices, self.now);
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {
-                entry.phase = Phase::Bound(Bound { node: node.clone(), devices });
+                entry.phase = Phase::Bound(bound);
             }
         });
+        if self.books.get(node).is_some_and(|book| book.reported) {
+            self.pin_indices(node);
+        }
     }
 
     /// The Binding was not written. The pod waits again, with the hold it had before.
@@ -226,10 +252,19 @@ impl Ledger {
         self.change(uid, |entries| {
             let Some(entry) = entries.get_mut(uid) else { return };
             if let Phase::Assumed(Assumed { placement, before }) = &mut entry.phase {
+                entry.starting = None;
                 let offered = Some(placement.node.clone());
                 entry.phase = Phase::Waiting(Waiting { offered, hint: None, ..std::mem::take(before) });
             }
         });
+    }
+
+    /// Until when the demand's engine, if it is one, keeps others from starting on its GPUs.
+    fn gate_for(&self, demand: &Demand, node: &Node) -> Option<Moment> {
+        let expected = rank::ready(node, demand, &self.policy.loading)
+            .unwrap_or_else(|| time_to_ready(None, demand.weights(), &self.policy.loading));
+        // Twice, because nobody's loading takes exactly as long as it should.
+        demand.terms.engine.then(|| self.now + expected.times(2).min(self.policy.start_gate))
     }
 
     fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
@@ -242,7 +277,7 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
-        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let gpus = book.gpus(&self.entries, &self.policy, Some(uid));
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
 
@@ -253,20 +288,28 @@ impl Ledger {
         hold: &Hold,
         book: &Book,
     ) -> Result<GpuSet, Misfit> {
-        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
         let remaining = self.victims_on(hold, book);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
+        }
+        // The room was made for this pod: what a reading says of it is about those who just left.
+        for gpu in &mut gpus {
+            *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
         }
         let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
         held.ok_or_else(|| misfit(&gpus, demand))
     }
 
-    /// How many of a hold's victims still take room on its node.
+    /// How many of a hold's victims still take room on its node: by the books, or by the node's latest reading, because the
+    /// driver gives memory back later than the API server forgets the pod.
     fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
-        let is_here =
-            |victim: &&PodUid| self.entries.get(*victim).is_some_and(|v| book.charge_of(v).is_some());
-        hold.victims.iter().filter(is_here).count() as u32
+        let is_charged =
+            |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
+        let is_believed = matches!(book.freshness, Freshness::Fresh | Freshness::Stale);
+        let reading = book.reading.as_ref().filter(|_| is_believed);
+        let is_seen = |victim: &PodUid| reading.is_some_and(|reading| reading.shows(victim));
+        hold.victims.iter().filter(|victim| is_charged(victim) || is_seen(victim)).count() as u32
     }
 
     fn placement(&self, book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {

@@ -7,6 +7,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::policy::{Eviction, Policy};
 use crate::scheduling::preempt::{Resident, Room};
+use crate::scheduling::reading::Reading;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -51,10 +52,18 @@ impl Ledger {
         self.books.get(name).map(|book| &book.view)
     }
 
+    /// The latest that was measured on a node, if anything was.
+    pub fn reading(&self, name: &NodeName) -> Option<&Reading> {
+        self.books.get(name)?.reading.as_ref()
+    }
+
     /// The node with everyone on it who may be evicted for the pod of `uid`.
     pub fn room_for(&self, uid: &PodUid, node: &NodeName) -> Option<Room> {
         let preemptor = self.entries.get(uid)?;
-        let book = self.books.get(node).filter(|book| book.exists && book.kind == NodeKind::Stowage)?;
+        let book = self
+            .books
+            .get(node)
+            .filter(|book| book.exists && book.kind == NodeKind::Stowage && !book.view.closed)?;
         let leaving = self.victims_of_holds(book);
         let may_leave = |victim: &PodUid, entry: &PodEntry| {
             entry.demand.priority < preemptor.demand.priority
@@ -67,7 +76,7 @@ impl Ledger {
             .filter(|(uid, entry)| may_leave(uid, entry))
             .filter_map(|(uid, entry)| self.resident(uid, entry, book))
             .collect();
-        let gpus = book.gpus(&self.entries, self.policy.headroom, Some(uid));
+        let gpus = book.gpus(&self.entries, &self.policy, Some(uid));
         Some(Room { node: node.clone(), gpus, candidates })
     }
 

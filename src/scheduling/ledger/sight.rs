@@ -7,6 +7,7 @@ use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::reading::Reading;
 use crate::scheduling::request::{Demand, MAX_GPUS};
 use crate::units::Moment;
 use std::sync::Arc;
@@ -22,8 +23,15 @@ pub struct Seen {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeenState {
-    Waiting { hold: Option<Hold> },
-    Bound { node: NodeName, devices: Option<Arc<[GpuUuid]>> },
+    Waiting {
+        hold: Option<Hold>,
+    },
+    Bound {
+        node: NodeName,
+        devices: Option<Arc<[GpuUuid]>>,
+        /// It is not ready yet, and none of its containers has been restarted.
+        starting: bool,
+    },
 }
 
 /// Why a report of devices is not taken.
@@ -53,6 +61,7 @@ impl Ledger {
             book.exists = true;
             book.kind = kind;
             self.nodes_changed = true;
+            self.epoch += 1;
             self.refresh(name);
         }
         if let Some(devices) = labelled.filter(|_| !self.books[name].reported) {
@@ -71,18 +80,75 @@ impl Ledger {
         if merged > MAX_GPUS as usize {
             return Err(DevicesRefused::TooMany(merged));
         }
-        book.reported = true;
+        let is_first = !std::mem::replace(&mut book.reported, true);
         self.set_devices(name, devices);
+        if is_first {
+            self.pin_indices(name);
+        }
         Ok(())
+    }
+
+    /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
+    pub fn read(&mut self, name: &NodeName, reading: Reading) {
+        let Some(book) = self.books.get_mut(name).filter(|book| book.exists) else { return };
+        if let Some(due) = book.ages_at(&self.policy.telemetry) {
+            self.aging.remove(&(due, name.clone()));
+        }
+        let found = book.read(reading, &self.entries, &self.policy);
+        // It may be old already.
+        self.age(name);
+        for (uid, gpus) in found {
+            self.locate(&uid, gpus);
+        }
+    }
+
+    /// Brings a node's reading to what its age allows, and notes when that changes.
+    pub(super) fn age(&mut self, name: &NodeName) {
+        let rules = &self.policy.telemetry;
+        let Some(book) = self.books.get_mut(name) else { return };
+        book.freshness = book.freshness_at(self.now, rules);
+        if let Some(due) = book.ages_at(rules) {
+            self.aging.insert((due, name.clone()));
+        }
+        self.refresh(name);
+    }
+
+    /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them
+    /// otherwise after its next start.
+    pub(super) fn pin_indices(&mut self, name: &NodeName) {
+        let book = &self.books[name];
+        let by_index = |uid: &PodUid| match &self.entries[uid].phase {
+            Phase::Bound(bound) if !bound.is_recorded() && bound.located.is_none() && bound.node == *name => {
+                let places = book.resolve(bound.devices.as_ref()?)?;
+                let uuids = places.iter().map(|place| book.devices[place].uuid.clone()).collect();
+                Some((uid.clone(), uuids))
+            }
+            _ => None,
+        };
+        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = book.pods.iter().filter_map(by_index).collect();
+        pinned.into_iter().for_each(|(uid, gpus)| self.locate(&uid, gpus));
+    }
+
+    fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
+        self.change(uid, |entries| {
+            if let Some(Phase::Bound(bound)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
+                bound.located = Some(gpus);
+            }
+        });
     }
 
     /// The node is gone. Its pods keep their charge until they are gone too.
     pub fn remove_node(&mut self, name: &NodeName) {
         if let Some(book) = self.books.get_mut(name).filter(|book| book.exists) {
             book.exists = false;
+            // A node that comes back under its name may be another machine.
+            let aged = book.forget_reading(&self.policy.telemetry);
+            aged.map(|due| self.aging.remove(&(due, name.clone())));
             self.nodes_changed = true;
+            self.epoch += 1;
             self.generation += 1;
             self.drop_hints_on(name);
+            self.refresh(name);
             self.forget_empty_book(name);
         }
     }
@@ -94,8 +160,9 @@ impl Ledger {
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold);
                 Remark::Nothing
             }
-            SeenState::Bound { node, devices } => {
-                self.see_bound(seen.uid, seen.key, seen.demand, Bound { node, devices })
+            SeenState::Bound { node, devices, starting } => {
+                let bound = Bound::new(node, devices, self.now);
+                self.see_bound(seen.uid, seen.key, seen.demand, bound, starting)
             }
         }
     }
@@ -145,8 +212,8 @@ impl Ledger {
             Some((Phase::Waiting(waiting), known))
                 if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
             _ => self.change(&uid.clone(), |entries| {
-                let fresh =
-                    PodEntry { key, demand: demand.clone(), phase: Phase::Waiting(Waiting::default()) };
+                let phase = Phase::Waiting(Waiting::default());
+                let fresh = PodEntry { key, demand: demand.clone(), phase, starting: None };
                 let entry = entries.entry(uid).or_insert(fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
@@ -157,27 +224,51 @@ impl Ledger {
         }
     }
 
-    fn see_bound(&mut self, uid: PodUid, key: PodKey, demand: Demand, bound: Bound) -> Remark {
-        let known = self.entries.get(&uid);
-        let remark = match known.map(|entry| (entry, entry.node())) {
+    fn see_bound(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        demand: Demand,
+        bound: Bound,
+        is_starting: bool,
+    ) -> Remark {
+        let known = self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node));
+        if let Some(entry) = known.filter(|entry| !entry.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
-            Some((entry, Some(node))) if *node == bound.node && !entry.is_assumed() => {
-                let same_devices = entry.devices() == bound.devices.as_ref();
-                return match () {
-                    () if entry.devices().is_some() && !same_devices => Remark::DevicesEdited,
-                    () if entry.devices().is_none() => Remark::Unplaced,
-                    () if entry.demand != demand => Remark::DemandEdited,
-                    () => Remark::Nothing,
-                };
+            let remark = remark(entry, &bound, &demand);
+            if entry.starting.is_some() && !is_starting {
+                self.open_gate(&uid);
             }
-            _ if bound.devices.is_none() => Remark::Unplaced,
-            _ => Remark::Nothing,
-        };
+            return remark;
+        }
+        let remark = if bound.devices.is_none() { Remark::Unplaced } else { Remark::Nothing };
+        // An engine that was bound before this ledger began may have been starting for long: nobody knows, and the cap holds.
+        let until = known.map_or(Some(self.now + self.policy.start_gate), |entry| entry.starting);
+        let starting = until.filter(|_| is_starting && demand.terms.engine);
         let node = bound.node.clone();
         self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
         self.change(&uid.clone(), |entries| {
-            entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound) });
+            entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound), starting });
         });
         remark
+    }
+
+    /// The pod's engine has started, or has failed to.
+    pub(super) fn open_gate(&mut self, uid: &PodUid) {
+        self.change(uid, |entries| {
+            if let Some(entry) = entries.get_mut(uid) {
+                entry.starting = None;
+            }
+        });
+    }
+}
+
+/// What is remarkable about a bound pod that is seen again.
+fn remark(known: &PodEntry, seen: &Bound, demand: &Demand) -> Remark {
+    match known.recorded_devices() {
+        None => Remark::Unplaced,
+        recorded if recorded != seen.devices.as_ref() => Remark::DevicesEdited,
+        _ if known.demand != *demand => Remark::DemandEdited,
+        _ => Remark::Nothing,
     }
 }

@@ -25,11 +25,15 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
         priority,
         sharing,
     };
+    let policy = Policy::default();
+    let class = policy.classify(traits);
     Demand {
         per_gpu: Bytes::gib(gib),
         gpus: 1,
         sharing,
-        class: Policy::default().classify(traits),
+        class,
+        // What an engine's start does to its neighbours has tests of its own.
+        terms: crate::scheduling::policy::Terms { engine: false, ..policy.class(class).terms },
         priority,
         may_preempt: true,
         companion: Companion::default(),
@@ -82,7 +86,7 @@ fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[
         uid: uid(name),
         key,
         demand,
-        state: SeenState::Bound { node: node_name("n"), devices },
+        state: SeenState::Bound { node: node_name("n"), devices, starting: false },
     })
 }
 

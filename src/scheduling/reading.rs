@@ -1,0 +1,98 @@
+//! What an agent measured on one node, and how far it may be believed by its age.
+//!
+//! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
+//! what a GPU is worth right now (`ledger::book`).
+
+use super::loading::Holding;
+use crate::ids::{GpuUuid, PodUid};
+use crate::units::{Bytes, Moment, Percent};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// One node, measured once.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Reading {
+    /// On the receiver's clock: when the report came, less the age its sender measured.
+    pub sampled: Moment,
+    pub gpus: Vec<GpuReading>,
+    /// In order of model.
+    pub holdings: Arc<[Holding]>,
+}
+
+/// One GPU or MIG slice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct GpuReading {
+    pub uuid: GpuUuid,
+    /// What is allocated on it, without the driver's reserve; `None` if the driver does not say.
+    pub used: Option<Bytes>,
+    /// What the processes of each pod have, in order of UID.
+    pub attributed: Vec<(PodUid, Bytes)>,
+    pub pressure: Pressure,
+}
+
+/// How busy the engines on a GPU are. Unknown is unknown, never zero.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pressure {
+    /// KV cache in use, of the fullest engine serving there; rounded up.
+    pub kv_cache: Option<Percent>,
+    /// Requests that wait, over all engines serving there.
+    pub queue: Option<u32>,
+}
+
+impl Pressure {
+    /// A GPU on which no engine serves.
+    pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0) };
+
+    /// With one more engine on the same GPU: the fullest cache counts, queues add up. What one of them does not say is
+    /// not known of both.
+    pub fn beside(self, other: Self) -> Self {
+        Self {
+            kv_cache: self.kv_cache.zip(other.kv_cache).map(|(a, b)| a.max(b)),
+            queue: self.queue.zip(other.queue).map(|(a, b)| a.saturating_add(b)),
+        }
+    }
+}
+
+/// How far a node's reading may be believed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Freshness {
+    /// No agent has reported since this ledger began.
+    #[default]
+    Unreported,
+    Fresh,
+    /// Too old to act on; still a hint of what else is there.
+    Stale,
+    Expired,
+}
+
+impl Reading {
+    pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
+        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Whether processes of the pod were seen on any of its GPUs.
+    pub fn shows(&self, pod: &PodUid) -> bool {
+        self.gpus.iter().any(|gpu| gpu.attributed_to(pod).is_some())
+    }
+}
+
+impl GpuReading {
+    pub fn attributed_to(&self, pod: &PodUid) -> Option<Bytes> {
+        let place = self.attributed.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.attributed[place].1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_engine_does_not_say_is_not_known_of_the_gpu() {
+        let said = |kv, queue| Pressure { kv_cache: Percent::new(kv), queue: Some(queue) };
+        assert_eq!(Pressure::NONE.beside(said(40, 2)).beside(said(70, 3)), said(70, 5));
+        let mute = Pressure { kv_cache: None, queue: Some(1) };
+        assert_eq!(said(40, 2).beside(mute), Pressure { kv_cache: None, queue: Some(3) });
+    }
+}
