@@ -112,9 +112,10 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>) -> Option<Seen> {
 }
 
 /// Whether a bound pod's engine may be in its start: it is not ready, and no container of it has been restarted. One that
-/// has failed once profiles memory again whenever it likes; waiting for it would keep the GPU shut for ever.
+/// has failed once profiles memory again whenever it likes; waiting for it would keep the GPU shut for ever. One without a
+/// status is on no real node.
 fn is_starting(pod: &Pod) -> bool {
-    let Some(status) = &pod.status else { return true };
+    let Some(status) = &pod.status else { return false };
     let is_ready = |condition: &PodCondition| condition.type_ == "Ready" && condition.status == "True";
     let was_restarted =
         status.container_statuses.iter().flatten().any(|container| container.restart_count > 0);

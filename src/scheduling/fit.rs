@@ -3,6 +3,7 @@
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack;
+use super::reading::Pressure;
 use super::request::{Demand, Sharing};
 use crate::units::{Bytes, Percent};
 use serde::Serialize;
@@ -92,11 +93,6 @@ impl Misfit {
             Self::VictimsLeaving { .. } => "waiting for preempted pods to leave",
         }
     }
-
-    /// Whether the node could fit if other pods left it.
-    pub fn evictions_could_resolve(&self) -> bool {
-        matches!(self, Self::NoEmptyGpu { .. } | Self::NoRoom { .. })
-    }
 }
 
 /// The GPUs `demand` would get on `node`, or why it gets none.
@@ -147,27 +143,48 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
     Misfit::NoRoom { per_gpu: demand.per_gpu, asked, roomy, most_free }
 }
 
-/// What keeps the demand out even if every tenant that may leave left: what was measured, and what is under way.
+/// Whether the node would fit if every pod left it, as far as what was measured allows.
+pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
+    gpus.iter().filter(|gpu| could_hold(gpu, demand) && gpu.admits(demand)).count() >= demand.gpus as usize
+}
+
+/// What keeps the demand out beside other pods' VRAM: what was measured, and what is under way.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
-    let asked = demand.gpus;
-    let could_hold: Vec<&Gpu> =
-        gpus.iter().filter(|gpu| usable(gpu, demand) && gpu.most() >= demand.per_gpu).collect();
-    if could_hold.len() < asked as usize {
-        let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
-        let large_enough = could_hold.len() as u32;
-        return Some(Misfit::Occupied { per_gpu: demand.per_gpu, asked, large_enough, most });
+    let asked = demand.gpus as usize;
+    let spacious: Vec<&Gpu> =
+        gpus.iter().filter(|gpu| usable(gpu, demand) && gpu.has_space(demand)).collect();
+    if spacious.len() >= asked {
+        return not_admitted(&spacious, demand);
     }
-    if could_hold.iter().filter(|gpu| gpu.admits(demand)).count() >= asked as usize {
+    let large: Vec<&Gpu> = gpus.iter().filter(|gpu| could_hold(gpu, demand)).collect();
+    if large.len() < asked {
+        let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
+        let large_enough = large.len() as u32;
+        return Some(Misfit::Occupied { per_gpu: demand.per_gpu, asked: demand.gpus, large_enough, most });
+    }
+    not_admitted(&large, demand)
+}
+
+/// Why too few of these GPUs let the demand join, if they are too few.
+fn not_admitted(gpus: &[&Gpu], demand: &Demand) -> Option<Misfit> {
+    let asked = demand.gpus;
+    if gpus.iter().filter(|gpu| gpu.admits(demand)).count() >= asked as usize {
         return None;
     }
-    let busy: Vec<&&Gpu> = could_hold.iter().filter(|gpu| demand.terms.exceeded_by(gpu.pressure)).collect();
-    if could_hold.len() - busy.len() < asked as usize {
-        let kv_cache = busy.iter().filter_map(|gpu| gpu.pressure.kv_cache).min().unwrap_or_default();
-        let queue = busy.iter().filter_map(|gpu| gpu.pressure.queue).min().unwrap_or_default();
+    let busy: Vec<Pressure> =
+        gpus.iter().map(|gpu| gpu.pressure).filter(|p| demand.terms.exceeded_by(*p)).collect();
+    if gpus.len() - busy.len() < asked as usize {
+        let kv_cache = busy.iter().filter_map(|pressure| pressure.kv_cache).min().unwrap_or_default();
+        let queue = busy.iter().filter_map(|pressure| pressure.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: busy.len() as u32, asked, kv_cache, queue });
     }
-    let starting = could_hold.iter().filter(|gpu| gpu.starting).count() as u32;
+    let starting = gpus.iter().filter(|gpu| gpu.starting).count() as u32;
     Some(Misfit::EngineStarting { starting, asked })
+}
+
+/// Whether a GPU would hold the demand if its tenants left.
+fn could_hold(gpu: &Gpu, demand: &Demand) -> bool {
+    usable(gpu, demand) && gpu.most() >= demand.per_gpu
 }
 
 /// Whether a GPU may serve the demand at all, however full it is. A process cannot span MIG slices, so a pod over

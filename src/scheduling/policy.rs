@@ -148,6 +148,11 @@ impl Policy {
         Ok(Self { classes, ..self })
     }
 
+    /// In the order in which they are tried.
+    pub fn classes(&self) -> &[Class] {
+        &self.classes
+    }
+
     pub fn classify(&self, pod: Traits<'_>) -> ClassId {
         let place = self.classes.iter().position(|class| class.matches.accepts(pod));
         ClassId(place.expect("the last class matches every pod") as u16)

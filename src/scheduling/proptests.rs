@@ -4,7 +4,7 @@
 use super::audit::audit;
 use super::decision::Hold;
 use super::device::{Device, Gpu, GpuSet, Health};
-use super::fit::{Misfit, fit};
+use super::fit::{Misfit, evictions_could_resolve, fit};
 use super::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState};
 use super::loading::LoadingSpeeds;
 use super::node::{Node, NodeKind};
@@ -183,11 +183,13 @@ proptest! {
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
             .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
-        match fit(&node("n", gpus), &demand) {
+        match fit(&node("n", gpus.clone()), &demand) {
             Ok(_) => prop_assert!(possible),
             Err(misfit) => {
                 prop_assert!(!possible, "{}", misfit);
-                prop_assert_eq!(misfit.evictions_could_resolve(), possible_if_empty, "{:?}", misfit);
+                prop_assert_eq!(evictions_could_resolve(&gpus, &demand), possible_if_empty, "{:?}", misfit);
+                let is_about_pods = matches!(misfit, Misfit::NoRoom { .. } | Misfit::NoEmptyGpu { .. });
+                prop_assert!(possible_if_empty || !is_about_pods, "{:?}", misfit);
             }
         }
     }
@@ -610,8 +612,15 @@ impl Bench {
         }
     }
 
-    /// No GPU was promised more than it has, and one that a pod has to itself has that pod only.
+    /// No GPU was promised more than it has, one that a pod has to itself has that pod only, and of the engines placed on
+    /// one no two start at once.
     fn check_promises(&self) {
+        let mut starting: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
+        for (uid, (devices, ..)) in &self.promised {
+            let starts = self.ledger.entry(uid).is_some_and(|entry| entry.starting.is_some());
+            devices.iter().filter(|_| starts).for_each(|gpu| *starting.entry(gpu).or_default() += 1);
+        }
+        assert!(starting.values().all(|engines| *engines == 1), "two engines start at once: {starting:?}");
         let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
         for (devices, amount, alone) in self.promised.values() {
             devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));

@@ -14,11 +14,12 @@ use stowage::scheduling::audit::audit;
 use stowage::scheduling::decision::Hold;
 use stowage::scheduling::ledger::{Assumption, Phase, PodEntry};
 use stowage::scheduling::node::Node;
-use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 use stowage::units::{Bytes, Millis, Moment};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::served::without_engines;
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -32,7 +33,7 @@ struct Replica {
 
 impl Replica {
     fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
-        let service = Service::new(Policy::default());
+        let service = Service::new(without_engines());
         let shutdown = CancellationToken::new();
         let bind = Duration::from_millis(300);
         let options =

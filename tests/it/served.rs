@@ -103,6 +103,14 @@ impl ControlPlane for Scripted {
     }
 }
 
+/// The default policy, but that no class is of engines: pods that no kubelet runs never get through their start. What a
+/// start does to others has tests of its own.
+pub fn without_engines() -> Policy {
+    let mut classes = Policy::default().classes().to_vec();
+    classes.iter_mut().for_each(|class| class.terms.engine = false);
+    Policy::default().with_classes(classes).expect("the default classes are valid")
+}
+
 /// What a test starts from.
 pub struct Cluster {
     pub nodes: Vec<Value>,
@@ -118,7 +126,7 @@ impl Cluster {
         Self {
             nodes: gpus.iter().map(|(name, _)| node(name)).collect(),
             pods: Vec::new(),
-            policy: Policy::default(),
+            policy: without_engines(),
             limits: Limits::default(),
             gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
         }

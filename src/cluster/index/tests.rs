@@ -61,7 +61,11 @@ struct Bench {
 impl Bench {
     /// Node `a` with two GPUs, seen by an empty index.
     fn new() -> Self {
-        let mut bench = Self { service: Service::new(Policy::default()), index: Index::default() };
+        // Nobody runs these pods: an engine among them would start for ever.
+        let mut classes = Policy::default().classes().to_vec();
+        classes.iter_mut().for_each(|class| class.terms.engine = false);
+        let policy = Policy::default().with_classes(classes).unwrap();
+        let mut bench = Self { service: Service::new(policy), index: Index::default() };
         bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
         bench
     }

@@ -177,3 +177,6 @@ impl Book {
         found
     }
 }
+
+#[cfg(test)]
+mod tests;
