@@ -108,7 +108,8 @@ fn part<'a>(
         return None;
     }
     let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
-    Some(Part { entry, amount, placed })
+    // Where an agent found a pod of somebody else's is where it counts, but nobody promised it that.
+    Some(Part { entry, amount, placed: placed && entry.recorded_devices().is_some() })
 }
 
 /// What holds keep of this GPU beyond what their victims still occupy there.
