@@ -3,6 +3,8 @@
 //! Shapes and their checks only: nothing here samples, sends or decides. Fields that are not known are ignored, so that an
 //! agent may be newer than the extender; a field that is missing is named.
 
+mod reading;
+
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::Health;
 use crate::scheduling::loading::Tier;

@@ -1,0 +1,200 @@
+//! A report in the core's words: what it says of free VRAM, of busy engines and of models.
+
+use super::{EngineReport, EngineState, GpuReport, NodeReport, Part};
+use crate::ids::{GpuUuid, ModelId, PodUid};
+use crate::scheduling::loading::Holding;
+use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::units::{Bytes, Millis, Moment, Percent};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+impl NodeReport {
+    /// What was measured, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
+    pub fn reading(&self, received: Moment, fresh: Millis) -> Option<Reading> {
+        let pressures = self.pressures(fresh);
+        let gpus = self.gpus.as_ref()?.iter();
+        Some(Reading {
+            sampled: received.before(self.age_millis),
+            gpus: gpus.map(|gpu| self.gpu_reading(gpu, &pressures)).collect(),
+            holdings: self.holdings(),
+        })
+    }
+
+    fn gpu_reading(&self, gpu: &GpuReport, pressures: &BTreeMap<&GpuUuid, Pressure>) -> GpuReading {
+        GpuReading {
+            uuid: gpu.uuid.clone(),
+            used: gpu.used_bytes,
+            attributed: attributed(gpu),
+            pressure: match pressures.get(&gpu.uuid) {
+                Some(pressure) => *pressure,
+                // Nobody looked for engines: of a GPU on which something runs nothing is known.
+                None if self.did_not_look_for_engines() && !is_idle(gpu) => Pressure::default(),
+                None => Pressure::NONE,
+            },
+        }
+    }
+
+    /// An engine over several GPUs counts on each.
+    fn pressures(&self, fresh: Millis) -> BTreeMap<&GpuUuid, Pressure> {
+        let mut pressures = BTreeMap::new();
+        for engine in &self.engines {
+            let Some(of_engine) = pressure(engine, fresh) else { continue };
+            for gpu in &engine.gpus {
+                let pressure = pressures.entry(gpu).or_insert(Pressure::NONE);
+                *pressure = pressure.beside(of_engine);
+            }
+        }
+        pressures
+    }
+
+    fn did_not_look_for_engines(&self) -> bool {
+        self.missing.iter().any(|missing| matches!(missing.part, Part::Engines | Part::Pods))
+    }
+
+    /// In order of model; of a model that is there twice, what is nearer to a GPU.
+    fn holdings(&self) -> Arc<[Holding]> {
+        let mut best: BTreeMap<&ModelId, Holding> = BTreeMap::new();
+        for report in &self.models {
+            let found = Holding { model: report.model.clone(), tier: report.tier, bytes: report.bytes };
+            match best.get_mut(&report.model) {
+                Some(known) => {
+                    known.bytes = known.bytes.max(found.bytes);
+                    known.tier = known.tier.max(found.tier);
+                }
+                None => {
+                    best.insert(&report.model, found);
+                }
+            }
+        }
+        best.into_values().collect()
+    }
+}
+
+/// How busy an engine is; `None` if it serves nobody.
+fn pressure(engine: &EngineReport, fresh: Millis) -> Option<Pressure> {
+    match engine.state {
+        EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
+        EngineState::Unreachable => Some(Pressure::default()),
+        EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => {
+            Some(Pressure::default())
+        }
+        EngineState::Serving | EngineState::Draining => Some(Pressure {
+            kv_cache: engine.kv_cache_usage.and_then(Percent::from_share),
+            queue: engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
+        }),
+    }
+}
+
+/// What each pod's processes have on a GPU, in order of UID. One of which the driver does not tell how much counts as
+/// being there.
+fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
+    let mut by_pod: BTreeMap<&PodUid, Bytes> = BTreeMap::new();
+    for process in gpu.processes.iter().flatten() {
+        if let Some(pod) = &process.pod {
+            *by_pod.entry(pod).or_default() += process.used_bytes.unwrap_or_default();
+        }
+    }
+    by_pod.into_iter().map(|(pod, bytes)| (pod.clone(), bytes)).collect()
+}
+
+fn is_idle(gpu: &GpuReport) -> bool {
+    gpu.processes.as_ref().is_some_and(Vec::is_empty)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const FRESH: Millis = Millis::seconds(5);
+
+    fn report(engines: serde_json::Value) -> NodeReport {
+        let gpu = |uuid: &str, processes: serde_json::Value| json!({ "uuid": uuid, "index": 0, "model": "H100", "totalBytes": 100, "usedBytes": 40, "processes": processes });
+        let a = gpu(
+            "GPU-a",
+            json!([
+                { "pid": 1, "usedBytes": 10, "pod": "x" }, { "pid": 2, "usedBytes": 5, "pod": "x" },
+                { "pid": 3, "usedBytes": 7 }, { "pid": 4, "pod": "w" },
+            ]),
+        );
+        serde_json::from_value(json!({
+            "node": "n", "bootId": "b", "sequence": 1, "ageMillis": 400,
+            "gpus": [a, gpu("GPU-b", json!([]))], "engines": engines,
+        }))
+        .unwrap()
+    }
+
+    fn engine(edit: serde_json::Value) -> serde_json::Value {
+        let mut engine = json!({
+            "pod": "x", "engine": "vllm", "gpus": ["GPU-a"], "state": "serving",
+            "kvCacheUsage": 0.501, "waiting": 3, "ageMillis": 200,
+        });
+        for (key, value) in edit.as_object().unwrap() {
+            engine[key] = value.clone();
+        }
+        engine
+    }
+
+    fn on_a(engines: serde_json::Value) -> (Option<u8>, Option<u32>) {
+        let reading = report(engines).reading(Moment(10_000), FRESH).unwrap();
+        let pressure = reading.gpus[0].pressure;
+        (pressure.kv_cache.map(Percent::get), pressure.queue)
+    }
+
+    #[test]
+    fn use_is_attributed_to_pods_and_dated_by_the_receivers_clock() {
+        let reading = report(json!([])).reading(Moment(10_000), FRESH).unwrap();
+        assert_eq!(reading.sampled, Moment(9_600));
+        let pod = |name: &str| PodUid::parse(name).unwrap();
+        assert_eq!(reading.gpus[0].attributed, [(pod("w"), Bytes(0)), (pod("x"), Bytes(15))]);
+        assert_eq!((reading.gpus[0].used, reading.gpus[0].pressure), (Some(Bytes(40)), Pressure::NONE));
+    }
+
+    #[test]
+    fn the_fullest_cache_counts_and_queues_add_up() {
+        assert_eq!(
+            on_a(json!([engine(json!({})), engine(json!({ "kvCacheUsage": 0.2, "waiting": 4 }))])),
+            (Some(51), Some(7))
+        );
+    }
+
+    #[test]
+    fn who_serves_nobody_does_not_count_and_what_is_not_known_is_not_zero() {
+        for state in ["starting", "loading", "sleeping"] {
+            assert_eq!(on_a(json!([engine(json!({ "state": state }))])), (Some(0), Some(0)), "{state}");
+        }
+        assert_eq!(on_a(json!([engine(json!({ "state": "unreachable" }))])), (None, None));
+        assert_eq!(on_a(json!([engine(json!({ "ageMillis": 5000 }))])), (None, None), "too old to act on");
+        assert_eq!(on_a(json!([engine(json!({ "kvCacheUsage": null }))])), (None, Some(3)));
+    }
+
+    #[test]
+    fn where_nobody_looked_for_engines_only_an_idle_gpu_is_known_to_be_calm() {
+        let mut report = report(json!([]));
+        report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
+        let reading = report.reading(Moment(0), FRESH).unwrap();
+        assert_eq!(reading.gpus[0].pressure, Pressure::default());
+        assert_eq!(reading.gpus[1].pressure, Pressure::NONE);
+    }
+
+    #[test]
+    fn of_a_model_that_is_there_twice_the_nearer_counts() {
+        let mut report = report(json!([]));
+        report.models = serde_json::from_value(json!([
+            { "model": "b", "tier": "disk", "bytes": 7, "source": "huggingface" },
+            { "model": "a", "tier": "partial", "bytes": 3, "source": "huggingface" },
+            { "model": "b", "tier": "resident", "source": "engine" },
+        ]))
+        .unwrap();
+        let reading = report.reading(Moment(0), FRESH).unwrap();
+        let held: Vec<_> = reading.holdings.iter().map(|h| (h.model.as_str(), h.tier, h.bytes.0)).collect();
+        use crate::scheduling::loading::Tier;
+        assert_eq!(held, [("a", Tier::Partial, 3), ("b", Tier::Resident, 7)]);
+    }
+
+    #[test]
+    fn a_report_whose_gpus_could_not_be_read_measures_nothing() {
+        let report = NodeReport { gpus: None, ..report(json!([])) };
+        assert_eq!(report.reading(Moment(0), FRESH), None);
+    }
+}
