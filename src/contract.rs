@@ -128,11 +128,20 @@ pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
     text.split(',').map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
 }
 
+/// The VRAM its Binding granted it, over all its GPUs.
+pub fn granted(pod: &Pod) -> Option<Bytes> {
+    Bytes::parse_quantity(annotation(pod, written::GRANTED)?).ok()
+}
+
+/// Whether any container asks a device plugin for a GPU.
+pub fn asks_device_plugin(pod: &Pod) -> bool {
+    pod.spec.iter().flat_map(containers).any(|(_, container)| wants_plugin_gpu(container))
+}
+
 /// What a bound pod was granted counts, not what its annotations have been edited to since.
 fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     let gpus = devices.len() as u32;
-    let granted = annotation(pod, written::GRANTED).and_then(|text| Bytes::parse_quantity(text).ok());
-    match granted {
+    match granted(pod) {
         // More than was asked for: the GPUs were granted whole.
         Some(granted) if granted > demand.vram() => Demand { gpus, sharing: Sharing::Exclusive, ..demand },
         Some(granted) => Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand },
@@ -294,7 +303,7 @@ fn container_request(role: ContainerRole, container: &Container) -> ContainerReq
         name: &container.name,
         role,
         vram: amount(container, VRAM),
-        asks_device_plugin: asks_device_plugin(container),
+        asks_device_plugin: wants_plugin_gpu(container),
         cpu: amount(container, "cpu"),
         memory: amount(container, "memory"),
     }
@@ -307,7 +316,7 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
 }
 
-fn asks_device_plugin(container: &Container) -> bool {
+fn wants_plugin_gpu(container: &Container) -> bool {
     let Some(resources) = &container.resources else { return false };
     let asked = [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys);
     asked.into_iter().any(|key| is_device_plugin_resource(key))

@@ -1,0 +1,138 @@
+//! The loop closed: where a pod's processes really run, and what they really use, against what it was given.
+//!
+//! Nothing is put right here. Whoever reads the report decides what a finding means.
+
+use super::pods::PodOnNode;
+use crate::ids::{GpuUuid, PodUid};
+use crate::report::{Finding, GpuReport};
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// What a process has on a GPU beyond what its engine asked for: the CUDA context and its kernels. Half a GiB is usual, and
+/// the headroom of every GPU is there for it.
+const CONTEXT: Bytes = Bytes::mib(512);
+
+/// What is not as it was meant, in order of the pods.
+pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<Finding> {
+    let used = used_by_pod(gpus);
+    let found = pods.iter().filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
+    found.flat_map(|(pod, used)| drift(pod, used, gpus).into_iter().chain(over_grant(pod, used))).collect()
+}
+
+/// The GPUs on which each pod's processes were seen.
+pub fn gpus_of_pods(gpus: &[GpuReport]) -> BTreeMap<PodUid, Vec<GpuUuid>> {
+    let owned =
+        |(uid, used): (&PodUid, BTreeMap<&GpuUuid, Used>)| (uid.clone(), used.into_keys().cloned().collect());
+    used_by_pod(gpus).into_iter().map(owned).collect()
+}
+
+/// What one pod has on one GPU.
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    bytes: Bytes,
+    processes: u64,
+}
+
+fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>> {
+    let mut used: BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>> = BTreeMap::new();
+    for gpu in gpus {
+        for process in gpu.processes.iter().flatten() {
+            if let Some(pod) = &process.pod {
+                let used = used.entry(pod).or_default().entry(&gpu.uuid).or_default();
+                used.bytes += process.used_bytes.unwrap_or_default();
+                used.processes += 1;
+            }
+        }
+    }
+    used
+}
+
+fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -> Option<Finding> {
+    let recorded = pod.devices.as_ref()?;
+    // A record made before any agent spoke names the card by its index.
+    let is_recorded = |gpu: &GpuUuid| {
+        recorded.iter().any(|record| match record.index() {
+            None => record == gpu,
+            Some(index) => gpus.iter().any(|known| known.uuid == *gpu && known.index == index),
+        })
+    };
+    let is_elsewhere = used.keys().any(|gpu| !is_recorded(gpu));
+    is_elsewhere.then(|| Finding::Drift {
+        pod: pod.uid.clone(),
+        recorded: recorded.clone(),
+        actual: used.keys().map(|gpu| (*gpu).clone()).collect(),
+    })
+}
+
+fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>) -> Option<Finding> {
+    let granted_bytes = pod.granted?;
+    let used_bytes: Bytes = used.values().map(|used| used.bytes).sum();
+    let contexts = CONTEXT.times(used.values().map(|used| used.processes).sum());
+    (used_bytes > granted_bytes + contexts).then(|| Finding::OverGrant {
+        pod: pod.uid.clone(),
+        granted_bytes,
+        used_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+    use serde_json::json;
+
+    fn pod(devices: &[&str], granted_gib: u64) -> PodOnNode {
+        PodOnNode {
+            uid: PodUid::parse("x").unwrap(),
+            key: PodKey::parse("default", "x").unwrap(),
+            ip: None,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            ports: vec![],
+            devices: Some(devices.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect()),
+            granted: Some(Bytes::gib(granted_gib)),
+            wants_gpu: true,
+            is_leaving: false,
+            is_ready: true,
+        }
+    }
+
+    /// GPU a (index 0) and b (index 1), each with what pod x has there, in GiB.
+    fn gpus(a: &[u64], b: &[u64]) -> Vec<GpuReport> {
+        let gpu = |index: usize, uuid: &str, used: &[u64]| {
+            let process = |gib: &u64| json!({ "pid": 7, "usedBytes": gib << 30, "pod": "x" });
+            let processes: Vec<_> = used.iter().map(process).collect();
+            let gpu = json!({
+                "uuid": uuid, "index": index, "model": "H100", "totalBytes": 80u64 << 30, "processes": processes,
+            });
+            serde_json::from_value(gpu).unwrap()
+        };
+        vec![gpu(0, "GPU-a", a), gpu(1, "GPU-b", b)]
+    }
+
+    #[test]
+    fn a_pod_where_it_was_put_and_within_its_grant_is_no_news() {
+        assert_eq!(findings(&[pod(&["GPU-a"], 20)], &gpus(&[10, 10], &[])), []);
+        assert_eq!(findings(&[pod(&["index-0"], 20)], &gpus(&[20], &[])), []);
+        assert_eq!(
+            findings(&[pod(&["GPU-a", "GPU-b"], 20)], &gpus(&[], &[10])),
+            [],
+            "it may still be starting"
+        );
+    }
+
+    #[test]
+    fn a_pod_on_another_gpu_has_drifted() {
+        let found = findings(&[pod(&["GPU-a"], 20)], &gpus(&[], &[10]));
+        let uuids = |uuid| vec![GpuUuid::parse(uuid).unwrap()];
+        let pod = PodUid::parse("x").unwrap();
+        assert_eq!(found, [Finding::Drift { pod, recorded: uuids("GPU-a"), actual: uuids("GPU-b") }]);
+    }
+
+    #[test]
+    fn a_context_beyond_the_grant_is_usual_and_more_is_told() {
+        assert_eq!(findings(&[pod(&["GPU-a"], 10)], &gpus(&[10], &[])), []);
+        let found = findings(&[pod(&["GPU-a"], 10)], &gpus(&[12], &[]));
+        assert!(matches!(found[..], [Finding::OverGrant { used_bytes, .. }] if used_bytes == Bytes::gib(12)));
+    }
+}

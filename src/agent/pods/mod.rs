@@ -1,0 +1,145 @@
+//! The pods on this node, as far as the agent needs to know them.
+//!
+//! Which pods there are is asked of a [`PodSource`]; [`watched`] is the API server's. Nothing here knows a GPU.
+
+pub mod watched;
+
+use crate::contract;
+use crate::ids::{GpuUuid, PodKey, PodUid};
+use crate::units::Bytes;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Annotations that say something to the agent begin with one of these.
+const READ_ANNOTATIONS: [&str; 3] = ["stowage.dev/", "prometheus.io/", "kubernetes.io/config."];
+
+/// A pod that runs on this node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodOnNode {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub ip: Option<IpAddr>,
+    pub labels: BTreeMap<String, String>,
+    pub annotations: BTreeMap<String, String>,
+    /// The ports its containers declare, in the order in which they do.
+    pub ports: Vec<u16>,
+    /// The GPUs its Binding recorded.
+    pub devices: Option<Vec<GpuUuid>>,
+    /// The VRAM it was granted, over all its GPUs.
+    pub granted: Option<Bytes>,
+    /// It asks for GPU memory or for a GPU.
+    pub wants_gpu: bool,
+    /// It has been told to go.
+    pub is_leaving: bool,
+    pub is_ready: bool,
+}
+
+/// Who knows which pods are on the node.
+pub trait PodSource: Send {
+    /// All of them, in order of UID, or why they are not known.
+    fn pods(&mut self) -> Result<Vec<PodOnNode>, String>;
+}
+
+/// Nobody: the agent runs without a cluster.
+#[derive(Debug)]
+pub struct NoPods(pub String);
+
+impl PodSource for NoPods {
+    fn pods(&mut self) -> Result<Vec<PodOnNode>, String> {
+        Err(self.0.clone())
+    }
+}
+
+impl PodOnNode {
+    /// `None` for a pod that has ended or has no name to go by.
+    pub fn of(pod: &Pod) -> Option<Self> {
+        if contract::is_finished(pod) {
+            return None;
+        }
+        let (uid, key) = contract::identity(pod).ok()?;
+        let status = pod.status.as_ref();
+        let ready = status.iter().flat_map(|status| status.conditions.iter().flatten());
+        let is_read =
+            |(key, _): &(&String, &String)| READ_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix));
+        let annotations = pod.metadata.annotations.iter().flatten();
+        Some(Self {
+            uid,
+            key,
+            ip: status.and_then(|status| status.pod_ip.as_deref()?.parse().ok()),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            annotations: annotations.filter(is_read).map(|(k, v)| (k.clone(), v.clone())).collect(),
+            ports: containers(pod).flat_map(ports).collect(),
+            devices: contract::recorded_devices(pod).map(|devices| devices.to_vec()),
+            granted: contract::granted(pod),
+            wants_gpu: contract::asks_for_vram(pod) || contract::asks_device_plugin(pod),
+            is_leaving: pod.metadata.deletion_timestamp.is_some(),
+            is_ready: ready.into_iter().any(|c| c.type_ == "Ready" && c.status == "True"),
+        })
+    }
+}
+
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
+}
+
+/// A metrics port goes by TCP, and tells by its name.
+fn ports(container: &Container) -> impl Iterator<Item = u16> {
+    let tcp =
+        container.ports.iter().flatten().filter(|port| port.protocol.as_deref().unwrap_or("TCP") == "TCP");
+    tcp.filter_map(|port| u16::try_from(port.container_port).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(edit: impl FnOnce(&mut serde_json::Value)) -> Option<PodOnNode> {
+        let mut pod = json!({
+            "metadata": {
+                "name": "llama", "namespace": "team-a", "uid": "1",
+                "labels": { "llm-d.ai/engine-type": "vllm" },
+                "annotations": {
+                    "stowage.dev/devices": "GPU-a,GPU-b", "stowage.dev/vram-granted": "1024",
+                    "stowage.dev/metrics-port": "9000", "example.com/huge": "x",
+                },
+            },
+            "spec": { "containers": [{
+                "name": "engine",
+                "ports": [{ "containerPort": 8000 }, { "containerPort": 53, "protocol": "UDP" }],
+                "resources": { "limits": { "stowage.dev/vram": "1Ki" } },
+            }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.7", "conditions": [{ "type": "Ready", "status": "True" }] },
+        });
+        edit(&mut pod);
+        PodOnNode::of(&serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn of_a_pod_is_kept_what_the_agent_reads() {
+        let pod = pod(|_| {}).unwrap();
+        assert_eq!(pod.key.to_string(), "team-a/llama");
+        assert_eq!(pod.ip, Some([10, 0, 0, 7].into()));
+        assert_eq!(pod.ports, [8000]);
+        assert_eq!(pod.devices.unwrap().len(), 2);
+        assert_eq!(pod.granted, Some(Bytes(1024)));
+        assert!(pod.annotations.contains_key("stowage.dev/metrics-port"));
+        assert!(!pod.annotations.contains_key("example.com/huge"));
+        assert!(pod.wants_gpu && pod.is_ready && !pod.is_leaving);
+    }
+
+    #[test]
+    fn a_pod_that_has_ended_is_not_on_the_node_any_more() {
+        assert_eq!(pod(|pod| pod["status"]["phase"] = json!("Succeeded")), None);
+    }
+
+    #[test]
+    fn a_pod_of_the_device_plugin_wants_a_gpu_too() {
+        let limits = json!({ "nvidia.com/gpu": "1" });
+        let plugin = pod(|pod| pod["spec"]["containers"][0]["resources"]["limits"] = limits).unwrap();
+        assert!(plugin.wants_gpu);
+        let none = pod(|pod| pod["spec"]["containers"][0]["resources"] = json!({})).unwrap();
+        assert!(!none.wants_gpu);
+    }
+}

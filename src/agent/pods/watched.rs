@@ -1,0 +1,107 @@
+//! The node's pods, watched at the API server: those of this node alone.
+//!
+//! What was seen stays while the watch is down: pods come and go more slowly than API servers restart.
+
+use super::{PodOnNode, PodSource};
+use crate::ids::{NodeName, PodUid};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::task::JoinHandle;
+
+/// A server ends a watch after this many seconds and it is resumed; a connection that died silently is noticed then.
+const WATCH_SECONDS: u32 = 60;
+
+/// Dropping it ends the watch.
+pub struct WatchedPods {
+    seen: Arc<Mutex<Seen>>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    /// Once all have been listed.
+    pods: Option<BTreeMap<PodUid, PodOnNode>>,
+    /// The list that is coming in.
+    listing: BTreeMap<PodUid, PodOnNode>,
+    problem: Option<String>,
+}
+
+impl WatchedPods {
+    /// Must be called inside a tokio runtime.
+    pub fn start(client: Client, node: &NodeName) -> Self {
+        let problem = Some("the API server has not listed the node's pods yet".into());
+        let seen = Arc::new(Mutex::new(Seen { pods: None, listing: BTreeMap::new(), problem }));
+        let task = tokio::spawn(watch(client, node.clone(), seen.clone()));
+        Self { seen, task }
+    }
+}
+
+impl Drop for WatchedPods {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl PodSource for WatchedPods {
+    fn pods(&mut self) -> Result<Vec<PodOnNode>, String> {
+        let seen = self.seen.lock();
+        match (&seen.pods, &seen.problem) {
+            (Some(pods), _) => Ok(pods.values().cloned().collect()),
+            (None, problem) => Err(problem.clone().unwrap_or_default()),
+        }
+    }
+}
+
+async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<Seen>>) {
+    let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH_SECONDS);
+    let mut events = watcher(Api::<Pod>::all(client), config).default_backoff().boxed();
+    while let Some(event) = events.next().await {
+        seen.lock().take(event);
+    }
+}
+
+impl Seen {
+    fn take(&mut self, event: Result<Event<Pod>, watcher::Error>) {
+        match event {
+            Ok(event) => {
+                self.problem = None;
+                self.apply(event);
+            }
+            Err(error) => {
+                let problem = format!("the node's pods cannot be watched: {error}");
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!("{problem}");
+                }
+                self.problem = Some(problem);
+            }
+        }
+    }
+
+    fn apply(&mut self, event: Event<Pod>) {
+        match event {
+            Event::Init => self.listing.clear(),
+            Event::InitApply(pod) => {
+                self.listing.extend(PodOnNode::of(&pod).map(|pod| (pod.uid.clone(), pod)));
+            }
+            Event::InitDone => self.pods = Some(std::mem::take(&mut self.listing)),
+            Event::Apply(pod) => match (PodOnNode::of(&pod), &mut self.pods) {
+                (Some(pod), Some(pods)) => drop(pods.insert(pod.uid.clone(), pod)),
+                (None, _) => self.forget(&pod),
+                (Some(_), None) => {}
+            },
+            Event::Delete(pod) => self.forget(&pod),
+        }
+    }
+
+    fn forget(&mut self, pod: &Pod) {
+        if let (Some(pods), Some(uid)) = (&mut self.pods, &pod.metadata.uid) {
+            pods.retain(|known, _| known.as_str() != uid);
+        }
+    }
+}
