@@ -1,0 +1,85 @@
+//! A source that blocks, on a thread of its own: a driver or a network disk that hangs holds up nobody.
+
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Asks something that may block, one question at a time.
+pub struct Blocking<T> {
+    questions: SyncSender<()>,
+    answers: mpsc::Receiver<T>,
+    /// When the question was asked that is not answered yet.
+    asked: Option<Instant>,
+}
+
+/// What came of asking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Asked<T> {
+    Answer(T),
+    /// It has been at it for so long.
+    Hangs(Duration),
+    /// Its thread is gone.
+    Gone,
+}
+
+impl<T: Send + 'static> Blocking<T> {
+    /// The thread ends with its next answer after this is dropped.
+    pub fn start(name: &str, mut answer: impl FnMut() -> T + Send + 'static) -> std::io::Result<Self> {
+        let (questions, asked) = sync_channel::<()>(1);
+        let (answers, answered) = mpsc::channel(1);
+        std::thread::Builder::new().name(name.into()).spawn(move || {
+            while asked.recv().is_ok() {
+                if answers.blocking_send(answer()).is_err() {
+                    return;
+                }
+            }
+        })?;
+        Ok(Self { questions, answers: answered, asked: None })
+    }
+
+    /// Asks, and waits this long at most. An answer that comes later is taken by the next call.
+    pub async fn ask(&mut self, patience: Duration) -> Asked<T> {
+        if self.asked.is_none() {
+            match self.questions.try_send(()) {
+                Ok(()) => self.asked = Some(Instant::now()),
+                Err(TrySendError::Full(())) | Err(TrySendError::Disconnected(())) => return Asked::Gone,
+            }
+        }
+        match tokio::time::timeout(patience, self.answers.recv()).await {
+            Ok(Some(answer)) => {
+                self.asked = None;
+                Asked::Answer(answer)
+            }
+            Ok(None) => Asked::Gone,
+            Err(_) => Asked::Hangs(self.asked.map(|asked| asked.elapsed()).unwrap_or_default()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    const SHORT: Duration = Duration::from_millis(1);
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[tokio::test]
+    async fn a_source_that_hangs_is_given_up_for_now_and_heard_later() {
+        let (release, released) = channel::<u32>();
+        let mut source = Blocking::start("test", move || released.recv().unwrap()).unwrap();
+        assert!(matches!(source.ask(SHORT).await, Asked::Hangs(_)));
+        assert!(matches!(source.ask(SHORT).await, Asked::Hangs(_)), "it is not asked twice");
+        release.send(7).unwrap();
+        assert_eq!(source.ask(LONG).await, Asked::Answer(7));
+        release.send(8).unwrap();
+        assert_eq!(source.ask(LONG).await, Asked::Answer(8));
+    }
+
+    #[tokio::test]
+    async fn a_source_that_panics_is_gone() {
+        let mut source = Blocking::<u32>::start("test", || panic!("on purpose")).unwrap();
+        assert_eq!(source.ask(LONG).await, Asked::Gone);
+        assert_eq!(source.ask(LONG).await, Asked::Gone);
+    }
+}
