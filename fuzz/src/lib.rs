@@ -41,6 +41,20 @@ pub fn quantity(data: &[u8]) {
     }
 }
 
+/// An engine's metrics page, behind one byte that is the hint: whatever it says, the figures are ones that can be.
+pub fn engine_page(data: &[u8]) {
+    use stowage::engine_metrics::{Engine, read};
+    let Some((&hint, page)) = data.split_first() else { return };
+    let Ok(figures) = read(page, Engine::ALL.get(usize::from(hint)).copied()) else { return };
+    assert!(figures.kv_cache_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
+    assert!(figures.sleep_level.is_none_or(|level| level == 1 || level == 2), "{figures:?}");
+    // A count of one rank is at most 10^12, and 256 ranks are read.
+    for count in [figures.kv_cache_tokens, figures.waiting, figures.running].into_iter().flatten() {
+        assert!(count <= 256_000_000_000_000, "{figures:?}");
+    }
+    assert!(figures.problems.iter().all(|problem| problem.to_string().len() < 400), "{figures:?}");
+}
+
 /// Any history of a small cluster: after every step the books add up and no GPU is promised more than it has.
 pub fn ledger(data: &[u8]) {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
@@ -157,6 +171,11 @@ mod tests {
     #[test]
     fn the_wire_corpus_passes() {
         replay("wire", super::wire);
+    }
+
+    #[test]
+    fn the_engine_page_corpus_passes() {
+        replay("engine_page", super::engine_page);
     }
 
     #[test]

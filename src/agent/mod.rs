@@ -1,4 +1,6 @@
 //! The node edge: samples one node once a second and reports it to every replica of Stowage.
 
+pub mod blocking;
+pub mod engines;
 pub mod findings;
 pub mod pods;

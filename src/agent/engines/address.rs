@@ -1,0 +1,144 @@
+//! Where on a pod its engine's pages may be: what the pod says, then what engines commonly do.
+//!
+//! A pure function of the pod. Whether anybody answers there is `visit`'s to find out.
+
+use crate::agent::pods::PodOnNode;
+use crate::engine_metrics::Engine;
+use http::uri::PathAndQuery;
+
+/// Ours, and stronger than anything else the pod says.
+pub const METRICS_PORT: &str = "stowage.dev/metrics-port";
+pub const METRICS_PATH: &str = "stowage.dev/metrics-path";
+/// What many monitoring systems go by.
+const PROMETHEUS_PORT: &str = "prometheus.io/port";
+const PROMETHEUS_PATH: &str = "prometheus.io/path";
+const ENGINE_TYPE: &str = "llm-d.ai/engine-type";
+
+const METRICS: PathAndQuery = PathAndQuery::from_static("/metrics");
+const HEALTH: PathAndQuery = PathAndQuery::from_static("/health");
+
+/// A page of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    pub port: u16,
+    pub path: PathAndQuery,
+}
+
+/// What is looked for on a pod, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sought {
+    /// The engine its label names.
+    pub engine: Option<Engine>,
+    pub claim: Claim,
+    /// To be tried in this order; no address twice.
+    pub addresses: Vec<Address>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// The pod says that it is an engine, by our annotations or by its engine-type label.
+    Declared,
+    /// It has a GPU, and may be an engine or anything else.
+    Guessed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AddressOwner {
+    Pod,
+    /// Pods in the host's network have one address together: who answers on a port that this one does not claim may be another.
+    Shared,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadAnnotation {
+    #[error("its annotation {METRICS_PORT} is {0:?}; write a port from 1 to 65535")]
+    Port(String),
+    #[error("its annotation {METRICS_PATH} is {0:?}; write a path such as /metrics")]
+    Path(String),
+}
+
+pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<Sought, BadAnnotation> {
+    let annotation = |key| pod.annotations.get(key).map(|text| text.trim());
+    let engine = pod.labels.get(ENGINE_TYPE).and_then(|text| Engine::from_label(text));
+    let own_port = annotation(METRICS_PORT)
+        .map(|text| port(text).ok_or_else(|| BadAnnotation::Port(text.into())))
+        .transpose()?;
+    let own_path = annotation(METRICS_PATH)
+        .map(|text| path(text).ok_or_else(|| BadAnnotation::Path(text.into())))
+        .transpose()?;
+    let is_declared = own_port.is_some() || own_path.is_some() || pod.labels.contains_key(ENGINE_TYPE);
+    let claim = if is_declared { Claim::Declared } else { Claim::Guessed };
+    // The path on a port of which only the number is known.
+    let usual_path = match (&own_path, engine) {
+        (Some(path), _) => path.clone(),
+        (None, Some(engine)) => well_known(engine)[0].path.clone(),
+        (None, None) => METRICS,
+    };
+    let mut addresses = Vec::new();
+    let mut add = |port, path: &PathAndQuery| {
+        let address = Address { port, path: own_path.as_ref().unwrap_or(path).clone() };
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    };
+    if let Some(port) = own_port {
+        add(port, &usual_path);
+        return Ok(Sought { engine, claim, addresses });
+    }
+    if let Some(port) = annotation(PROMETHEUS_PORT).and_then(port) {
+        add(port, &annotation(PROMETHEUS_PATH).and_then(path).unwrap_or_else(|| usual_path.clone()));
+    }
+    let guesses: Vec<Address> = match (owner, engine) {
+        (AddressOwner::Shared, _) => Vec::new(),
+        (AddressOwner::Pod, Some(engine)) => well_known(engine),
+        (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
+    };
+    // A named engine's own port is a better guess than one of several that the pod declares.
+    let (before, after) = if engine.is_some() { (&guesses[..], &[][..]) } else { (&[][..], &guesses[..]) };
+    before.iter().for_each(|guess| add(guess.port, &guess.path));
+    pod.ports.iter().for_each(|&port| add(port, &usual_path));
+    after.iter().for_each(|guess| add(guess.port, &guess.path));
+    Ok(Sought { engine, claim, addresses })
+}
+
+fn port(text: &str) -> Option<u16> {
+    text.parse().ok().filter(|&port| port != 0)
+}
+
+fn path(text: &str) -> Option<PathAndQuery> {
+    text.starts_with('/').then(|| text.parse().ok()).flatten()
+}
+
+/// Where an engine's metrics are unless it was told otherwise; at least one place.
+fn well_known(engine: Engine) -> Vec<Address> {
+    let (ports, path): (&[u16], &'static str) = match engine {
+        Engine::Vllm => (&[8000], "/metrics"),
+        Engine::Sglang => (&[30000], "/metrics"),
+        Engine::TrtllmServe => (&[8000], "/prometheus/metrics"),
+        // Its metrics have a port of their own.
+        Engine::Triton => (&[8002], "/metrics"),
+        Engine::Lmdeploy => (&[23333], "/metrics"),
+        // As its image starts it, and as many charts do, because 80 needs a privilege.
+        Engine::Tgi => (&[80, 8080], "/metrics"),
+        Engine::LlamaCpp => (&[8080], "/metrics"),
+        // A worker has none unless DYN_SYSTEM_PORT says so: 9090 is what its operator sets, 8081 what its guides do.
+        Engine::Dynamo => (&[9090, 8081], "/metrics"),
+    };
+    ports.iter().map(|&port| Address { port, path: PathAndQuery::from_static(path) }).collect()
+}
+
+/// Where an engine whose metrics are at `metrics` says whether it is ready, if it does.
+pub fn health(engine: Option<Engine>, metrics: &Address) -> Option<Address> {
+    match engine {
+        Some(Engine::Dynamo | Engine::Lmdeploy) => None,
+        Some(Engine::Triton) => {
+            Some(Address { port: 8000, path: PathAndQuery::from_static("/v2/health/ready") })
+        }
+        _ => Some(Address { port: metrics.port, path: HEALTH }),
+    }
+}
+
+/// Where llama.cpp says how large its KV cache is.
+pub fn properties(metrics: &Address) -> Address {
+    Address { port: metrics.port, path: PathAndQuery::from_static("/props") }
+}

@@ -1,0 +1,165 @@
+//! One GET of one page of a pod, over plain HTTP/1.1, within limits of time and size.
+//!
+//! A pod may answer anything. Nothing it answers is followed, unpacked or waited for; connections are kept for the next round.
+
+use super::address::Address;
+use super::limits::Limits;
+use crate::engine_metrics::scan::whole_lines;
+use crate::units::Bytes;
+use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use std::fmt::Display;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    #[error("nobody listens at {0}")]
+    Refused(Uri),
+    #[error("{0} cannot be reached: {1}")]
+    Unreachable(Uri, String),
+    #[error("{0} has not answered in full within {1:?}")]
+    TimedOut(Uri, Duration),
+    #[error("{0} answers {1}{hint}", hint = hint(*.1))]
+    Status(Uri, StatusCode),
+    #[error("{0} answers more than {1}, which is no metrics page")]
+    TooLong(Uri, Bytes),
+    #[error("{0} answers in an encoding that was not asked for")]
+    Encoded(Uri),
+    #[error("{0} broke off: {1}")]
+    Broken(Uri, String),
+}
+
+/// What to do about an answer that is not a page.
+fn hint(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::NOT_FOUND => "; say where its metrics are with the annotation stowage.dev/metrics-path",
+        StatusCode::NOT_IMPLEMENTED => "; llama.cpp has metrics if started with --metrics",
+        status if status.is_redirection() => "; redirects are not followed, name the page itself",
+        _ => "",
+    }
+}
+
+impl FetchError {
+    /// The kernel says that no process has this port open.
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+
+    /// There is a server, which says that it is not ready.
+    pub fn is_not_ready(&self) -> bool {
+        matches!(self, Self::Status(_, StatusCode::SERVICE_UNAVAILABLE))
+    }
+}
+
+/// A connection is kept from one round to the next, and given up before the server does (Python's usual one, after five seconds).
+const IDLE: Duration = Duration::from_secs(4);
+
+#[derive(Debug)]
+pub struct Fetcher {
+    client: Client<HttpConnector, Empty<bytes::Bytes>>,
+    limits: Limits,
+    /// Held while a page is read on beyond [`Limits::large_page`].
+    large: Semaphore,
+}
+
+impl Fetcher {
+    pub fn new(limits: Limits) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(limits.connect));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            // Metrics and health at once.
+            .pool_max_idle_per_host(2)
+            .pool_idle_timeout(IDLE)
+            .pool_timer(TokioTimer::new())
+            .build(connector);
+        Self { client, limits, large: Semaphore::new(1) }
+    }
+
+    /// The body of a page that is answered with 200.
+    pub async fn get(&self, ip: IpAddr, address: &Address) -> Result<Vec<u8>, FetchError> {
+        let uri = uri(ip, address);
+        match timeout(self.limits.answer, self.ask(&uri)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(FetchError::TimedOut(uri, self.limits.answer)),
+        }
+    }
+
+    async fn ask(&self, uri: &Uri) -> Result<Vec<u8>, FetchError> {
+        let request = Request::get(uri)
+            .header(ACCEPT, "text/plain;version=0.0.4, */*;q=0.1")
+            .body(Empty::new())
+            .expect("an address makes a valid request");
+        let answer = self.client.request(request).await.map_err(|error| failure(uri, &error))?;
+        if answer.status() != StatusCode::OK {
+            return Err(FetchError::Status(uri.clone(), answer.status()));
+        }
+        if answer.headers().get(CONTENT_ENCODING).is_some_and(|encoding| encoding != "identity") {
+            return Err(FetchError::Encoded(uri.clone()));
+        }
+        self.read(uri, answer).await
+    }
+
+    async fn read<B>(&self, uri: &Uri, answer: Response<B>) -> Result<Vec<u8>, FetchError>
+    where
+        B: BodyExt<Data = bytes::Bytes, Error: Display> + Unpin,
+    {
+        let too_long = || FetchError::TooLong(uri.clone(), Bytes(self.limits.page as u64));
+        let is_framed =
+            [CONTENT_LENGTH, TRANSFER_ENCODING].iter().any(|name| answer.headers().contains_key(name));
+        let mut body = answer.into_body();
+        if body.size_hint().lower() > self.limits.page as u64 {
+            return Err(too_long());
+        }
+        let mut page = Vec::new();
+        let mut turn = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| FetchError::Broken(uri.clone(), error.to_string()))?;
+            let Ok(data) = frame.into_data() else { continue };
+            if page.len() + data.len() > self.limits.page {
+                return Err(too_long());
+            }
+            if page.len() + data.len() > self.limits.large_page && turn.is_none() {
+                turn = Some(self.large.acquire().await.expect("it is never closed"));
+            }
+            page.extend_from_slice(&data);
+        }
+        // Where only the end of the connection ends the page, nothing tells a whole last line from half of one.
+        if !is_framed {
+            page.truncate(whole_lines(&page).len());
+        }
+        Ok(page)
+    }
+}
+
+fn uri(ip: IpAddr, address: &Address) -> Uri {
+    Uri::builder()
+        .scheme("http")
+        .authority(SocketAddr::new(ip, address.port).to_string())
+        .path_and_query(address.path.clone())
+        .build()
+        .expect("an IP address, a port and a path make a URI")
+}
+
+fn failure(uri: &Uri, error: &Error) -> FetchError {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    let is_refused = cause
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
+    match (is_refused, error.is_connect()) {
+        (true, _) => FetchError::Refused(uri.clone()),
+        (false, true) => FetchError::Unreachable(uri.clone(), cause.to_string()),
+        (false, false) => FetchError::Broken(uri.clone(), cause.to_string()),
+    }
+}

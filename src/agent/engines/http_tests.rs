@@ -1,0 +1,359 @@
+//! Rounds over real loopback HTTP, at engines that behave and at pods that do not.
+
+use super::Engines;
+use super::address::METRICS_PORT;
+use super::limits::Limits;
+use crate::agent::pods::PodOnNode;
+use crate::ids::{GpuUuid, PodKey, PodUid};
+use crate::report::{EngineReport, EngineState};
+use crate::units::Millis;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use futures::stream;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+macro_rules! page {
+    ($name:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/engines/", $name, ".txt"))
+    };
+}
+
+/// Nothing a machine under load does within these is taken for an engine's fault, and every round asks.
+fn patient() -> Limits {
+    Limits {
+        connect: Duration::from_secs(20),
+        answer: Duration::from_secs(60),
+        patience: Duration::from_secs(60),
+        retry_engine: Duration::ZERO,
+        retry_guess: Duration::ZERO,
+        ..Limits::default()
+    }
+}
+
+fn pod(name: &str, port: Option<u16>) -> PodOnNode {
+    PodOnNode {
+        uid: PodUid::parse(name).unwrap(),
+        key: PodKey::parse("default", name).unwrap(),
+        ip: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        labels: BTreeMap::new(),
+        annotations: port.map(|port| (METRICS_PORT.to_owned(), port.to_string())).into_iter().collect(),
+        ports: Vec::new(),
+        devices: None,
+        granted: None,
+        wants_gpu: true,
+        is_leaving: false,
+        is_ready: false,
+    }
+}
+
+struct Server {
+    port: u16,
+    task: JoinHandle<()>,
+    shutdown: oneshot::Sender<()>,
+}
+
+async fn serve(router: Router) -> Server {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let service = router.into_make_service_with_connect_info::<SocketAddr>();
+    let (shutdown, told) = oneshot::channel::<()>();
+    let told = async { told.await.expect("a server is kept to the end of its test") };
+    let task =
+        tokio::spawn(async { axum::serve(listener, service).with_graceful_shutdown(told).await.unwrap() });
+    Server { port, task, shutdown }
+}
+
+impl Server {
+    /// Until its port and its connections are closed.
+    async fn stop(self) {
+        self.shutdown.send(()).unwrap();
+        self.task.await.unwrap();
+    }
+}
+
+/// An engine whose pages a test may change; what has none is not found.
+#[derive(Clone, Default)]
+struct Pages(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>);
+
+impl Pages {
+    fn set(&self, path: &'static str, status: u16, body: &str) -> &Self {
+        self.0.lock().insert(path, (status, body.to_owned()));
+        self
+    }
+
+    async fn serve(&self) -> Server {
+        let pages = self.clone();
+        serve(Router::new().fallback(move |uri: Uri| async move { pages.answer(&uri) })).await
+    }
+
+    fn answer(&self, uri: &Uri) -> Response {
+        match self.0.lock().get(uri.path()) {
+            Some((status, body)) => (StatusCode::from_u16(*status).unwrap(), body.clone()).into_response(),
+            None => StatusCode::NOT_FOUND.into_response(),
+        }
+    }
+}
+
+async fn round(engines: &mut Engines, pods: &[PodOnNode]) -> Vec<EngineReport> {
+    engines.round(pods, &BTreeMap::new()).await
+}
+
+/// The report of the only pod.
+async fn only(engines: &mut Engines, pod: &PodOnNode) -> EngineReport {
+    let mut reports = round(engines, std::slice::from_ref(pod)).await;
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    reports.remove(0)
+}
+
+#[tokio::test]
+async fn an_engine_is_followed_from_its_start_to_its_end() {
+    let pages = Pages::default();
+    let server = pages.serve().await;
+    let (mut engines, mut pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    assert_eq!(only(&mut engines, &pod).await.state, EngineState::Starting);
+    pages.set("/health", 503, "");
+    assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
+    pages.set("/metrics", 200, page!("vllm-0.12"));
+    assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
+    pages.set("/health", 200, "");
+    let report = only(&mut engines, &pod).await;
+    assert_eq!((report.state, report.engine.as_str()), (EngineState::Serving, "vllm"));
+    assert_eq!(report.model.unwrap().as_str(), "meta-llama/Llama-3.1-8B-Instruct");
+    assert_eq!((report.kv_cache_usage, report.kv_cache_tokens), (Some(0.6342857142857143), Some(877_008)));
+    assert_eq!((report.waiting, report.running, report.problem), (Some(3), Some(21), None));
+    pages.set("/metrics", 200, page!("vllm-0.12-asleep"));
+    let report = only(&mut engines, &pod).await;
+    assert_eq!((report.state, report.sleep_level), (EngineState::Sleeping, Some(1)));
+    pod.is_leaving = true;
+    assert_eq!(only(&mut engines, &pod).await.state, EngineState::Draining);
+    pod.is_leaving = false;
+    server.stop().await;
+    let mut report = only(&mut engines, &pod).await;
+    for _ in 0..10 {
+        if report.state == EngineState::Unreachable {
+            break;
+        }
+        // The first request may have gone down a connection that was just being closed.
+        report = only(&mut engines, &pod).await;
+    }
+    assert_eq!(
+        (report.state, report.sleep_level),
+        (EngineState::Unreachable, Some(1)),
+        "with its last figures"
+    );
+    assert!(report.problem.unwrap().contains("nobody listens"));
+    assert_eq!(round(&mut engines, &[]).await, []);
+}
+
+#[tokio::test]
+async fn an_engine_is_found_on_a_port_its_pod_declares() {
+    let pages = Pages::default();
+    let server = pages.set("/metrics", 200, page!("sglang")).set("/health", 200, "").serve().await;
+    let mut pod = pod("engine", None);
+    pod.ports = vec![server.port];
+    let (recorded, seen) = (GpuUuid::parse("GPU-a").unwrap(), GpuUuid::parse("GPU-b").unwrap());
+    pod.devices = Some(vec![recorded.clone()]);
+    let mut engines = Engines::new(patient());
+    let report = only(&mut engines, &pod).await;
+    assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
+    let report =
+        engines.round(&[pod.clone()], &BTreeMap::from([(pod.uid.clone(), vec![seen.clone()])])).await;
+    assert_eq!((report[0].state, &report[0].gpus), (EngineState::Serving, &vec![seen]));
+}
+
+#[tokio::test]
+async fn a_pod_without_an_engine_is_not_reported() {
+    let mut stranger = pod("stranger", None);
+    // No process of a test listens there.
+    stranger.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
+    let no_gpu = PodOnNode { wants_gpu: false, ..pod("no-gpu", Some(1)) };
+    let mut engines = Engines::new(patient());
+    for _ in 0..10 {
+        assert_eq!(round(&mut engines, &[stranger.clone(), no_gpu.clone()]).await, []);
+    }
+}
+
+#[tokio::test]
+async fn llama_cpp_says_on_another_page_how_much_it_holds() {
+    let pages = Pages::default();
+    pages.set("/health", 503, "{\"error\":{}}").set("/metrics", 503, "{\"error\":{}}");
+    let server = pages.serve().await;
+    let (mut engines, pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
+    pages.set("/metrics", 200, page!("llama-cpp")).set("/health", 200, "{\"status\":\"ok\"}");
+    pages.set(
+        "/props",
+        200,
+        r#"{"default_generation_settings":{"n_ctx":8192,"id":0},"total_slots":4,"model_path":"m"}"#,
+    );
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, None);
+    let report = only(&mut engines, &pod).await;
+    assert_eq!((report.state, report.kv_cache_tokens), (EngineState::Serving, Some(32_768)));
+    pages.set("/props", 200, r#"{"default_generation_settings":{"n_ctx":1},"total_slots":1}"#);
+    assert_eq!(only(&mut engines, &pod).await.kv_cache_tokens, Some(32_768), "it is asked once");
+}
+
+#[tokio::test]
+async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
+    let pages = Pages::default();
+    let server = pages.serve().await;
+    let (mut engines, pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    for (status, body, shown) in [
+        (
+            200,
+            "<!DOCTYPE html><html>Sign in</html>",
+            "no metric of a known engine; first line: \"<!DOCTYPE html>",
+        ),
+        (200, "", "the page is empty"),
+        (302, "", "answers 302 Found; redirects are not followed"),
+        (404, "", "answers 404 Not Found; say where its metrics are with the annotation"),
+        (501, "", "started with --metrics"),
+        (500, "vllm:kv_cache_usage_perc 0.5\n", "answers 500 Internal Server Error"),
+    ] {
+        pages.set("/metrics", status, body);
+        let report = only(&mut engines, &pod).await;
+        let problem = report.problem.unwrap();
+        assert!(problem.contains(shown), "{problem}");
+        assert_eq!((report.state, report.kv_cache_usage), (EngineState::Starting, None), "{problem}");
+    }
+    pages.set("/health", 200, "");
+    for (value, shown) in [("NaN", "NaN"), ("-1", "-1"), ("1e300", "1000000")] {
+        pages.set(
+            "/metrics",
+            200,
+            &format!("vllm:num_requests_waiting {value}\nvllm:num_requests_running 2\n"),
+        );
+        let report = only(&mut engines, &pod).await;
+        assert_eq!((report.waiting, report.running), (None, Some(2)));
+        assert!(report.problem.unwrap().starts_with(&format!("vllm:num_requests_waiting is {shown}")));
+    }
+}
+
+#[tokio::test]
+async fn five_hundred_megabytes_are_cut_at_eight() {
+    const CHUNK: &[u8] = &[b'a'; 1 << 20];
+    let sent = Arc::new(AtomicUsize::new(0));
+    let count = sent.clone();
+    let endless = move || async move {
+        Body::from_stream(stream::iter(0..500).map(move |_| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, Infallible>(CHUNK)
+        }))
+    };
+    let announced = || async {
+        let body = Body::from_stream(stream::pending::<Result<&[u8], Infallible>>());
+        Response::builder().header("content-length", 500 << 20).body(body).unwrap()
+    };
+    use futures::StreamExt;
+    let endless = serve(Router::new().route("/metrics", get(endless))).await;
+    let announced = serve(Router::new().route("/metrics", get(announced))).await;
+    let mut engines = Engines::new(patient());
+    let pods = [pod("announced", Some(announced.port)), pod("endless", Some(endless.port))];
+    for report in round(&mut engines, &pods).await {
+        let problem = report.problem.unwrap();
+        assert!(problem.contains("answers more than 8.0 MiB, which is no metrics page"), "{problem}");
+    }
+    // What was read, and what the two sockets hold; not the rest.
+    let sent = sent.load(Ordering::Relaxed);
+    assert!((8..100).contains(&sent), "{sent} MiB were sent");
+}
+
+#[tokio::test]
+async fn a_page_that_drips_ends_in_a_timeout() {
+    let drip = || async {
+        // A byte of a good page at a time, for ever.
+        let bytes = stream::unfold(page!("vllm-0.12").bytes().cycle(), |mut bytes| async move {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            bytes.next().map(|byte| (Ok::<_, Infallible>(vec![byte]), bytes))
+        });
+        Body::from_stream(bytes)
+    };
+    let server = serve(Router::new().route("/metrics", get(drip))).await;
+    let limits = Limits { answer: Duration::from_millis(100), ..patient() };
+    let report = only(&mut Engines::new(limits), &pod("engine", Some(server.port))).await;
+    assert_eq!(report.kv_cache_usage, None);
+    let problem = report.problem.unwrap();
+    assert!(problem.contains("has not answered in full within 100ms"), "{problem}");
+}
+
+#[tokio::test]
+async fn an_engine_that_hangs_delays_nobody() {
+    let hung = serve(Router::new().fallback(std::future::pending::<()>)).await;
+    let pages = Pages::default();
+    let good = pages.set("/metrics", 200, page!("triton")).serve().await;
+    // The hung one's answer would come long after the test has failed.
+    let limits =
+        Limits { answer: Duration::from_secs(600), patience: Duration::from_millis(50), ..patient() };
+    let mut engines = Engines::new(limits);
+    let pods = [pod("good", Some(good.port)), pod("hung", Some(hung.port))];
+    let rounds = async {
+        loop {
+            let reports = round(&mut engines, &pods).await;
+            assert_eq!(reports[1].state, EngineState::Starting);
+            if reports[0].state == EngineState::Serving && reports[0].age_millis > Millis(0) {
+                return reports;
+            }
+        }
+    };
+    let reports = tokio::time::timeout(Duration::from_secs(120), rounds).await.expect("rounds that end");
+    assert_eq!((reports[0].kv_cache_usage, reports[0].kv_cache_tokens), (Some(0.4375), Some(6272 * 64)));
+}
+
+#[tokio::test]
+async fn a_page_whose_last_line_may_be_cut_is_read_to_the_line_before() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let _ = connection.read(&mut [0; 1024]).await;
+            // Neither a length nor chunks: the end of the connection is the end of the page, of "… 12" here.
+            let page = b"HTTP/1.1 200 OK\r\n\r\nvllm:num_requests_running 7\nvllm:num_requests_waiting 1";
+            let _ = connection.write_all(page).await;
+        }
+    });
+    let report = only(&mut Engines::new(patient()), &pod("engine", Some(port))).await;
+    assert_eq!((report.running, report.waiting), (Some(7), None));
+}
+
+#[tokio::test]
+async fn connections_are_kept_between_rounds() {
+    let peers = Arc::new(Mutex::new(BTreeSet::new()));
+    let seen = peers.clone();
+    let server =
+        serve(Router::new().fallback(move |ConnectInfo(peer): ConnectInfo<SocketAddr>| async move {
+            seen.lock().insert(peer);
+            page!("lmdeploy")
+        }))
+        .await;
+    let (mut engines, pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    for _ in 0..20 {
+        only(&mut engines, &pod).await;
+    }
+    // Two in the first round, for metrics and health.
+    let peers = peers.lock().len();
+    assert!(peers <= 2, "{peers} connections");
+}
+
+#[tokio::test]
+async fn a_pod_that_says_where_it_is_in_a_way_that_cannot_be_read_is_told_so() {
+    let mut pod = pod("engine", Some(1));
+    pod.annotations.insert(METRICS_PORT.into(), "http".into());
+    let report = only(&mut Engines::new(patient()), &pod).await;
+    assert_eq!((report.state, report.engine.as_str()), (EngineState::Starting, "unknown"));
+    assert!(report.problem.unwrap().contains("\"http\"; write a port from 1 to 65535"));
+}

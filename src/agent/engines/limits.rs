@@ -1,0 +1,46 @@
+//! How long, how much and how often: every bound on what an engine can cost its node's agent.
+
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// For a connection to be there. A pod is on this very node.
+    pub connect: Duration,
+    /// For one answer, from the first byte of the request to the last of the body.
+    pub answer: Duration,
+    /// A round waits this long for those it has asked; who takes longer is in the next one.
+    pub patience: Duration,
+    /// Bytes of an answer.
+    pub page: usize,
+    /// Of pages larger than this, one at a time is read, so that hostile ones do not add up.
+    pub large_page: usize,
+    /// Figures older than this are no longer told.
+    pub keep: Duration,
+    /// Addresses tried in one round at a pod that may be no engine at all.
+    pub probes: usize,
+    /// The longest pause between two tries at a pod that is an engine.
+    pub retry_engine: Duration,
+    /// The longest pause between two rounds of tries at a pod that may be none.
+    pub retry_guess: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_millis(300),
+            // Within the second until the next round.
+            answer: Duration::from_millis(800),
+            // An engine answers in some ten milliseconds. One that hangs may not hold back what the node has to say for long.
+            patience: Duration::from_millis(250),
+            // Fifty times what a large engine prints.
+            page: 8 << 20,
+            large_page: 1 << 20,
+            // Until then an extender takes a report as stale, and from then on as none.
+            keep: Duration::from_secs(30),
+            probes: 2,
+            // An engine is seen within this time of its first answer.
+            retry_engine: Duration::from_secs(2),
+            retry_guess: Duration::from_secs(15),
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! What is known of one pod's engine from round to round: when to ask it what, and what to say of it.
+//!
+//! A state machine without I/O: `now` is an argument, a [`Visit`] comes out, an [`Answer`] goes in.
+
+use super::address::{Address, Claim, Sought, health};
+use super::limits::Limits;
+use super::visit::{Answer, Beside, Errand, Found, Health, NoPage, Visit};
+use crate::agent::pods::PodOnNode;
+use crate::engine_metrics::{Engine, Figures};
+use crate::ids::{GpuUuid, ModelId};
+use crate::report::{EngineReport, EngineState};
+use crate::units::Millis;
+use std::net::IpAddr;
+use std::time::Duration;
+use tokio::time::Instant;
+
+#[derive(Debug)]
+pub struct Watched {
+    sought: Sought,
+    /// Where its page was found.
+    home: Option<Address>,
+    /// Of the addresses sought, the one whose turn it is.
+    turn: usize,
+    /// The engine its page showed it to be.
+    engine: Option<Engine>,
+    latest: Option<(Figures, Instant)>,
+    health: Option<Health>,
+    /// What llama.cpp's properties said of its KV cache; asked once of each process.
+    kv_cache_tokens: Option<u64>,
+    properties: Asked,
+    contact: Contact,
+    /// Tries in vain since the last answer.
+    failures: u32,
+    /// Not to be asked before.
+    next: Instant,
+    /// The pod's readiness, as last seen.
+    was_ready: bool,
+    trouble: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    NotYet,
+    Done,
+}
+
+/// Whether anybody ever answered, and whether somebody may now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Contact {
+    Never,
+    Had,
+    /// It was had, and now nobody listens.
+    Lost,
+}
+
+/// The first pause after a try in vain; it doubles with each.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// A report carries a sentence or two, not an essay.
+const MAX_PROBLEM: usize = 300;
+
+impl Watched {
+    pub fn new(sought: Sought, now: Instant) -> Self {
+        Self {
+            sought,
+            home: None,
+            turn: 0,
+            engine: None,
+            latest: None,
+            health: None,
+            kv_cache_tokens: None,
+            properties: Asked::NotYet,
+            contact: Contact::Never,
+            failures: 0,
+            next: now,
+            was_ready: false,
+            trouble: None,
+        }
+    }
+
+    /// Where to look from now on. What is known stays if that is as it was.
+    pub fn seek(&mut self, sought: Sought, now: Instant) {
+        if self.sought != sought {
+            *self = Self::new(sought, now);
+        }
+    }
+
+    /// What to ask it now, if it is its time.
+    pub fn due(&mut self, pod: &PodOnNode, ip: IpAddr, now: Instant, limits: &Limits) -> Option<Visit> {
+        if pod.is_ready && !self.was_ready {
+            // Its readiness probe has found somebody: no reason to wait any longer.
+            self.next = now;
+        }
+        self.was_ready = pod.is_ready;
+        if now < self.next {
+            return None;
+        }
+        let errand = match (&self.home, self.sought.claim) {
+            (Some(home), _) => Errand::Metrics(home.clone(), self.beside(home)),
+            (None, Claim::Declared) => {
+                let metrics = self.candidates().next()?;
+                Errand::Metrics(metrics.clone(), self.beside(metrics))
+            }
+            (None, Claim::Guessed) => {
+                let addresses: Vec<_> = self.candidates().take(limits.probes).cloned().collect();
+                (!addresses.is_empty()).then_some(Errand::Search(addresses))?
+            }
+        };
+        Some(Visit { ip, engine: self.sought.engine.or(self.engine), errand })
+    }
+
+    /// The addresses from the one whose turn it is to the last.
+    fn candidates(&self) -> impl Iterator<Item = &Address> {
+        self.sought.addresses.iter().skip(self.turn)
+    }
+
+    /// Health is asked until it is known to serve, and again when its metrics fail.
+    fn beside(&self, metrics: &Address) -> Beside {
+        let is_known = matches!(self.health, Some(Health::Ready | Health::Unclear)) && self.trouble.is_none();
+        match health(self.known_engine(), metrics) {
+            Some(address) if !is_known => Beside::Health(address),
+            _ if self.engine == Some(Engine::LlamaCpp) && self.properties == Asked::NotYet => {
+                Beside::Properties
+            }
+            _ => Beside::Nothing,
+        }
+    }
+
+    fn known_engine(&self) -> Option<Engine> {
+        self.engine.or(self.sought.engine)
+    }
+
+    /// What came of a visit.
+    pub fn note(&mut self, errand: &Errand, answer: Answer, limits: &Limits) {
+        self.health = answer.health.or(self.health);
+        if matches!(errand, Errand::Metrics(_, Beside::Properties)) && answer.page.is_ok() {
+            self.properties = Asked::Done;
+            self.kv_cache_tokens = answer.properties.and_then(|properties| properties.kv_cache_tokens());
+        }
+        match answer.page {
+            Ok(found) => self.found(found, answer.asked),
+            Err(nothing) => self.not_found(errand, &nothing, answer.health, answer.asked, limits),
+        }
+    }
+
+    fn found(&mut self, found: Found, asked: Instant) {
+        self.home = Some(found.at);
+        self.engine = Some(found.figures.engine);
+        self.latest = Some((found.figures, asked));
+        self.contact = Contact::Had;
+        self.failures = 0;
+        self.next = asked;
+        self.trouble = None;
+    }
+
+    fn not_found(
+        &mut self,
+        errand: &Errand,
+        nothing: &NoPage,
+        health: Option<Health>,
+        asked: Instant,
+        limits: &Limits,
+    ) {
+        let (is_refused, is_not_ready) = match nothing {
+            NoPage::Fetch(error) => (error.is_refused(), error.is_not_ready()),
+            NoPage::Unknown(..) => (false, false),
+        };
+        if is_not_ready && matches!(errand, Errand::Metrics(..)) {
+            self.health = Some(Health::NotReady);
+        }
+        let is_somebody = is_not_ready || matches!(health, Some(Health::Ready | Health::NotReady));
+        match (is_somebody, self.contact) {
+            (true, _) => self.contact = Contact::Had,
+            (false, Contact::Had) if is_refused => self.lose(),
+            _ => {}
+        }
+        if self.health == Some(Health::NotReady) {
+            // What its page said is of before it started anew.
+            self.latest = None;
+        }
+        self.trouble = Some(nothing.to_string());
+        self.failures = self.failures.saturating_add(1);
+        match errand {
+            Errand::Metrics(..) if self.home.is_some() || is_somebody => {
+                self.pause(asked, limits.retry_engine)
+            }
+            Errand::Metrics(..) => self.turn_over(1, asked, limits.retry_engine),
+            Errand::Search(addresses) => self.turn_over(addresses.len(), asked, limits.retry_guess),
+        }
+    }
+
+    /// Its process is gone; the next one is asked everything anew.
+    fn lose(&mut self) {
+        self.contact = Contact::Lost;
+        self.health = None;
+        self.properties = Asked::NotYet;
+        self.kv_cache_tokens = None;
+    }
+
+    /// On to the next addresses; after the last, a pause.
+    fn turn_over(&mut self, tried: usize, asked: Instant, longest: Duration) {
+        self.turn += tried;
+        if self.turn < self.sought.addresses.len() {
+            self.failures -= 1;
+        } else {
+            self.turn = 0;
+            self.pause(asked, longest);
+        }
+    }
+
+    fn pause(&mut self, asked: Instant, longest: Duration) {
+        // From the sixth on it is the longest anyway.
+        let doubled = FIRST_PAUSE * (1 << (self.failures - 1).min(6));
+        self.next = asked + doubled.min(longest);
+    }
+
+    /// What to say of it; nothing, if it may be no engine at all.
+    pub fn report(
+        &self,
+        pod: &PodOnNode,
+        gpus: Vec<GpuUuid>,
+        now: Instant,
+        limits: &Limits,
+    ) -> Option<EngineReport> {
+        if self.engine.is_none() && self.sought.claim == Claim::Guessed {
+            return None;
+        }
+        let latest = self.latest.as_ref().filter(|(_, at)| now.duration_since(*at) <= limits.keep);
+        let age = latest.map_or(Duration::ZERO, |(_, at)| now.duration_since(*at));
+        let figures = latest.map(|(figures, _)| figures);
+        let state = self.state(pod, figures);
+        Some(EngineReport {
+            pod: pod.uid.clone(),
+            engine: self.known_engine().map_or("unknown", Engine::as_str).into(),
+            gpus,
+            state,
+            sleep_level: figures.and_then(|figures| figures.sleep_level),
+            model: figures.and_then(|figures| figures.model.clone()).or_else(|| declared_model(pod)),
+            kv_cache_usage: figures.and_then(|figures| figures.kv_cache_usage),
+            kv_cache_tokens: figures.and_then(|figures| figures.kv_cache_tokens.or(self.kv_cache_tokens)),
+            waiting: figures.and_then(|figures| figures.waiting),
+            running: figures.and_then(|figures| figures.running),
+            age_millis: Millis(u64::try_from(age.as_millis()).unwrap_or(u64::MAX)),
+            problem: self.problem(figures),
+        })
+    }
+
+    fn state(&self, pod: &PodOnNode, figures: Option<&Figures>) -> EngineState {
+        if pod.is_leaving {
+            return EngineState::Draining;
+        }
+        match (self.contact, self.health, figures) {
+            (Contact::Never, ..) => EngineState::Starting,
+            (Contact::Lost, ..) => EngineState::Unreachable,
+            (_, Some(Health::NotReady), _) => EngineState::Loading,
+            (_, _, Some(figures)) if figures.sleep_level.is_some() => EngineState::Sleeping,
+            (_, None, Some(_)) if self.has_health() => EngineState::Loading,
+            (_, _, Some(_)) => EngineState::Serving,
+            // Its metrics are not to be had, but it is there.
+            (_, Some(Health::Ready), None) => EngineState::Serving,
+            (_, _, None) => EngineState::Unreachable,
+        }
+    }
+
+    fn has_health(&self) -> bool {
+        self.home.as_ref().is_some_and(|home| health(self.known_engine(), home).is_some())
+    }
+
+    fn problem(&self, figures: Option<&Figures>) -> Option<String> {
+        let of_page = figures.into_iter().flat_map(|figures| &figures.problems).map(ToString::to_string);
+        let mut text = self.trouble.iter().cloned().chain(of_page).collect::<Vec<_>>().join("; ");
+        if let Some((end, _)) = text.char_indices().nth(MAX_PROBLEM) {
+            text.truncate(end);
+        }
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+/// The model the pod says it serves.
+pub fn declared_model(pod: &PodOnNode) -> Option<ModelId> {
+    let said = pod.annotations.get("stowage.dev/model").or_else(|| pod.labels.get("llm-d.ai/model"));
+    said.and_then(|text| ModelId::parse(text).ok())
+}

@@ -1,0 +1,331 @@
+//! What is asked when and said when, without a network: answers and moments are made up.
+
+use super::address::{Address, AddressOwner, Claim, METRICS_PATH, METRICS_PORT, sought};
+use super::fetch::FetchError;
+use super::limits::Limits;
+use super::visit::{Answer, Beside, Errand, Found, Health, NoPage, Visit};
+use super::watched::Watched;
+use crate::agent::pods::PodOnNode;
+use crate::engine_metrics::{Engine, read};
+use crate::ids::{PodKey, PodUid};
+use crate::report::{EngineReport, EngineState};
+use crate::units::Millis;
+use http::{StatusCode, Uri};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+use tokio::time::Instant;
+
+const IP: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+fn pod(labels: &[(&str, &str)], annotations: &[(&str, &str)], ports: &[u16]) -> PodOnNode {
+    let map = |pairs: &[(&str, &str)]| pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    PodOnNode {
+        uid: PodUid::parse("uid-1").unwrap(),
+        key: PodKey::parse("default", "engine-1").unwrap(),
+        ip: Some(IP),
+        labels: map(labels),
+        annotations: map(annotations),
+        ports: ports.to_vec(),
+        devices: None,
+        granted: None,
+        wants_gpu: true,
+        is_leaving: false,
+        is_ready: false,
+    }
+}
+
+fn addresses(pod: &PodOnNode, owner: AddressOwner) -> Vec<String> {
+    let sought = sought(pod, owner).unwrap();
+    sought.addresses.iter().map(|address| format!("{}{}", address.port, address.path)).collect()
+}
+
+#[test]
+fn what_a_pod_says_of_its_metrics_comes_before_what_engines_commonly_do() {
+    let prometheus = [("prometheus.io/port", "9400"), ("prometheus.io/path", "/m")];
+    let own = [(METRICS_PORT, "9000"), (METRICS_PATH, "/own"), prometheus[0], prometheus[1]];
+    let sglang = [("llm-d.ai/engine-type", "sglang")];
+    let of = |labels: &[_], annotations: &[_], ports: &[u16]| {
+        addresses(&pod(labels, annotations, ports), AddressOwner::Pod)
+    };
+    assert_eq!(of(&sglang, &own, &[8000]), ["9000/own"]);
+    assert_eq!(of(&sglang, &prometheus, &[8000]), ["9400/m", "30000/metrics", "8000/metrics"]);
+    assert_eq!(of(&[("llm-d.ai/engine-type", "trtllm-serve")], &[], &[]), ["8000/prometheus/metrics"]);
+    assert_eq!(of(&sglang, &[(METRICS_PATH, "/own")], &[30000, 30001]), ["30000/own", "30001/own"]);
+    assert_eq!(
+        of(&[], &[], &[7777]),
+        [
+            "7777/metrics",
+            "8000/metrics",
+            "30000/metrics",
+            "8000/prometheus/metrics",
+            "8002/metrics",
+            "23333/metrics",
+            "80/metrics",
+            "8080/metrics",
+            "9090/metrics",
+            "8081/metrics"
+        ]
+    );
+}
+
+#[test]
+fn a_port_that_another_pod_may_have_is_not_guessed() {
+    assert_eq!(addresses(&pod(&[], &[], &[7777]), AddressOwner::Shared), ["7777/metrics"]);
+    assert_eq!(addresses(&pod(&[], &[], &[]), AddressOwner::Shared), [""; 0]);
+}
+
+#[test]
+fn an_annotation_that_cannot_be_read_is_named() {
+    for (key, value) in [
+        (METRICS_PORT, "0"),
+        (METRICS_PORT, "65536"),
+        (METRICS_PORT, "http"),
+        (METRICS_PATH, "metrics"),
+        (METRICS_PATH, "/a b"),
+    ] {
+        let error = sought(&pod(&[], &[(key, value)], &[]), AddressOwner::Pod).unwrap_err().to_string();
+        assert!(error.contains(key) && error.contains(value), "{error}");
+    }
+}
+
+/// An engine under watch, and a clock.
+struct Story {
+    pod: PodOnNode,
+    watched: Watched,
+    limits: Limits,
+    now: Instant,
+}
+
+impl Story {
+    fn new(pod: PodOnNode) -> Self {
+        let now = Instant::now();
+        let sought = sought(&pod, AddressOwner::Pod).unwrap();
+        Self { watched: Watched::new(sought, now), pod, limits: Limits::default(), now }
+    }
+
+    fn declared() -> Self {
+        Self::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[]))
+    }
+
+    fn later(&mut self, millis: u64) {
+        self.now += Duration::from_millis(millis);
+    }
+
+    fn due(&mut self) -> Option<Visit> {
+        self.watched.due(&self.pod, IP, self.now, &self.limits)
+    }
+
+    fn answer(&mut self, page: Result<&str, NoPage>, health: Option<Health>) {
+        let visit = self.due().expect("it is time to ask");
+        let at = match &visit.errand {
+            Errand::Metrics(address, _) => address.clone(),
+            Errand::Search(addresses) => addresses[0].clone(),
+        };
+        let page = page.map(|page| Found { at, figures: read(page.as_bytes(), None).unwrap() });
+        let answer = Answer { asked: self.now, page, health, properties: None };
+        self.watched.note(&visit.errand, answer, &self.limits);
+    }
+
+    fn report(&self) -> EngineReport {
+        let report = self.watched.report(&self.pod, Vec::new(), self.now, &self.limits);
+        report.expect("it is known for an engine")
+    }
+
+    fn state(&self) -> EngineState {
+        self.report().state
+    }
+}
+
+const PAGE: &str = "vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_waiting 3\n";
+
+fn uri() -> Uri {
+    Uri::from_static("http://127.0.0.1:8000/metrics")
+}
+
+fn refused() -> NoPage {
+    FetchError::Refused(uri()).into()
+}
+
+fn timed_out() -> NoPage {
+    FetchError::TimedOut(uri(), Duration::from_millis(800)).into()
+}
+
+fn not_ready() -> NoPage {
+    FetchError::Status(uri(), StatusCode::SERVICE_UNAVAILABLE).into()
+}
+
+#[test]
+fn an_engine_starts_loads_serves_and_drains() {
+    let mut story = Story::declared();
+    assert_eq!(story.state(), EngineState::Starting);
+    story.answer(Err(refused()), Some(Health::Unclear));
+    assert_eq!(story.state(), EngineState::Starting);
+    story.later(2000);
+    story.answer(Err(not_ready()), Some(Health::NotReady));
+    assert_eq!(story.state(), EngineState::Loading);
+    story.later(2000);
+    story.answer(Ok(PAGE), Some(Health::NotReady));
+    assert_eq!(story.state(), EngineState::Loading, "a page alone does not make it ready");
+    story.later(1000);
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    assert_eq!(story.state(), EngineState::Serving);
+    assert_eq!(story.report().kv_cache_usage, Some(0.5));
+    story.later(1000);
+    story.answer(Ok("vllm:engine_sleep_state{sleep_state=\"discard_all\"} 1\n"), None);
+    assert_eq!((story.state(), story.report().sleep_level), (EngineState::Sleeping, Some(2)));
+    story.pod.is_leaving = true;
+    assert_eq!(story.state(), EngineState::Draining);
+}
+
+#[test]
+fn health_is_asked_until_it_serves_and_again_when_its_metrics_fail() {
+    let mut story = Story::declared();
+    let asks_health = |story: &mut Story| match story.due().expect("it is time").errand {
+        Errand::Metrics(_, Beside::Health(address)) => address.port == 8000 && address.path == "/health",
+        _ => false,
+    };
+    assert!(asks_health(&mut story));
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    assert!(!asks_health(&mut story));
+    story.answer(Err(timed_out()), None);
+    story.later(1000);
+    assert!(asks_health(&mut story));
+    story.answer(Ok(PAGE), Some(Health::Unclear));
+    assert!(!asks_health(&mut story), "an engine without a health page serves if its metrics are there");
+    assert_eq!(story.state(), EngineState::Serving);
+}
+
+#[test]
+fn figures_of_an_engine_that_hangs_grow_old_and_are_dropped() {
+    let mut story = Story::declared();
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    for _ in 0..15 {
+        story.later(2000);
+        story.answer(Err(timed_out()), Some(Health::Unclear));
+    }
+    let report = story.report();
+    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, Some(0.5)));
+    assert_eq!(report.age_millis, Millis(30_000));
+    assert!(report.problem.unwrap().contains("has not answered in full within 800ms"));
+    story.later(1);
+    let report = story.report();
+    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Unreachable, None));
+    assert_eq!((report.waiting, report.age_millis), (None, Millis(0)));
+    assert_eq!(report.engine, "vllm");
+}
+
+#[test]
+fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
+    let mut story = Story::declared();
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.later(1000);
+    story.answer(Err(refused()), None);
+    let report = story.report();
+    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Unreachable, Some(0.5)));
+    assert_eq!(report.age_millis, Millis(1000));
+    assert!(report.problem.unwrap().contains("nobody listens at http://127.0.0.1:8000/metrics"));
+}
+
+#[test]
+fn figures_of_the_process_before_are_not_told_of_the_next_one() {
+    let mut story = Story::declared();
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.later(1000);
+    story.answer(Err(not_ready()), None);
+    assert_eq!((story.state(), story.report().kv_cache_usage), (EngineState::Loading, None));
+}
+
+#[test]
+fn an_engine_without_metrics_serves_if_it_says_so() {
+    let mut story = Story::declared();
+    let not_found = FetchError::Status(uri(), StatusCode::NOT_FOUND);
+    story.answer(Err(not_found.into()), Some(Health::Ready));
+    let report = story.report();
+    assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, None));
+    assert!(report.problem.unwrap().contains("stowage.dev/metrics-path"));
+}
+
+#[test]
+fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely() {
+    let mut story = Story::new(pod(&[], &[], &[7777]));
+    let mut asked = 0;
+    let start = story.now;
+    let mut ports = Vec::new();
+    while story.now < start + Duration::from_secs(60) {
+        if let Some(visit) = story.due() {
+            let Errand::Search(addresses) = &visit.errand else { panic!("{visit:?}") };
+            assert!(addresses.len() <= 2, "{addresses:?}");
+            asked += addresses.len();
+            ports.extend(addresses.iter().map(|address: &Address| address.port));
+            story.answer(Err(refused()), None);
+        }
+        story.later(1000);
+    }
+    assert_eq!(ports[..10], [7777, 8000, 30000, 8000, 8002, 23333, 80, 8080, 9090, 8081]);
+    // Every address each second would be 600.
+    assert!((30..=60).contains(&asked), "{asked}");
+    assert_eq!(story.watched.report(&story.pod, Vec::new(), story.now, &story.limits), None);
+}
+
+#[test]
+fn a_pod_that_becomes_ready_is_asked_at_once() {
+    let mut story = Story::new(pod(&[], &[], &[]));
+    for _ in 0..100 {
+        if story.due().is_some() {
+            story.answer(Err(refused()), None);
+        }
+        story.later(100);
+    }
+    assert_eq!(story.due(), None);
+    story.pod.is_ready = true;
+    assert!(story.due().is_some());
+}
+
+#[test]
+fn a_search_that_finds_an_engine_stays_where_it_found_it() {
+    let mut story = Story::new(pod(&[], &[], &[7777]));
+    story.answer(Ok(PAGE), None);
+    assert_eq!(story.state(), EngineState::Loading, "whether it is ready is still to be asked");
+    story.later(1000);
+    let errand = story.due().unwrap().errand;
+    assert!(matches!(errand, Errand::Metrics(at, Beside::Health(_)) if at.port == 7777));
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    assert_eq!(story.state(), EngineState::Serving);
+}
+
+#[test]
+fn a_named_engine_on_another_port_is_found_by_the_ports_the_pod_declares() {
+    let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[9999]));
+    story.answer(Err(refused()), Some(Health::Unclear));
+    let errand = story.due().expect("the next address waits for nothing").errand;
+    assert!(matches!(errand, Errand::Metrics(at, _) if at.port == 9999));
+    assert_eq!(
+        story.watched.report(&story.pod, Vec::new(), story.now, &story.limits).unwrap().engine,
+        "vllm"
+    );
+}
+
+#[test]
+fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
+    let mut story = Story::new(pod(
+        &[("llm-d.ai/engine-type", "llama.cpp"), ("llm-d.ai/model", "other")],
+        &[("stowage.dev/model", "org/model")],
+        &[],
+    ));
+    story.answer(Ok("llamacpp:requests_processing 1\n"), Some(Health::Ready));
+    let report = story.report();
+    assert_eq!(report.model.unwrap().as_str(), "org/model");
+    assert_eq!(report.engine, Engine::LlamaCpp.as_str());
+}
+
+#[test]
+fn where_to_look_anew_is_looked_at_anew() {
+    let mut story = Story::declared();
+    story.answer(Ok(PAGE), Some(Health::Ready));
+    let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
+    let now = story.now;
+    story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
+    assert_eq!(story.state(), EngineState::Starting);
+    assert!(matches!(story.due().unwrap().errand, Errand::Metrics(at, _) if at.port == 9000));
+    assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, Claim::Declared);
+}

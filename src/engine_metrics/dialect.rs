@@ -1,0 +1,259 @@
+//! What each inference engine calls what: a table, and nothing but a table.
+//!
+//! A new engine, or a new version's new name, is a row here and a page in `tests/fixtures/engines`. How rows become
+//! figures is [`super::figures`]'.
+
+/// An inference engine whose metrics are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Engine {
+    Vllm,
+    Sglang,
+    TrtllmServe,
+    Triton,
+    Lmdeploy,
+    Tgi,
+    LlamaCpp,
+    Dynamo,
+}
+
+impl Engine {
+    pub const ALL: [Self; 8] = [
+        Self::Vllm,
+        Self::Sglang,
+        Self::TrtllmServe,
+        Self::Triton,
+        Self::Lmdeploy,
+        Self::Tgi,
+        Self::LlamaCpp,
+        Self::Dynamo,
+    ];
+
+    /// Its name in a report.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Vllm => "vllm",
+            Self::Sglang => "sglang",
+            Self::TrtllmServe => "trtllm-serve",
+            Self::Triton => "triton",
+            Self::Lmdeploy => "lmdeploy",
+            Self::Tgi => "tgi",
+            Self::LlamaCpp => "llama.cpp",
+            Self::Dynamo => "dynamo",
+        }
+    }
+
+    /// The engine that a pod's label `llm-d.ai/engine-type` names, in any of the spellings in use.
+    pub fn from_label(text: &str) -> Option<Self> {
+        Some(match text.to_ascii_lowercase().as_str() {
+            "vllm" => Self::Vllm,
+            "sglang" => Self::Sglang,
+            "trtllm-serve" | "trtllm" | "tensorrt-llm" => Self::TrtllmServe,
+            "triton" | "triton-tensorrt-llm" | "triton-trtllm" => Self::Triton,
+            "lmdeploy" => Self::Lmdeploy,
+            "tgi" | "text-generation-inference" => Self::Tgi,
+            "llama.cpp" | "llamacpp" | "llama-cpp" | "llama-server" => Self::LlamaCpp,
+            "dynamo" => Self::Dynamo,
+            _ => return None,
+        })
+    }
+}
+
+/// What a number on a page is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quantity {
+    /// The share of the KV cache in use.
+    KvUsage,
+    /// The same, by the name of earlier versions; both are there while one name replaces the other.
+    KvUsageFormerly,
+    /// The most tokens the batch at work may grow to, and the most any batch may: their ratio is the KV cache's usage.
+    BatchTokens,
+    BatchTokensLimit,
+    Waiting,
+    Running,
+    /// Tokens the KV cache holds.
+    KvTokens,
+    /// Blocks the KV cache has, and the tokens of one: their product is the tokens it holds.
+    KvBlocks,
+    BlockTokens,
+    /// Flags of sleep: it takes requests; its weights are in host memory (level 1); nothing is kept (level 2).
+    Awake,
+    WeightsOffloaded,
+    AllDiscarded,
+}
+
+impl Quantity {
+    pub const COUNT: usize = Self::AllDiscarded as usize + 1;
+
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::KvUsage | Self::KvUsageFormerly => Kind::Share,
+            Self::Awake | Self::WeightsOffloaded | Self::AllDiscarded => Kind::Flag,
+            _ => Kind::Count,
+        }
+    }
+
+    /// What a problem calls it when it was computed.
+    pub fn derived_name(self) -> &'static str {
+        match self {
+            Self::KvTokens => "the KV cache's blocks times the tokens of one",
+            _ => "the KV cache's usage",
+        }
+    }
+}
+
+/// Which values a quantity may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Share,
+    Count,
+    Flag,
+}
+
+/// How a metric's samples are read.
+#[derive(Debug, Clone, Copy)]
+pub enum Reading {
+    /// The value is it.
+    Value(Quantity),
+    /// What the value is depends on what this label says; samples where it says something else are not read.
+    ByLabel(&'static str, &'static [(&'static str, Quantity)]),
+    /// The labels are it, and the value is always 1.
+    Labels(&'static [(&'static str, Quantity)]),
+}
+
+#[derive(Debug)]
+pub struct Dialect {
+    pub engine: Engine,
+    /// What its metrics' names begin with. No other engine's do.
+    pub prefix: &'static str,
+    /// The label that names the model it serves.
+    pub model_label: Option<&'static str>,
+    pub metrics: &'static [(&'static str, Reading)],
+}
+
+/// The labels that tell apart what has a KV cache and a queue of its own: data-parallel ranks (`engine`, `dp_rank`), workers,
+/// models of one Triton. Samples that differ in other labels only are views of the same, such as those of each tensor-parallel rank.
+pub const RANK_LABELS: [&str; 5] = ["engine", "dp_rank", "worker_id", "model", "version"];
+
+use Quantity::*;
+use Reading::{ByLabel, Labels, Value};
+
+/// In the order in which engines are tried on a page that several have written to. Dynamo hands its worker's own page on beside its own:
+/// it is last, because the worker says more.
+pub static DIALECTS: [Dialect; 8] = [
+    Dialect {
+        engine: Engine::Vllm,
+        prefix: "vllm:",
+        model_label: Some("model_name"),
+        metrics: &[
+            ("vllm:kv_cache_usage_perc", Value(KvUsage)),
+            // Up to 0.9.1 alone, from 0.9.2 to 0.11 beside the new name.
+            ("vllm:gpu_cache_usage_perc", Value(KvUsageFormerly)),
+            ("vllm:num_requests_waiting", Value(Waiting)),
+            ("vllm:num_requests_running", Value(Running)),
+            // Where cache groups have blocks of several sizes the product is not the tokens: the label of newer versions is.
+            (
+                "vllm:cache_config_info",
+                Labels(&[
+                    ("kv_cache_size_tokens", KvTokens),
+                    ("num_gpu_blocks", KvBlocks),
+                    ("block_size", BlockTokens),
+                ]),
+            ),
+            (
+                "vllm:engine_sleep_state",
+                ByLabel(
+                    "sleep_state",
+                    &[
+                        ("awake", Awake),
+                        ("weights_offloaded", WeightsOffloaded),
+                        ("discard_all", AllDiscarded),
+                    ],
+                ),
+            ),
+        ],
+    },
+    Dialect {
+        engine: Engine::Sglang,
+        prefix: "sglang:",
+        model_label: Some("model_name"),
+        metrics: &[
+            ("sglang:token_usage", Value(KvUsage)),
+            ("sglang:num_queue_reqs", Value(Waiting)),
+            ("sglang:num_running_reqs", Value(Running)),
+            ("sglang:max_total_num_tokens", Value(KvTokens)),
+        ],
+    },
+    Dialect {
+        engine: Engine::TrtllmServe,
+        prefix: "trtllm_",
+        model_label: Some("model_name"),
+        metrics: &[
+            ("trtllm_kv_cache_utilization", Value(KvUsage)),
+            ("trtllm_num_requests_waiting", Value(Waiting)),
+            ("trtllm_num_requests_running", Value(Running)),
+            ("trtllm_kv_cache_max_blocks", Value(KvBlocks)),
+            ("trtllm_kv_cache_tokens_per_block", Value(BlockTokens)),
+        ],
+    },
+    Dialect {
+        engine: Engine::Triton,
+        prefix: "nv_trt_llm_",
+        // Its label `model` names a step of the pipeline, such as `tensorrt_llm`.
+        model_label: None,
+        metrics: &[
+            (
+                "nv_trt_llm_kv_cache_block_metrics",
+                ByLabel(
+                    "kv_cache_block_type",
+                    &[("fraction", KvUsage), ("max", KvBlocks), ("tokens_per", BlockTokens)],
+                ),
+            ),
+            (
+                "nv_trt_llm_request_metrics",
+                ByLabel("request_type", &[("waiting", Waiting), ("scheduled", Running)]),
+            ),
+        ],
+    },
+    Dialect {
+        engine: Engine::Lmdeploy,
+        prefix: "lmdeploy:",
+        model_label: Some("model_name"),
+        metrics: &[
+            ("lmdeploy:gpu_cache_usage_perc", Value(KvUsage)),
+            ("lmdeploy:num_requests_waiting", Value(Waiting)),
+            ("lmdeploy:num_requests_running", Value(Running)),
+        ],
+    },
+    Dialect {
+        engine: Engine::Tgi,
+        prefix: "tgi_",
+        model_label: None,
+        metrics: &[
+            ("tgi_batch_current_max_tokens", Value(BatchTokens)),
+            ("tgi_batch_max_total_tokens", Value(BatchTokensLimit)),
+            ("tgi_queue_size", Value(Waiting)),
+            ("tgi_batch_current_size", Value(Running)),
+        ],
+    },
+    Dialect {
+        engine: Engine::LlamaCpp,
+        prefix: "llamacpp:",
+        model_label: None,
+        // It no longer says how full its KV cache is; how large it is stands on another page of it.
+        metrics: &[
+            ("llamacpp:requests_deferred", Value(Waiting)),
+            ("llamacpp:requests_processing", Value(Running)),
+        ],
+    },
+    Dialect {
+        engine: Engine::Dynamo,
+        prefix: "dynamo_",
+        model_label: Some("model"),
+        // `dynamo_component_total_blocks` is not read: nothing on the page says how many tokens a block has.
+        metrics: &[
+            ("dynamo_component_gpu_cache_usage_percent", Value(KvUsage)),
+            ("dynamo_frontend_queued_requests", Value(Waiting)),
+            ("dynamo_frontend_inflight_requests", Value(Running)),
+        ],
+    },
+];

@@ -1,0 +1,328 @@
+//! A metrics page into figures. A value that cannot be gives no figure and a problem that names it, never a wrong figure.
+//!
+//! One engine may be several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts,
+//! queues and capacities add up. Which names mean what is [`super::dialect`]'s.
+
+use super::dialect::{DIALECTS, Dialect, Engine, Kind, Quantity, RANK_LABELS, Reading};
+use super::scan::{Label, Line, Sample, Scan, Wanted};
+use crate::ids::ModelId;
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+/// What one page says of its engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figures {
+    pub engine: Engine,
+    /// The model it serves, by its own name for it.
+    pub model: Option<ModelId>,
+    /// 0 to 1, of the fullest rank.
+    pub kv_cache_usage: Option<f64>,
+    /// Tokens its KV cache holds, over all ranks.
+    pub kv_cache_tokens: Option<u64>,
+    /// Requests, over all ranks.
+    pub waiting: Option<u64>,
+    pub running: Option<u64>,
+    /// 1: its weights are in host memory; 2: they are nowhere. `None` if it is awake, or does not say.
+    pub sleep_level: Option<u8>,
+    /// Why figures are missing.
+    pub problems: Vec<Problem>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    #[error("{metric} is {value}, which cannot be")]
+    Impossible { metric: &'static str, value: String },
+    #[error("a line of {metric} cannot be read")]
+    Garbled { metric: &'static str },
+    #[error("{metric} has more than {MAX_RANKS} ranks")]
+    TooManyRanks { metric: &'static str },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnknownPage {
+    #[error("the page is empty")]
+    Empty,
+    #[error("no metric of a known engine; first line: {first_line:?}")]
+    NotAnEngine { first_line: String },
+}
+
+/// More than one engine runs on one node. It bounds what a hostile page costs.
+const MAX_RANKS: usize = 256;
+/// No queue and no KV cache is this large; a count above it is a fault of whoever counts.
+const MAX_COUNT: f64 = 1e12;
+/// Shares are quotients of rounded numbers: one that is over by less than this is 1.
+const SHARE_TOLERANCE: f64 = 0.001;
+/// Enough of a text to recognise it by, in characters.
+const SHOWN: usize = 60;
+
+/// Reads a page. `hint` is the engine the pod says it is; without one, or if the page is not that engine's, the page
+/// itself tells.
+pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
+    let mut collected = DIALECTS.each_ref().map(Collected::new);
+    for line in Scan::new(page, &WANTED) {
+        match line {
+            Line::Sample(sample) => collected[sample.is.dialect].take(&sample),
+            Line::Garbled(is) => collected[is.dialect].garbled(&is),
+        }
+    }
+    // The hinted one first; the others stay in their order.
+    collected.sort_by_key(|collected| Some(collected.dialect.engine) != hint);
+    collected
+        .into_iter()
+        .filter(|collected| collected.is_there)
+        .map(Collected::figures)
+        .reduce(Figures::or)
+        .or_else(|| engine_by_prefix(page).map(Figures::none))
+        .ok_or_else(|| unknown(page))
+}
+
+/// A wanted metric: its place in [`DIALECTS`], and how it is read.
+#[derive(Debug, Clone, Copy)]
+struct Metric {
+    dialect: usize,
+    name: &'static str,
+    reading: Reading,
+}
+
+static WANTED: LazyLock<Wanted<Metric>> = LazyLock::new(|| {
+    let rows = DIALECTS.iter().enumerate().flat_map(|(dialect, row)| {
+        row.metrics.iter().map(move |&(name, reading)| (name, Metric { dialect, name, reading }))
+    });
+    Wanted::new(&rows.collect::<Vec<_>>())
+});
+
+/// What a page says in one dialect.
+struct Collected<'p> {
+    dialect: &'static Dialect,
+    /// It has a line of this dialect.
+    is_there: bool,
+    model: Option<Label<'p>>,
+    ranks: Vec<Rank<'p>>,
+    /// Of each quantity, why it is not to be trusted.
+    spoiled: [Option<Problem>; Quantity::COUNT],
+}
+
+struct Rank<'p> {
+    /// The values of [`RANK_LABELS`], as written; empty where one is missing.
+    key: [&'p [u8]; RANK_LABELS.len()],
+    values: [Option<f64>; Quantity::COUNT],
+}
+
+impl<'p> Collected<'p> {
+    fn new(dialect: &'static Dialect) -> Self {
+        const FINE: Option<Problem> = None;
+        Self { dialect, is_there: false, model: None, ranks: Vec::new(), spoiled: [FINE; Quantity::COUNT] }
+    }
+
+    fn take(&mut self, sample: &Sample<'p, Metric>) {
+        let metric = sample.is;
+        self.is_there = true;
+        if self.model.is_none() {
+            self.model = self.dialect.model_label.and_then(|name| sample.labels.get(name));
+        }
+        match metric.reading {
+            Reading::Value(quantity) => self.note(sample, quantity, sample.value),
+            Reading::ByLabel(label, quantities) => {
+                let Some(label) = sample.labels.get(label) else { return };
+                let quantity = quantities.iter().find(|(text, _)| label.raw == text.as_bytes());
+                quantity.into_iter().for_each(|&(_, quantity)| self.note(sample, quantity, sample.value));
+            }
+            Reading::Labels(quantities) => {
+                for (name, quantity) in quantities {
+                    let Some(label) = sample.labels.get(name).filter(|label| is_set(label)) else { continue };
+                    match label.value().parse() {
+                        Ok(value) => self.note(sample, *quantity, value),
+                        Err(_) => self.impossible(metric.name, *quantity, label.value()),
+                    }
+                }
+            }
+        }
+    }
+
+    fn note(&mut self, sample: &Sample<'p, Metric>, quantity: Quantity, value: f64) {
+        let Some(value) = accept(quantity.kind(), value) else {
+            return self.impossible(sample.is.name, quantity, value.to_string().into());
+        };
+        let key = RANK_LABELS.map(|name| sample.labels.get(name).map_or(&b""[..], |label| label.raw));
+        let place = match self.ranks.iter().position(|rank| rank.key == key) {
+            Some(place) => place,
+            None if self.ranks.len() < MAX_RANKS => {
+                self.ranks.push(Rank { key, values: [None; Quantity::COUNT] });
+                self.ranks.len() - 1
+            }
+            None => return self.spoil(quantity, Problem::TooManyRanks { metric: sample.is.name }),
+        };
+        let known = &mut self.ranks[place].values[quantity as usize];
+        *known = Some(known.map_or(value, |known| known.max(value)));
+    }
+
+    fn garbled(&mut self, metric: &Metric) {
+        self.is_there = true;
+        let mut spoil = |quantity| self.spoil(quantity, Problem::Garbled { metric: metric.name });
+        match metric.reading {
+            Reading::Value(quantity) => spoil(quantity),
+            Reading::ByLabel(_, quantities) | Reading::Labels(quantities) => {
+                quantities.iter().for_each(|&(_, quantity)| spoil(quantity));
+            }
+        }
+    }
+
+    fn impossible(&mut self, metric: &'static str, quantity: Quantity, value: Cow<'_, str>) {
+        self.spoil(quantity, Problem::Impossible { metric, value: shortened(&value) });
+    }
+
+    fn spoil(&mut self, quantity: Quantity, problem: Problem) {
+        self.spoiled[quantity as usize].get_or_insert(problem);
+    }
+
+    /// Fills in what a rank says by a former name, or as the parts of a ratio or product.
+    fn derive(&mut self) {
+        for place in 0..self.ranks.len() {
+            let rank = &self.ranks[place];
+            let usage = self.value(rank, Quantity::KvUsageFormerly).or_else(|| self.share_of_batch(rank));
+            self.fill(place, Quantity::KvUsage, usage);
+            let tokens = self.tokens_of_blocks(&self.ranks[place]);
+            self.fill(place, Quantity::KvTokens, tokens);
+        }
+    }
+
+    fn fill(&mut self, place: usize, quantity: Quantity, value: Option<f64>) {
+        let known = &mut self.ranks[place].values[quantity as usize];
+        let (None, Some(value)) = (*known, value) else { return };
+        match accept(quantity.kind(), value) {
+            Some(value) => *known = Some(value),
+            None => self.impossible(quantity.derived_name(), quantity, value.to_string().into()),
+        }
+    }
+
+    fn share_of_batch(&self, rank: &Rank<'_>) -> Option<f64> {
+        let limit = self.value(rank, Quantity::BatchTokensLimit).filter(|&limit| limit > 0.0)?;
+        Some(self.value(rank, Quantity::BatchTokens)? / limit)
+    }
+
+    fn tokens_of_blocks(&self, rank: &Rank<'_>) -> Option<f64> {
+        Some(self.value(rank, Quantity::KvBlocks)? * self.value(rank, Quantity::BlockTokens)?)
+    }
+
+    fn figures(mut self) -> Figures {
+        self.derive();
+        let mut problems: Vec<Problem> = Vec::new();
+        for problem in self.spoiled.iter().flatten() {
+            if !problems.contains(problem) {
+                problems.push(problem.clone());
+            }
+        }
+        Figures {
+            engine: self.dialect.engine,
+            model: self.model.and_then(|label| ModelId::parse(&label.value()).ok()),
+            kv_cache_usage: self.values(Quantity::KvUsage).reduce(f64::max),
+            // A capacity of 0 is that of an engine that has not measured it yet.
+            kv_cache_tokens: self.sum(Quantity::KvTokens).filter(|&tokens| tokens > 0),
+            waiting: self.sum(Quantity::Waiting),
+            running: self.sum(Quantity::Running),
+            sleep_level: self.sleep_level(),
+            problems,
+        }
+    }
+
+    /// A rank's value, if every rank's can be trusted.
+    fn value(&self, rank: &Rank<'_>, quantity: Quantity) -> Option<f64> {
+        rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
+    }
+
+    /// Of each rank that says it.
+    fn values(&self, quantity: Quantity) -> impl Iterator<Item = f64> {
+        self.ranks.iter().filter_map(move |rank| self.value(rank, quantity))
+    }
+
+    /// Nothing, if no rank says anything. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
+    fn sum(&self, quantity: Quantity) -> Option<u64> {
+        self.values(quantity).map(|value| value as u64).reduce(|a, b| a + b)
+    }
+
+    fn sleep_level(&self) -> Option<u8> {
+        let flags = [Quantity::Awake, Quantity::WeightsOffloaded, Quantity::AllDiscarded];
+        if flags.iter().any(|&flag| self.spoiled[flag as usize].is_some()) {
+            return None;
+        }
+        // An engine that is not awake, and keeps its memory, only takes no requests.
+        match flags.map(|flag| self.values(flag).any(|value| value == 1.0)) {
+            [false, _, true] => Some(2),
+            [false, true, false] => Some(1),
+            _ => None,
+        }
+    }
+}
+
+/// vLLM writes what it does not know yet as Python does.
+fn is_set(label: &Label<'_>) -> bool {
+    !matches!(label.raw, b"" | b"None")
+}
+
+/// The value as a figure, if a quantity of this kind can have it.
+fn accept(kind: Kind, value: f64) -> Option<f64> {
+    let is_possible = match kind {
+        Kind::Share => (0.0..=1.0 + SHARE_TOLERANCE).contains(&value),
+        Kind::Count => (0.0..=MAX_COUNT).contains(&value) && value.fract() == 0.0,
+        Kind::Flag => value == 0.0 || value == 1.0,
+    };
+    let most = if kind == Kind::Share { 1.0 } else { MAX_COUNT };
+    // Adding 0 makes a plain zero of a negative one.
+    is_possible.then(|| value.min(most) + 0.0)
+}
+
+impl Figures {
+    /// Of an engine that says nothing yet.
+    fn none(engine: Engine) -> Self {
+        Self {
+            engine,
+            model: None,
+            kv_cache_usage: None,
+            kv_cache_tokens: None,
+            waiting: None,
+            running: None,
+            sleep_level: None,
+            problems: Vec::new(),
+        }
+    }
+
+    /// With what another engine's lines on the same page say where this one's say nothing.
+    fn or(mut self, other: Self) -> Self {
+        self.model = self.model.or(other.model);
+        self.kv_cache_usage = self.kv_cache_usage.or(other.kv_cache_usage);
+        self.kv_cache_tokens = self.kv_cache_tokens.or(other.kv_cache_tokens);
+        self.waiting = self.waiting.or(other.waiting);
+        self.running = self.running.or(other.running);
+        self.sleep_level = self.sleep_level.or(other.sleep_level);
+        self.problems.extend(other.problems);
+        self
+    }
+}
+
+/// The engine of a page that has its metrics, and none of those that are read: it has not worked yet.
+fn engine_by_prefix(page: &[u8]) -> Option<Engine> {
+    let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_start);
+    lines.find_map(|line| {
+        let row = DIALECTS.iter().find(|row| line.starts_with(row.prefix.as_bytes()))?;
+        Some(row.engine)
+    })
+}
+
+fn unknown(page: &[u8]) -> UnknownPage {
+    let mut lines = page.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
+    match lines.find(|line| !line.is_empty()) {
+        None => UnknownPage::Empty,
+        // A character takes four bytes at most.
+        Some(line) => {
+            let start = String::from_utf8_lossy(&line[..line.len().min(4 * SHOWN)]);
+            UnknownPage::NotAnEngine { first_line: shortened(&start) }
+        }
+    }
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
