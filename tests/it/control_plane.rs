@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use processes::{eventually, free_port, throughout, within};
+use processes::{eventually, throughout, within};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -155,7 +155,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let Some(mut world) = World::at_work(nodes, &serve(host.trim())).await else { return };
-    let standby = Ports { verbs: free_port(), admin: free_port() };
+    let standby = Ports::free();
     let _standby = world.serve("standby", standby, &serve("another-host"));
     eventually("the books are complete", async || {
         world.check();

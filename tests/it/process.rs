@@ -32,7 +32,8 @@ struct Running {
 impl Running {
     fn serve(dump: &Path) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cluster"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
             .env_remove("RUST_LOG")
             .stderr(Stdio::piped())
@@ -46,7 +47,7 @@ impl Running {
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let mut running = Self { child, log, scheduler: unknown, operators: unknown };
-        running.scheduler = address(&running.line_with("the scheduler and the agents: http://"));
+        running.scheduler = address(&running.line_with("the scheduler: http://"));
         running.operators = address(&running.line_with("operators: http://"));
         running
     }

@@ -1,5 +1,6 @@
 //! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
 
+use crate::client::Client;
 use crate::served::{Cluster, GPU_BYTES, Served, gpu_report, on, pod, report};
 use serde_json::{Value, json};
 
@@ -20,7 +21,7 @@ fn outcomes(served: &Served, outcome: &str) -> u64 {
 /// A single report that is refused: with its status, its code, and nothing changed.
 fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
     let (books, count) = (served.books(), outcomes(served, code));
-    let answer = served.post("/v1/reports", report.clone());
+    let answer = served.report(report.clone());
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(outcomes(served, code), count + 1, "{code} is not counted");
     assert_eq!(served.bad_requests("reports", code), count + 1, "{code} is not counted as a bad request");
@@ -47,7 +48,7 @@ fn a_report_that_cannot_be_is_refused_with_its_reason() {
     assert!(refused(&served, 422, "no-memory", &empty).contains("GPU-node-a-0 has no memory"));
     let many = with(good(), |r| r["gpus"] = (0..65).map(|gpu| gpu_report("node-a", gpu)).collect());
     assert!(refused(&served, 422, "too-many-gpus", &many).contains("at most 64"));
-    assert_eq!(served.post("/v1/reports", good()).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(served.report(good()).json(), json!({ "accepted": 1, "dropped": 0 }));
 }
 
 #[test]
@@ -74,7 +75,7 @@ fn a_report_that_is_no_json_is_a_400() {
     let served = served();
     let books = served.books();
     for body in ["{\"node\": \n ]", "", "[{},"] {
-        let answer = served.client().post("/v1/reports", body);
+        let answer = Client::connect(served.agents).post("/v1/reports", body);
         assert_eq!(answer.status, 400, "{body:?}: {}", answer.text());
         assert!(answer.text().contains("column"), "{}", answer.text());
     }
@@ -89,7 +90,7 @@ fn fields_of_a_later_version_are_taken_along() {
         r["driver"] = json!({ "version": "600.1" });
         r["gpus"][2]["temperature"] = json!(55);
     });
-    assert_eq!(served.post("/v1/reports", later).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(served.report(later).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(served.charged("node-a").len(), 3);
 }
 
@@ -98,9 +99,7 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
     let served = served();
     let taken = json!({ "accepted": 1, "dropped": 0 });
     let dropped = json!({ "accepted": 0, "dropped": 1 });
-    let send = |boot: &str, sequence, gpus| {
-        served.post("/v1/reports", report("node-a", boot, sequence, gpus)).json()
-    };
+    let send = |boot: &str, sequence, gpus| served.report(report("node-a", boot, sequence, gpus)).json();
     assert_eq!(send("boot", 5, 2), taken);
     let books = served.books();
     assert_eq!(send("boot", 5, 4), dropped, "replayed");
@@ -123,7 +122,7 @@ fn of_a_batch_the_good_ones_count() {
         report("node-b", "boot", 1, 2),
         {}
     ]);
-    let answer = served.post("/v1/reports", batch);
+    let answer = served.report(batch);
     assert_eq!(answer.status, 200);
     let result = answer.json();
     assert_eq!((&result["accepted"], &result["dropped"]), (&json!(1), &json!(1)));
@@ -141,12 +140,12 @@ fn a_report_with_more_memory_than_there_is_in_the_world_breaks_nothing() {
             r["gpus"][gpu]["totalBytes"] = json!(u64::MAX);
         }
     });
-    assert_eq!(served.post("/v1/reports", absurd).status, 200);
+    assert_eq!(served.report(absurd).status, 200);
     served.books();
     served.metric("stowage_nodes");
     assert_eq!(served.passed(&pod("vast", "9223372036854775807"), &["node-a"]), ["node-a"]);
     assert_eq!(served.bind(&pod("vast", "9223372036854775807"), "node-a"), "");
-    assert_eq!(served.post("/v1/reports", report("node-a", "boot", 3, 2)).status, 200);
+    assert_eq!(served.report(report("node-a", "boot", 3, 2)).status, 200);
     served.books();
 }
 
@@ -155,7 +154,7 @@ fn a_gpu_with_a_pod_that_is_reported_no_more_is_lost_and_keeps_its_charge() {
     let served = served();
     let without =
         json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });
-    assert_eq!(served.post("/v1/reports", without).status, 200);
+    assert_eq!(served.report(without).status, 200);
     assert_eq!(served.charged("node-a"), [stowage::units::Bytes::gib(40), stowage::units::Bytes::ZERO]);
     let small = pod("small", "10Gi");
     assert_eq!(served.passed(&small, &["node-a"]), ["node-a"]);

@@ -1,7 +1,7 @@
 //! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{Cluster, args, listen, pod};
+use crate::served::{Cluster, args, doors, pod};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -99,10 +99,10 @@ fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
     let files = Files::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
     let served = Cluster::of(&[("node-a", 1)]).serve();
-    let ([scheduler, operators], [address, _]) = listen();
+    let (mut doors, [address, ..]) = doors();
+    doors.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
-    let serving =
-        served.spawn(server::serve(served.extender.clone(), scheduler, operators, Some(tls), stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
 
     let llm = pod("llm", "40Gi");
     let body = args(&llm, &["node-a"]).to_string();

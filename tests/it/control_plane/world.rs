@@ -46,7 +46,14 @@ pub struct World {
 #[derive(Debug, Clone, Copy)]
 pub struct Ports {
     pub verbs: u16,
+    pub agents: u16,
     pub admin: u16,
+}
+
+impl Ports {
+    pub fn free() -> Self {
+        Self { verbs: free_port(), agents: free_port(), admin: free_port() }
+    }
 }
 
 impl World {
@@ -63,7 +70,7 @@ impl World {
         eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
         let client = cluster::connect(Some(&admin)).await.unwrap();
-        let ports = Ports { verbs: free_port(), admin: free_port() };
+        let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
         let mut world = Self {
             agents,
@@ -139,7 +146,12 @@ impl World {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         command.arg("serve").arg("--kubeconfig").arg(self.service_account());
         command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
+        command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
         command.arg("--admin").arg(format!("127.0.0.1:{}", ports.admin)).args(arguments);
+        // The agents of most tests have no tokens.
+        if !arguments.contains(&"--agent-auth") {
+            command.args(["--agent-auth", "none"]);
+        }
         Process::start(name, &mut command, self.folder.path())
     }
 
