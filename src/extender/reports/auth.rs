@@ -18,11 +18,11 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 
 /// How long a good token is not asked about again: a token that was revoked, or whose pod is gone, opens for as long.
-const GOOD_FOR: Millis = Millis::seconds(60);
+pub(super) const GOOD_FOR: Millis = Millis::seconds(60);
 /// How long a bad one is not: an agent tries every second, and what was wrong may be put right.
-const BAD_FOR: Millis = Millis::seconds(5);
+pub(super) const BAD_FOR: Millis = Millis::seconds(5);
 /// Tokens remembered: three times the agents of the largest clusters, at about 1.5 KiB each.
-const REMEMBERED: usize = 16_384;
+pub(super) const REMEMBERED: usize = 16_384;
 /// Kubernetes' tokens have about 1,200 bytes.
 const MAX_TOKEN: usize = 8 << 10;
 /// Questions to the API server at one time, so that a start with thousands of agents leaves it air.
@@ -79,7 +79,7 @@ fn refusal(error: AuthError) -> BadRequest {
     }
 }
 
-type Verdict = Result<NodeName, AuthError>;
+pub(super) type Verdict = Result<NodeName, AuthError>;
 
 /// Tokens, and what was found out about them.
 pub struct TokenGuard {
@@ -105,7 +105,7 @@ impl TokenGuard {
         Arc::new(Self { authority, service, known, turns })
     }
 
-    async fn verdict(self: &Arc<Self>, token: &str) -> Verdict {
+    pub(super) async fn verdict(self: &Arc<Self>, token: &str) -> Verdict {
         let asked = {
             let mut known = self.known.lock();
             match known.get(token) {
@@ -161,6 +161,11 @@ impl TokenGuard {
             None => drop(known.remove(&token)),
         }
         verdict
+    }
+
+    #[cfg(test)]
+    pub(super) fn remembered(&self) -> usize {
+        self.known.lock().len()
     }
 
     /// Forgets what has run out; if that is not enough, the bad ones, then the good: whoever made up so many asks again.
