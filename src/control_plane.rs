@@ -81,7 +81,7 @@ pub struct Notice {
 }
 
 /// One Event is published per pod and kind in a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NoticeKind {
     Refused,
     NotUnderstood,
