@@ -46,7 +46,7 @@ fn at(served: &Served) -> String {
     format!("http://{}", served.agents)
 }
 
-fn unreachable<'a>(outcome: &'a Outcome) -> &'a str {
+fn unreachable(outcome: &Outcome) -> &str {
     match outcome {
         Outcome::Unreachable { reason } => reason,
         other => panic!("{other:?}"),
@@ -146,7 +146,7 @@ fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anyth
         Agent::of(&[extender], None, Some(ca.clone())).publish("node-a").pop().unwrap()
     };
     let named = format!("https://localhost:{}", address.port());
-    let mut agent = Agent::of(&[named.clone()], None, Some(ca.clone()));
+    let mut agent = Agent::of(&[named], None, Some(ca.clone()));
     // A name may stand for an IPv6 address as well, where nobody listens.
     assert!(agent.publish("node-a").contains(&Outcome::Accepted));
     let other_name = publish(format!("https://{address}"), &ca);

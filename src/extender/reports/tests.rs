@@ -148,7 +148,7 @@ proptest! {
         let kv = with("/engines/0", json!({
             "pod": "uid", "engine": "vllm", "state": "serving", "gpus": [], "kvCacheUsage": usage,
         }));
-        prop_assert_eq!(kv.is_ok(), usage >= 0.0 && usage <= 1.0);
+        prop_assert_eq!(kv.is_ok(), (0.0..=1.0).contains(&usage));
         let gpu = with("/gpus/0", json!({
             "uuid": "GPU-0", "index": 0, "model": "H100",
             "totalBytes": total, "usedBytes": used, "utilizationPercent": percent,

@@ -212,8 +212,8 @@ impl World {
         values.sum::<f64>() as u64
     }
 
-    fn install(&self) {
-        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml"] {
+    pub fn install(&self) {
+        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml", "agent.yaml"] {
             let applied = self.kubectl(&["apply", "-f", manifest(file).to_str().unwrap()]);
             assert!(applied.ok, "{file}: {}", applied.said);
         }
@@ -222,7 +222,7 @@ impl World {
         assert!(self.apply(runtime, &[]).ok);
     }
 
-    async fn add_nodes(&self, nodes: &[GpuNode]) {
+    pub async fn add_nodes(&self, nodes: &[GpuNode]) {
         let api: Api<Node> = Api::all(self.client.clone());
         for node in nodes {
             let (object, status) = (node.object(), node.status());
