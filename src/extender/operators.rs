@@ -1,6 +1,7 @@
 //! The operators' address: metrics, health, and the books as JSON. Read only.
 
 use super::Extender;
+use super::reports::tidy;
 use super::request::json;
 use crate::ids::NodeName;
 use crate::report::NodeReport;
@@ -30,6 +31,8 @@ async fn metrics(State(extender): State<Extender>) -> Response {
     let service = &extender.service;
     let totals = service.ledger().totals();
     service.metrics.set_totals(&totals);
+    // A node that is gone would be the oldest for ever.
+    tidy(&extender);
     service.metrics.set_report_ages(extender.board.ages(service.now()));
     service.metrics.leading.set(service.gate.is_leading().into());
     service.metrics.synced.set(service.gate.is_synced().into());
@@ -70,6 +73,7 @@ async fn reports(State(extender): State<Extender>) -> Response {
         received_millis_ago: Millis,
         report: &'a NodeReport,
     }
+    tidy(&extender);
     let (now, latest) = (extender.service.now(), extender.board.all());
     let mut shapes: BTreeMap<&NodeName, Shape<'_>> = BTreeMap::new();
     for (node, latest) in &latest {

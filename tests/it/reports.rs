@@ -1,7 +1,7 @@
 //! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
 
 use crate::client::{Client, post_head};
-use crate::served::{Cluster, GPU_BYTES, Served, args, gpu_report, on, over, pod, report};
+use crate::served::{Cluster, GPU_BYTES, Served, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
 use stowage::control_plane::NoticeKind;
 
@@ -205,12 +205,15 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
     assert!(board["node-b"]["receivedMillisAgo"].is_u64());
     assert_eq!(board.as_object().unwrap().len(), 2);
     assert_eq!(served.metric("stowage_agent_report_bytes_total"), bytes + later.to_string().len() as u64);
-    let metrics = operators.get("/metrics");
-    assert!(
-        metrics.text().contains("stowage_agent_report_age_seconds{quantile=\"1\"} "),
-        "{}",
-        metrics.text()
-    );
+    let ages = |operators: &mut Client<_>| {
+        operators.get("/metrics").text().matches("agent_report_age_seconds{").count()
+    };
+    assert_eq!(ages(&mut operators), 3);
+    for name in ["node-a", "node-b"] {
+        served.index.lock().delete_node(&served.service, &serde_json::from_value(node(name)).unwrap());
+    }
+    assert_eq!(operators.get("/debug/reports").json(), json!({}), "nodes that are gone");
+    assert_eq!(ages(&mut operators), 0);
 }
 
 #[test]

@@ -73,7 +73,9 @@ pub fn reports(
         let label = result.note(place, outcome);
         extender.service.metrics.reports.with_label_values(&[label]).inc();
     }
-    tidy(extender);
+    if extender.board.is_to_be_tidied() {
+        tidy(extender);
+    }
     result.into_answer()
 }
 
@@ -173,10 +175,7 @@ fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
 
 /// The board forgets nodes that are gone. The books are not locked while a place on the board is: [`Board::take`] locks
 /// them in the other order.
-fn tidy(extender: &Extender) {
-    if !extender.board.is_to_be_tidied() {
-        return;
-    }
+pub fn tidy(extender: &Extender) {
     let mut gone = extender.board.names();
     {
         let ledger = extender.service.ledger();
