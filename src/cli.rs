@@ -1,13 +1,17 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
+mod agents;
+
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
 use crate::extender::request::Limits;
 use crate::extender::tls::TlsFiles;
+use crate::report::NodeReport;
 use crate::serve::{self, ServeOptions, Source};
+use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -27,6 +31,17 @@ enum Command {
     Serve(Box<ServeArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
+    /// Print the JSON Schema of something Stowage reads or writes
+    Schema {
+        #[arg(value_enum)]
+        of: SchemaOf,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum SchemaOf {
+    /// What an agent posts to /v1/reports
+    Report,
 }
 
 #[derive(Debug, Args)]
@@ -40,11 +55,11 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
 
-    /// Where the scheduler and the agents call
+    /// Where the scheduler calls
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 
@@ -60,7 +75,10 @@ struct ServeArgs {
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
 
-    /// Allow plain HTTP on an address other than loopback
+    #[command(flatten)]
+    agents: AgentsArgs,
+
+    /// Allow plain HTTP on addresses other than loopback
     #[arg(long)]
     insecure: bool,
 
@@ -118,6 +136,13 @@ impl Cli {
                 log_to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
             }
+            Command::Schema { of } => {
+                let schema = match of {
+                    SchemaOf::Report => schemars::schema_for!(NodeReport),
+                };
+                writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&schema)?)?;
+                Ok(ExitCode::SUCCESS)
+            }
         }
     }
 }
@@ -145,6 +170,7 @@ impl ServeArgs {
                 self.listen
             );
         }
+        let agents = self.agents.validate(self.cluster.is_some(), self.insecure)?;
         let identity = self.identity.filter(|name| !name.is_empty());
         let source = match self.cluster {
             Some(dump) => Source::Dump(dump),
@@ -156,7 +182,7 @@ impl ServeArgs {
             },
         };
         let limits = Limits { body: usize::from(self.body_limit) << 20, ..Limits::default() };
-        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, limits })
+        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, agents, limits })
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::request::Demand;
+use crate::units::Millis;
 use futures::future::BoxFuture;
 use std::sync::Arc;
 
@@ -83,7 +84,7 @@ pub struct Notice {
 }
 
 /// One Event is published per pod and kind in a while.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NoticeKind {
     Refused,
     NotUnderstood,
@@ -91,6 +92,12 @@ pub enum NoticeKind {
     HoldEnded,
     Unplaced,
     EditIgnored,
+    /// Its processes run on other GPUs than were recorded.
+    Drift,
+    /// Its processes use more VRAM than it was granted.
+    OverGrant,
+    /// A GPU it is on is gone, out of order, smaller or cut into slices.
+    GpuLost,
 }
 
 impl NoticeKind {
@@ -103,10 +110,61 @@ impl NoticeKind {
             Self::HoldEnded => "StowageHoldEnded",
             Self::Unplaced => "StowageUnplaced",
             Self::EditIgnored => "StowageEditIgnored",
+            Self::Drift => "StowageDrift",
+            Self::OverGrant => "StowageOverGrant",
+            Self::GpuLost => "StowageGpuLost",
         }
     }
 
     pub fn is_warning(self) -> bool {
         self != Self::RoomHeld
+    }
+}
+
+/// Who says whose a token is: the API server, in one question.
+pub trait AgentAuthority: Send + Sync + 'static {
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>>;
+}
+
+/// An agent, as its token shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentIdentity {
+    /// The node of the pod that the token was made for: the only one it may speak for.
+    pub node: NodeName,
+    /// How much longer the token is good; `None` if it does not say.
+    pub remaining: Option<Millis>,
+}
+
+/// Why a token opens nothing. No text has the token in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    #[error("the API server does not accept the token: {0}")]
+    Invalid(String),
+    #[error(
+        "the token is for {actual:?}, and reports need one for audience {expected:?}: see the projected token in the \
+         agent's manifest, and --agent-audience"
+    )]
+    WrongAudience { expected: String, actual: Vec<String> },
+    #[error("the token is of {actual}, and reports come from {expected} (--agent-service-account)")]
+    WrongAccount { expected: String, actual: String },
+    #[error(
+        "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer"
+    )]
+    NoNode,
+    /// Nothing is known of the token.
+    #[error("the token cannot be checked now: {0}")]
+    Unavailable(String),
+}
+
+impl AuthError {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Invalid(_) => "invalid-token",
+            Self::WrongAudience { .. } => "wrong-audience",
+            Self::WrongAccount { .. } => "wrong-account",
+            Self::NoNode => "no-node-in-token",
+            Self::Unavailable(_) => "token-unchecked",
+        }
     }
 }

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 /// One sample of one node.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+// What may be null must be there all the same.
+#[schemars(extend("required" = ["node", "bootId", "sequence", "gpus"]))]
 pub struct NodeReport {
     /// The Node object's name.
     pub node: NodeName,

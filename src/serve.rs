@@ -2,23 +2,30 @@
 
 use crate::cluster::dump::{Dump, DumpControlPlane};
 use crate::cluster::index::Index;
-use crate::cluster::{self, LeadWith, upkeep};
-use crate::control_plane::ControlPlane;
+use crate::cluster::{self, AgentAccount, LeadWith, TokenReviews, upkeep};
+use crate::control_plane::{AgentAuthority, ControlPlane};
+use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::Limits;
-use crate::extender::tls::{self, TlsFiles};
+use crate::extender::server::{Door, Doors};
+use crate::extender::tls::{self, ServerFiles, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result, bail};
+use axum_server::tls_rustls::RustlsConfig;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
+
+/// A kubelet brings a renewed Secret to a pod within a minute or two.
+const CERTIFICATE_LOOK: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub struct ServeOptions {
@@ -26,7 +33,17 @@ pub struct ServeOptions {
     pub listen: SocketAddr,
     pub admin: SocketAddr,
     pub tls: Option<TlsFiles>,
+    pub agents: AgentsOptions,
     pub limits: Limits,
+}
+
+/// How agents come in.
+#[derive(Debug)]
+pub struct AgentsOptions {
+    pub listen: SocketAddr,
+    pub tls: Option<ServerFiles>,
+    /// Whose tokens are let in; without it, everyone.
+    pub account: Option<AgentAccount>,
 }
 
 /// Where the cluster is.
@@ -36,26 +53,34 @@ pub enum Source {
     Dump(PathBuf),
 }
 
+/// What a source gives: where to write, what runs beside the requests, and who can say whose a token is.
+struct Connected {
+    control_plane: Arc<dyn ControlPlane>,
+    tasks: JoinSet<()>,
+    agent_auth: AgentAuth,
+}
+
 pub async fn serve(options: ServeOptions) -> Result<()> {
-    let scheduler = listen("--listen", options.listen)?;
-    let operators = listen("--admin", options.admin)?;
-    let tls = options.tls.as_ref().map(tls::load).transpose()?;
-    let scheme = if tls.is_some() { "https" } else { "http" };
+    let doors = doors(&options)?;
     let service = Service::new(Policy::default());
     let stop_cluster = CancellationToken::new();
-    let (control_plane, mut tasks) = connect(&options.source, &service, &stop_cluster).await?;
-    let extender = Extender::new(service.clone(), control_plane, options.limits);
+    let connected = connect(&options, &service, &stop_cluster).await?;
+    let Connected { control_plane, mut tasks, agent_auth } = connected;
+    let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
 
-    info!("the scheduler and the agents: {scheme}://{}", scheduler.local_addr()?);
-    info!("operators: http://{}", operators.local_addr()?);
+    say("the scheduler", &doors.scheduler)?;
+    say("agents", &doors.agents)?;
+    say("operators", &doors.operators)?;
     let stop_http = CancellationToken::new();
     let on_signal = tokio::spawn(stop_on_signal(stop_http.clone()));
-    let http = server::serve(extender, scheduler, operators, tls, stop_http.clone());
+    let renewing = tokio::spawn(renew_certificate(options.agents.tls, doors.agents.tls.clone()));
+    let http = server::serve(extender, doors, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
         ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
     };
     on_signal.abort();
+    renewing.abort();
     // The HTTP side first: what it still had in hand needed the gate open, and the Lease is given up here.
     stop_cluster.cancel();
     while tasks.join_next().await.is_some() {}
@@ -63,28 +88,64 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     outcome
 }
 
-async fn connect(
-    source: &Source,
-    service: &Arc<Service>,
-    shutdown: &CancellationToken,
-) -> Result<(Arc<dyn ControlPlane>, JoinSet<()>)> {
-    match source {
-        Source::Dump(path) => load(path, service, shutdown),
-        Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind } => {
-            let client = cluster::connect(kubeconfig.as_deref()).await?;
-            let mut options = cluster::Options::new(lead_with.clone(), identity.clone());
-            options.cdi_kind.clone_from(cdi_kind);
-            let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
-            Ok((control_plane, tasks))
+fn doors(options: &ServeOptions) -> Result<Doors> {
+    let scheduler = listen("--listen", options.listen)?;
+    let agents = listen("--agents", options.agents.listen)?;
+    let operators = listen("--admin", options.admin)?;
+    let tls = options.tls.as_ref().map(tls::load).transpose()?;
+    let agents_tls = options.agents.tls.as_ref().map(tls::load_server).transpose()?;
+    Ok(Doors {
+        scheduler: Door { listener: scheduler, tls },
+        agents: Door { listener: agents, tls: agents_tls },
+        operators: Door::plain(operators),
+    })
+}
+
+fn say(who: &str, door: &Door) -> Result<()> {
+    let scheme = if door.tls.is_some() { "https" } else { "http" };
+    info!("{who}: {scheme}://{}", door.listener.local_addr()?);
+    Ok(())
+}
+
+/// The agents' certificate is renewed where it lies long before it ends; no agent should have to wait for a restart.
+async fn renew_certificate(files: Option<ServerFiles>, tls: Option<RustlsConfig>) {
+    let (Some(files), Some(tls)) = (files, tls) else { return };
+    let mut ticks = tokio::time::interval(CERTIFICATE_LOOK);
+    loop {
+        ticks.tick().await;
+        match tls::load_server(&files) {
+            Ok(renewed) => tls.reload_from_config(renewed.get_inner()),
+            Err(error) => warn!("--agents-tls-cert: {error}; the certificate before it goes on"),
         }
     }
 }
 
-fn load(
-    path: &Path,
+async fn connect(
+    options: &ServeOptions,
     service: &Arc<Service>,
     shutdown: &CancellationToken,
-) -> Result<(Arc<dyn ControlPlane>, JoinSet<()>)> {
+) -> Result<Connected> {
+    match &options.source {
+        Source::Dump(path) => load(path, service, shutdown),
+        Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind } => {
+            let client = cluster::connect(kubeconfig.as_deref()).await?;
+            let agent_auth = match options.agents.account.clone() {
+                None => AgentAuth::Anyone,
+                Some(account) => {
+                    let authority: Arc<dyn AgentAuthority> =
+                        Arc::new(TokenReviews::new(client.clone(), account));
+                    AgentAuth::Token(TokenGuard::new(authority, service.clone()))
+                }
+            };
+            let mut options = cluster::Options::new(lead_with.clone(), identity.clone());
+            options.cdi_kind.clone_from(cdi_kind);
+            let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
+            Ok(Connected { control_plane, tasks, agent_auth })
+        }
+    }
+}
+
+fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Result<Connected> {
     let dump = Dump::read(path)?;
     let mut index = Index::default();
     let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
@@ -106,7 +167,7 @@ fn load(
     let mut tasks = JoinSet::new();
     let upkeep = upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop));
-    Ok((control_plane, tasks))
+    Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone })
 }
 
 fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {

@@ -3,9 +3,10 @@
 //! Nothing here is read back by a decision.
 
 use crate::scheduling::ledger::Totals;
+use crate::units::Millis;
 use prometheus::{
-    Encoder, Histogram, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 pub struct Metrics {
@@ -20,6 +21,15 @@ pub struct Metrics {
     pub bad_requests: IntCounterVec,
     /// Agent reports by outcome.
     pub reports: IntCounterVec,
+    /// Bytes of the bodies they came in.
+    pub report_bytes: IntCounter,
+    /// Parts that reports said they lack.
+    pub report_missing: IntCounterVec,
+    /// What agents found amiss, once per pod while it stands.
+    pub report_findings: IntCounterVec,
+    /// Reviews of agents' tokens, by outcome.
+    pub token_reviews: IntCounterVec,
+    report_age: GaugeVec,
     /// Events published, suppressed as repetitions, or dropped, by reason.
     pub events: IntCounterVec,
     /// Writes to the API server by kind and outcome.
@@ -75,8 +85,21 @@ impl Metrics {
             "Ledger lock waited for and held by filter.",
         ))
         .expect("the name is valid");
+        let report_bytes =
+            IntCounter::new("stowage_agent_report_bytes_total", "Bytes of agents' reports taken in.")
+                .expect("the name is valid");
+        let report_age = GaugeVec::new(
+            Opts::new(
+                "stowage_agent_report_age_seconds",
+                "Time since each node's latest report, by quantile over the nodes.",
+            ),
+            &["quantile"],
+        )
+        .expect("the name and labels are valid");
         keep(Box::new(verb_seconds.clone()));
         keep(Box::new(ledger_seconds.clone()));
+        keep(Box::new(report_bytes.clone()));
+        keep(Box::new(report_age.clone()));
         Self {
             verb_seconds,
             ledger_seconds,
@@ -96,6 +119,23 @@ impl Metrics {
                 &["verb", "code"],
             ),
             reports: counters("stowage_agent_reports_total", "Agent reports, by outcome.", &["outcome"]),
+            report_bytes,
+            report_missing: counters(
+                "stowage_agent_missing_total",
+                "Reports in which a part could not be sampled, by part.",
+                &["part"],
+            ),
+            report_findings: counters(
+                "stowage_agent_findings_total",
+                "Pods that run elsewhere or use more than was recorded, each time one begins to, by kind.",
+                &["kind"],
+            ),
+            token_reviews: counters(
+                "stowage_agent_token_reviews_total",
+                "Agents' tokens the API server was asked about, by outcome.",
+                &["outcome"],
+            ),
+            report_age,
             events: counters(
                 "stowage_events_total",
                 "Kubernetes Events, by reason and outcome.",
@@ -141,6 +181,18 @@ impl Metrics {
         self.ledger_vram.with_label_values(&["promised"]).set(totals.charged.0 as i64);
         self.nodes.set(totals.nodes as i64);
         self.gpus.set(totals.gpus as i64);
+    }
+
+    /// How old the nodes' latest reports are; `ages` in any order.
+    pub fn set_report_ages(&self, mut ages: Vec<Millis>) {
+        ages.sort_unstable();
+        self.report_age.reset();
+        for (label, percent) in [("0.5", 50), ("0.99", 99), ("1", 100)] {
+            let place = (ages.len() * percent).div_ceil(100).saturating_sub(1);
+            if let Some(age) = ages.get(place) {
+                self.report_age.with_label_values(&[label]).set(age.0 as f64 / 1e3);
+            }
+        }
     }
 
     /// Everything in Prometheus' text format.

@@ -108,10 +108,11 @@ fn in_process(cluster: &Cluster) -> Vec<Row> {
 fn over_loopback(cluster: &Cluster, dump: &Path) {
     let stowage = Server::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cluster"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
             .env("RUST_LOG", "stowage::serve=info,warn"),
-        "the scheduler and the agents: http://",
+        "the scheduler: http://",
     );
     let this = std::env::current_exe().expect("this program has a path");
     let floor = Server::start(Command::new(this).env(FLOOR, "1"), "floor: http://");

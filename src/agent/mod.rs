@@ -4,3 +4,4 @@ pub mod blocking;
 pub mod engines;
 pub mod findings;
 pub mod pods;
+pub mod publish;

@@ -8,6 +8,7 @@
 //!  api ─► pods/binding, pods/status                 (out: on the request path, one write each)
 //!  events ─► events.k8s.io                          (out: words, never waited for)
 //!  leader ─► the gate                               (whether any of this may act)
+//!  token_review ─► authentication.k8s.io            (whose token: asked, never written)
 //! ```
 //!
 //! Nothing here decides where a pod goes, and nothing here knows HTTP's server side. On the request path there is no list
@@ -20,6 +21,7 @@ pub mod dump;
 pub mod events;
 pub mod index;
 pub mod leader;
+pub mod token_review;
 pub mod upkeep;
 pub mod watch;
 
@@ -27,6 +29,7 @@ pub use api::{ApiControlPlane, Limits};
 pub use connect::connect;
 pub use index::Index;
 pub use leader::{LeadWith, LeaseName};
+pub use token_review::{AgentAccount, TokenReviews};
 
 use crate::service::Service;
 use futures::future::BoxFuture;

@@ -1,9 +1,9 @@
 //! The node agents of all machines: they report each machine's GPUs once a second, as an agent on the node would.
 
-use crate::extender::reports::{GpuReport, NodeReport};
 use crate::ids::{GpuModel, GpuUuid, NodeName};
+use crate::report::{GpuReport, NodeReport};
 use crate::scheduling::device::Health;
-use crate::units::Bytes;
+use crate::units::{Bytes, Millis};
 use bytes::Bytes as Body;
 use http::Request;
 use http_body_util::Full;
@@ -68,12 +68,23 @@ fn report(machine: &Machine, sequence: u64) -> NodeReport {
         parent: None,
         total_bytes: Bytes::gib(machine.gib),
         reserved_bytes: Bytes::ZERO,
+        used_bytes: None,
+        utilization_percent: None,
         health: Health::Healthy,
+        health_reason: None,
+        numa_node: None,
+        nvlink_island: None,
+        processes: None,
     };
     NodeReport {
         node: NodeName::parse(machine.node).expect("a name"),
         boot_id: "demo".into(),
         sequence,
-        gpus: (0..machine.gpus).map(gpu).collect(),
+        age_millis: Millis(0),
+        gpus: Some((0..machine.gpus).map(gpu).collect()),
+        engines: Vec::new(),
+        models: Vec::new(),
+        findings: Vec::new(),
+        missing: Vec::new(),
     }
 }

@@ -9,6 +9,7 @@ use super::scheduler::Scheduler;
 use super::scheduler::config::Config;
 use crate::cluster::{self, LeadWith};
 use crate::extender::request::Limits;
+use crate::extender::server::{Door, Doors};
 use crate::extender::{Extender, server};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
@@ -53,11 +54,16 @@ impl Setup {
         let (control_plane, tasks) =
             cluster::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
         let (scheduler_listener, scheduler_address) = listen()?;
+        let (agents_listener, agents_address) = listen()?;
         let (operators_listener, operators) = listen()?;
+        let doors = Doors {
+            scheduler: Door::plain(scheduler_listener),
+            agents: Door::plain(agents_listener),
+            operators: Door::plain(operators_listener),
+        };
         let extender = Extender::new(service.clone(), control_plane, Limits::default());
-        let served = server::serve(extender, scheduler_listener, operators_listener, None, stop_http.clone());
-        let http = tokio::spawn(served);
-        let agents = Agents::start(machines, scheduler_address);
+        let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
+        let agents = Agents::start(machines, agents_address);
         let kubelet_config = kubelet::Config {
             start_delay: START_DELAY,
             grace_second: GRACE_SECOND,

@@ -25,14 +25,21 @@ pub struct Extender {
     pub service: Arc<Service>,
     pub control_plane: Arc<dyn ControlPlane>,
     pub board: Arc<reports::Board>,
+    pub agent_auth: reports::AgentAuth,
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
     pub writes: TaskTracker,
     pub limits: request::Limits,
 }
 
 impl Extender {
+    /// One that takes reports from anyone: for loopback.
     pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, limits: request::Limits) -> Self {
-        let board = Arc::new(reports::Board::default());
-        Self { service, control_plane, board, writes: TaskTracker::new(), limits }
+        let (board, writes) = (Arc::default(), TaskTracker::new());
+        Self { service, control_plane, board, agent_auth: reports::AgentAuth::Anyone, writes, limits }
+    }
+
+    /// The same, with reports from those who are let in.
+    pub fn with_agent_auth(self, agent_auth: reports::AgentAuth) -> Self {
+        Self { agent_auth, ..self }
     }
 }

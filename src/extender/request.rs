@@ -3,7 +3,7 @@
 //! What is wrong with a request is answered with its status and a text that names the place; nothing is changed by it.
 
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -37,8 +37,15 @@ pub enum BadRequest {
     Malformed(String),
     #[error("{message}")]
     Unprocessable { code: &'static str, message: String },
+    #[error("{message}")]
+    Unauthorized { code: &'static str, message: String },
+    #[error("{message}")]
+    Forbidden { code: &'static str, message: String },
     #[error("not answering: {0}")]
     Unavailable(&'static str),
+    /// What is asked for its judgement does not answer.
+    #[error("{message}")]
+    Undecided { code: &'static str, message: String },
 }
 
 impl BadRequest {
@@ -53,7 +60,10 @@ impl BadRequest {
             Self::TooSlow { .. } => "too-slow",
             Self::BrokenOff(_) => "broken-off",
             Self::Malformed(_) => "malformed",
-            Self::Unprocessable { code, .. } => code,
+            Self::Unprocessable { code, .. }
+            | Self::Unauthorized { code, .. }
+            | Self::Forbidden { code, .. }
+            | Self::Undecided { code, .. } => code,
             Self::Unavailable(_) => "unavailable",
         }
     }
@@ -64,7 +74,9 @@ impl BadRequest {
             Self::TooSlow { .. } => StatusCode::REQUEST_TIMEOUT,
             Self::BrokenOff(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
             Self::Unprocessable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+            Self::Unavailable(_) | Self::Undecided { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 }
@@ -76,7 +88,11 @@ impl IntoResponse for BadRequest {
         struct Shape {
             error: String,
         }
-        json(self.status(), &Shape { error: self.to_string() })
+        let mut answer = json(self.status(), &Shape { error: self.to_string() });
+        if self.status() == StatusCode::UNAUTHORIZED {
+            answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        answer
     }
 }
 

@@ -1,7 +1,7 @@
-//! Listening: the scheduler's address and the operators' address, until told to stop.
+//! Listening: the scheduler's, the agents' and the operators' address, until told to stop.
 //!
-//! The operators' address is a separate one, so that a scrape never queues behind the scheduler and the verbs can be kept
-//! to those with a certificate.
+//! Each is separate: who may bind pods, who may speak for a node and who may look are three sorts of people, and a scrape
+//! or five thousand reports never queue behind the scheduler.
 
 use super::request::{BadRequest, json, parse, read_body};
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use axum::routing::post;
+use axum::routing::{any, post};
 use axum_server::Handle;
 use axum_server::tls_rustls::RustlsConfig;
 use bytes::Bytes;
@@ -31,64 +31,97 @@ const HEAD_TIME: Duration = Duration::from_secs(100);
 /// How long connections and writes under way may take to end after a stop.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 
-/// The verbs and the agents' way in.
+/// An address that is listened on; with TLS or without.
+pub struct Door {
+    pub listener: TcpListener,
+    pub tls: Option<RustlsConfig>,
+}
+
+impl Door {
+    pub fn plain(listener: TcpListener) -> Self {
+        Self { listener, tls: None }
+    }
+}
+
+pub struct Doors {
+    pub scheduler: Door,
+    pub agents: Door,
+    pub operators: Door,
+}
+
+/// The verbs.
 pub fn scheduler_router(extender: Extender) -> Router {
-    let panics = extender.service.metrics.panics.clone();
-    let on_panic = move |_: Box<dyn Any + Send>| {
-        panics.with_label_values(&["any"]).inc();
-        let answer = BadRequest::unprocessable("panic", "Stowage failed on this request; its log says where");
-        (StatusCode::INTERNAL_SERVER_ERROR, answer.into_response().into_body()).into_response()
-    };
     Router::new()
         .route("/scheduler/filter", post(filter_verb))
         .route("/scheduler/prioritize", post(prioritize_verb))
         .route("/scheduler/preempt", post(preempt_verb))
         .route("/scheduler/bind", post(bind_verb))
-        .route("/v1/reports", post(reports_in))
-        .fallback(|| async {
-            (StatusCode::NOT_FOUND, "no such verb: there are filter, prioritize, preempt and bind\n")
-        })
-        .layer(CatchPanicLayer::custom(on_panic))
+        .route(
+            "/v1/reports",
+            any(|| not_here("agents post to their own address: see --agents, by default 127.0.0.1:9446")),
+        )
+        .fallback(|| not_here("no such verb: there are filter, prioritize, preempt and bind"))
+        .layer(CatchPanicLayer::custom(on_panic(&extender, "any")))
         .with_state(extender)
 }
 
-/// Serves both addresses until `shutdown`, then lets what is under way end.
-pub async fn serve(
-    extender: Extender,
-    scheduler: TcpListener,
-    operators: TcpListener,
-    tls: Option<RustlsConfig>,
-    shutdown: CancellationToken,
-) -> std::io::Result<()> {
-    let handles: [Handle<SocketAddr>; 2] = [Handle::new(), Handle::new()];
+/// The agents' way in.
+pub fn agents_router(extender: Extender) -> Router {
+    Router::new()
+        .route("/v1/reports", post(reports_in))
+        .fallback(|| not_here("agents post to /v1/reports; the scheduler's verbs are on --listen"))
+        .layer(CatchPanicLayer::custom(on_panic(&extender, "reports")))
+        .with_state(extender)
+}
+
+async fn not_here(text: &'static str) -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, format!("{text}\n"))
+}
+
+fn on_panic(
+    extender: &Extender,
+    verb: &'static str,
+) -> impl Fn(Box<dyn Any + Send>) -> Response + Clone + Send + Sync + 'static {
+    let panics = extender.service.metrics.panics.clone();
+    move |_| {
+        panics.with_label_values(&[verb]).inc();
+        let answer = BadRequest::unprocessable("panic", "Stowage failed on this request; its log says where");
+        (StatusCode::INTERNAL_SERVER_ERROR, answer.into_response().into_body()).into_response()
+    }
+}
+
+/// Serves all addresses until `shutdown`, then lets what is under way end.
+pub async fn serve(extender: Extender, doors: Doors, shutdown: CancellationToken) -> std::io::Result<()> {
+    let handles: [Handle<SocketAddr>; 3] = std::array::from_fn(|_| Handle::new());
     let stop = stop_after(shutdown, extender.clone(), handles.clone());
-    let [for_scheduler, for_operators] = handles;
-    let verbs = scheduler_router(extender.clone()).into_make_service();
-    let verbs = async {
-        match tls {
-            Some(tls) => {
-                let mut server = axum_server::from_tcp_rustls(scheduler, tls)?.handle(for_scheduler);
-                limit(server.http_builder());
-                server.serve(verbs).await
-            }
-            None => {
-                let mut server = axum_server::from_tcp(scheduler)?.handle(for_scheduler);
-                limit(server.http_builder());
-                server.serve(verbs).await
-            }
-        }
-    };
-    let pages = async {
-        let mut server = axum_server::from_tcp(operators)?.handle(for_operators);
-        limit(server.http_builder());
-        let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
-        server.serve(pages.into_make_service()).await
-    };
-    tokio::try_join!(verbs, pages, stop)?;
+    let [for_scheduler, for_agents, for_operators] = handles;
+    let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
+    tokio::try_join!(
+        open(doors.scheduler, scheduler_router(extender.clone()), for_scheduler),
+        open(doors.agents, agents_router(extender.clone()), for_agents),
+        open(doors.operators, pages, for_operators),
+        stop
+    )?;
     extender.writes.close();
     // Past this time the API server's answer is lost, as it would be in a crash; the next start reads the pods.
     let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
     Ok(())
+}
+
+async fn open(door: Door, router: Router, handle: Handle<SocketAddr>) -> std::io::Result<()> {
+    let service = router.into_make_service();
+    match door.tls {
+        Some(tls) => {
+            let mut server = axum_server::from_tcp_rustls(door.listener, tls)?.handle(handle);
+            limit(server.http_builder());
+            server.serve(service).await
+        }
+        None => {
+            let mut server = axum_server::from_tcp(door.listener)?.handle(handle);
+            limit(server.http_builder());
+            server.serve(service).await
+        }
+    }
 }
 
 /// HTTP/1.1, as the scheduler speaks it: an idle limit holds from a connection's first moment only there.
@@ -100,7 +133,7 @@ fn limit(builder: &mut Builder<TokioExecutor>) {
 async fn stop_after(
     shutdown: CancellationToken,
     extender: Extender,
-    handles: [Handle<SocketAddr>; 2],
+    handles: [Handle<SocketAddr>; 3],
 ) -> std::io::Result<()> {
     shutdown.cancelled().await;
     extender.service.gate.set_stopping();
@@ -142,11 +175,13 @@ async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: B
     .await
 }
 
-/// Reports are taken by every replica, leading or not.
+/// Reports are taken by every replica, leading or not. Who sends one is known before its body is read.
 async fn reports_in(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+    let received = extender.service.now();
     let taken = async {
+        let sender = extender.agent_auth.admit(&headers).await?;
         let body = read_body(&headers, body, extender.limits).await?;
-        Ok(json(StatusCode::OK, &reports::reports(&extender, &body)?))
+        Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };
     answer(&extender, "reports", taken.await)
 }

@@ -1,12 +1,12 @@
-//! TLS for the scheduler's address: who calls shows a certificate of the operators' own CA, or is not heard.
+//! TLS: on the scheduler's address who calls shows a certificate of the operators' own CA, or is not heard; on the agents'
+//! address the server alone shows one, and agents show a token.
 
 use axum_server::tls_rustls::RustlsConfig;
-use rustls::RootCertStore;
-use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{WantsServerCert, WebPkiClientVerifier};
+use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -16,6 +16,13 @@ pub struct TlsFiles {
     pub key: PathBuf,
     /// Whose clients are let in.
     pub client_ca: PathBuf,
+}
+
+/// A server's certificate and key.
+#[derive(Debug, Clone)]
+pub struct ServerFiles {
+    pub cert: PathBuf,
+    pub key: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -40,16 +47,29 @@ pub fn load(files: &TlsFiles) -> Result<RustlsConfig, TlsError> {
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
         .map_err(|error| client_ca_error(&files.client_ca, &error))?;
+    let identity = ServerFiles { cert: files.cert.clone(), key: files.key.clone() };
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    finish(builder.with_client_cert_verifier(verifier), &identity)
+}
+
+/// TLS with a certificate of the server's only, from two PEM files.
+pub fn load_server(files: &ServerFiles) -> Result<RustlsConfig, TlsError> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    finish(builder.with_no_client_auth(), files)
+}
+
+fn finish(
+    builder: ConfigBuilder<ServerConfig, WantsServerCert>,
+    files: &ServerFiles,
+) -> Result<RustlsConfig, TlsError> {
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::Read {
         what: "the private key",
         path: files.key.clone(),
         error,
     })?;
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_client_cert_verifier(verifier)
-        .with_single_cert(certificates("the certificate", &files.cert)?, key)?;
-    // kube-scheduler's client speaks HTTP/1.1 to extenders.
+    let mut config = builder.with_single_cert(certificates("the certificate", &files.cert)?, key)?;
+    // kube-scheduler's client speaks HTTP/1.1 to extenders, and so do agents.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(RustlsConfig::from_config(Arc::new(config)))
 }

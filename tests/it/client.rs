@@ -54,6 +54,13 @@ impl<S: Read + Write> Client<S> {
         self.try_post(path, body.as_ref()).unwrap()
     }
 
+    /// With one more line in its head, such as `Authorization: Bearer …`.
+    pub fn post_with(&mut self, path: &str, line: &str, body: impl AsRef<[u8]>) -> Answer {
+        let length = format!("Content-Length: {}\r\n{line}", body.as_ref().len());
+        self.write(&[post_head(path, &length).as_bytes(), body.as_ref()].concat()).unwrap();
+        self.read_answer().unwrap()
+    }
+
     pub fn get(&mut self, path: &str) -> Answer {
         self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
         self.read_answer().unwrap()

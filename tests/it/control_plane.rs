@@ -13,10 +13,11 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use processes::{eventually, free_port, throughout, within};
+use processes::{eventually, throughout, within};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use stowage::agent::publish::{Outcome, Publisher};
 use world::{Ports, World, amount, ask, manifest, yaml};
 
 const ALWAYS: [&str; 2] = ["--lead-with", "always"];
@@ -31,7 +32,7 @@ async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_t
         let applied = world.kubectl(&[&["apply", "-f", manifest(file).to_str().unwrap()], flags].concat());
         assert!(applied.ok, "{file}: {}", applied.said);
     };
-    for file in ["priority-classes.yaml", "stowage.yaml", "admission-policy.yaml"] {
+    for file in ["priority-classes.yaml", "stowage.yaml", "agent.yaml", "admission-policy.yaml"] {
         accepted(file, &["--dry-run=server"]);
         accepted(file, &[]);
     }
@@ -155,7 +156,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let Some(mut world) = World::at_work(nodes, &serve(host.trim())).await else { return };
-    let standby = Ports { verbs: free_port(), admin: free_port() };
+    let standby = Ports::free();
     let _standby = world.serve("standby", standby, &serve("another-host"));
     eventually("the books are complete", async || {
         world.check();
@@ -184,6 +185,64 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
 
     world.start_scheduler();
     all_bound(&mut world, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_is_known_by_the_token_of_its_pod() {
+    let Some(mut world) = World::start().await else { return };
+    world.install();
+    world.add_nodes(&[node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: kube-system}, spec: {nodeName: a, \
+               serviceAccountName: stowage-agent, containers: [{name: agent, image: stowage}]}}";
+    let applied = world.apply(pod, &[]);
+    assert!(applied.ok, "{}", applied.said);
+    world.stowage =
+        Some(world.serve("stowage", world.ports, &["--lead-with", "always", "--agent-auth", "token"]));
+    let token_file = world.folder().join("token");
+    let agents = format!("http://127.0.0.1:{}", world.ports.agents);
+    let publisher = Publisher::new(vec![agents.parse().unwrap()], Some(token_file.clone()), None);
+    let mut publisher = publisher.unwrap().with_patience(Duration::from_secs(30));
+    let mut sequence = 0;
+    let mut post = async |of: &str, token: &str| {
+        std::fs::write(&token_file, token).unwrap();
+        sequence += 1;
+        let report = json!({ "node": of, "bootId": "1", "sequence": sequence, "gpus": [
+            { "uuid": "GPU-1", "index": 0, "model": "H100", "totalBytes": 80 * GIB },
+        ] });
+        publisher.publish(serde_json::from_value(report).unwrap(), Instant::now()).await;
+        publisher.state().replicas.into_values().next().unwrap().latest
+    };
+    let bound = ["--bound-object-kind", "Pod", "--bound-object-name", "agent"];
+    let audience = ["--audience", "stowage.dev/reports"];
+    let token = |account: &str, flags: &[&[&str]]| {
+        let issued =
+            [&["create", "token", account, "--namespace", "kube-system"][..], &flags.concat()].concat();
+        let token = world.kubectl(&issued);
+        assert!(token.ok, "{}", token.said);
+        token.said.trim().to_owned()
+    };
+    let good = token("stowage-agent", &[&audience, &bound]);
+    eventually("the agent's report is taken", async || {
+        (post("a", &good).await == Outcome::Accepted).then_some(())
+    })
+    .await;
+    let books = world.books().await.unwrap();
+    assert_eq!(books["snapshot"]["nodes"][0]["devices"][0]["uuid"], "GPU-1");
+    for (of, token, status, reason) in [
+        ("b", good.clone(), 403, "an agent on a, which cannot speak for b"),
+        ("a", token("stowage-agent", &[&bound]), 401, "the token"),
+        ("a", token("stowage-agent", &[&audience]), 403, "names no node"),
+        ("a", token("stowage", &[&audience]), 403, "system:serviceaccount:kube-system:stowage,"),
+        ("a", format!("{good}x"), 401, "does not accept the token"),
+    ] {
+        match post(of, &token).await {
+            Outcome::Refused { status: actual, reason: said } => {
+                assert!(actual.as_u16() == status && said.contains(reason), "{actual}: {said}");
+            }
+            other => panic!("{reason}: {other:?}"),
+        }
+    }
+    world.check();
 }
 
 const LEASE: &str = "kube-system/stowage-scheduler";

@@ -320,11 +320,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
     }
     assert_eq!(served.books(), books);
     assert_eq!(Client::connect(served.operators).get("/readyz").status, 200, "it stands by");
-    assert_eq!(
-        served.post("/v1/reports", report("node-a", "boot", 2, 2)).status,
-        200,
-        "and it takes reports"
-    );
+    assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200, "and it takes reports");
     served.service.gate.set_leading(true);
     served.service.gate.set_synced();
     assert_eq!(served.passed(&waiting, &["node-a"]), ["node-a"]);

@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module per edge.
 
+mod agent_auth;
 mod bind;
 mod client;
 mod cluster;
@@ -8,6 +9,7 @@ mod control_plane;
 mod golden;
 mod http;
 mod process;
+mod publish;
 mod readme;
 mod refusals;
 mod reports;

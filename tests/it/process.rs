@@ -32,7 +32,8 @@ struct Running {
 impl Running {
     fn serve(dump: &Path) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
-            .args(["serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--cluster"])
+            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
             .env_remove("RUST_LOG")
             .stderr(Stdio::piped())
@@ -46,7 +47,7 @@ impl Running {
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let mut running = Self { child, log, scheduler: unknown, operators: unknown };
-        running.scheduler = address(&running.line_with("the scheduler and the agents: http://"));
+        running.scheduler = address(&running.line_with("the scheduler: http://"));
         running.operators = address(&running.line_with("operators: http://"));
         running
     }
@@ -164,12 +165,66 @@ fn plain_http_on_an_address_others_can_reach_is_refused_with_the_way_out() {
 }
 
 #[test]
+fn agents_are_let_in_from_elsewhere_only_with_tokens_and_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let dump = yaml_dump(&folder);
+    let dump = dump.to_str().unwrap();
+    // Nobody asks a cluster that is not there: what is wrong is found first.
+    let nowhere = folder.path().join("kubeconfig");
+    let serve = |arguments: &[&str]| fails(&[&["serve", "--listen", "127.0.0.1:0"], arguments].concat());
+    let cluster = ["--kubeconfig", nowhere.to_str().unwrap(), "--lead-with", "always"];
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["--agents", "0.0.0.0:0"], &["0.0.0.0:0", "--agents-tls-cert", "--agents-tls-key", "--insecure"]),
+        (
+            &["--agents", "0.0.0.0:0", "--agent-auth", "none", "--insecure"],
+            &["0.0.0.0:0", "leave out --agent-auth none", "127.0.0.1"],
+        ),
+        (&["--agent-service-account", "stowage-agent"], &["\"stowage-agent\"", "NAMESPACE/NAME"]),
+        (&["--agent-service-account", "a/b:c"], &["NAMESPACE/NAME"]),
+        (&["--agent-audience", ""], &["--agent-audience is empty"]),
+        (
+            &["--agents", "127.0.0.1:0", "--agents-tls-cert", "none.crt", "--agents-tls-key", "none.key"],
+            &["cannot read the private key from none.key"],
+        ),
+    ];
+    for (arguments, parts) in cases {
+        let (code, error) = serve(&[&cluster[..], arguments].concat());
+        assert_eq!(code, 1, "{error}");
+        parts.iter().for_each(|part| assert!(error.contains(part), "{error} does not say {part}"));
+    }
+    let (code, error) = serve(&["--cluster", dump, "--agent-auth", "token"]);
+    assert!(code == 1 && error.contains("--cluster has none"), "{error}");
+    let (code, error) = serve(&["--cluster", dump, "--agents", "0.0.0.0:0", "--insecure"]);
+    assert!(code == 1 && error.contains("without tokens"), "{error}");
+    assert_eq!(serve(&["--cluster", dump, "--agents-tls-cert", "x"]).0, 2);
+}
+
+#[test]
+fn the_schema_of_a_report_is_what_a_report_is() {
+    let output = stowage(&["schema", "report"]);
+    assert!(output.status.success());
+    let schema: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(schema["title"], "NodeReport");
+    for field in
+        ["node", "bootId", "sequence", "ageMillis", "gpus", "engines", "models", "findings", "missing"]
+    {
+        assert!(schema["properties"][field].is_object(), "{field}");
+    }
+    let required: Vec<&str> =
+        schema["required"].as_array().unwrap().iter().map(|field| field.as_str().unwrap()).collect();
+    assert_eq!(required, ["node", "bootId", "sequence", "gpus"]);
+    assert_eq!(fails(&["schema", "reports"]).0, 2);
+}
+
+#[test]
 fn a_dump_that_cannot_be_read_is_named_with_the_place() {
     let folder = tempfile::tempdir().unwrap();
     let serve = |path: &Path| {
         let (code, error) = fails(&[
             "serve",
             "--listen",
+            "127.0.0.1:0",
+            "--agents",
             "127.0.0.1:0",
             "--admin",
             "127.0.0.1:0",

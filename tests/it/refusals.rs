@@ -44,7 +44,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
         figures.push(served.notices().pop().unwrap().2);
         let mut shrunk = report(node, "boot", round as u64 + 2, 2);
         (0..2).for_each(|gpu| shrunk["gpus"][gpu]["reservedBytes"] = json!((round as u64 + 1) << 30));
-        assert_eq!(served.post("/v1/reports", shrunk).status, 200);
+        assert_eq!(served.report(shrunk).status, 200);
         assert_eq!(served.filter(&large, &nodes), first, "after a report");
     }
     served.delete(&small[0]);
@@ -66,7 +66,7 @@ fn every_reason_is_a_fixed_phrase_among_the_unresolvable() {
     sick["gpus"][0]["health"] = json!("lost");
     let mut small = report("small", "boot", 2, 2);
     (0..2).for_each(|gpu| small["gpus"][gpu]["totalBytes"] = json!(8u64 << 30));
-    assert_eq!(served.post("/v1/reports", json!([sick, small])).json()["accepted"], 2);
+    assert_eq!(served.report(json!([sick, small])).json()["accepted"], 2);
     let nodes = ["full", "owned", "single", "small", "sick", "plugin", "bare", "nowhere"];
     let refusals = |pod: Value, nodes: &[&str]| {
         let answer = served.filter(&pod, nodes).json();
@@ -312,6 +312,6 @@ fn a_pod_that_is_bound_already_is_passed_on_its_own_node_only() {
     assert!(served.service.ledger().entry(&uid_of(&llm)).is_some());
     eventually("nothing is left open", || served.charged("n07") == [Bytes::gib(72)]);
     let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });
-    assert_eq!(served.post("/v1/reports", one_more).status, 200);
+    assert_eq!(served.report(one_more).status, 200);
     assert_eq!(served.passed(&pod("next", "72Gi"), &["n07"]), ["n07"]);
 }

@@ -1,7 +1,9 @@
 //! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
 
-use crate::served::{Cluster, GPU_BYTES, Served, gpu_report, on, pod, report};
+use crate::client::{Client, post_head};
+use crate::served::{Cluster, GPU_BYTES, Served, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
+use stowage::control_plane::NoticeKind;
 
 fn served() -> Served {
     Cluster::of(&[("node-a", 2)])
@@ -20,7 +22,7 @@ fn outcomes(served: &Served, outcome: &str) -> u64 {
 /// A single report that is refused: with its status, its code, and nothing changed.
 fn refused(served: &Served, status: u16, code: &str, report: &Value) -> String {
     let (books, count) = (served.books(), outcomes(served, code));
-    let answer = served.post("/v1/reports", report.clone());
+    let answer = served.report(report.clone());
     assert_eq!(answer.status, status, "{}", answer.text());
     assert_eq!(outcomes(served, code), count + 1, "{code} is not counted");
     assert_eq!(served.bad_requests("reports", code), count + 1, "{code} is not counted as a bad request");
@@ -47,7 +49,248 @@ fn a_report_that_cannot_be_is_refused_with_its_reason() {
     assert!(refused(&served, 422, "no-memory", &empty).contains("GPU-node-a-0 has no memory"));
     let many = with(good(), |r| r["gpus"] = (0..65).map(|gpu| gpu_report("node-a", gpu)).collect());
     assert!(refused(&served, 422, "too-many-gpus", &many).contains("at most 64"));
-    assert_eq!(served.post("/v1/reports", good()).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(served.report(good()).json(), json!({ "accepted": 1, "dropped": 0 }));
+}
+
+#[test]
+fn figures_that_cannot_be_are_refused_with_their_place() {
+    let served = served();
+    let good = || report("node-a", "boot", 2, 2);
+    let engine = |edit: &dyn Fn(&mut Value)| {
+        let mut engine = json!({ "pod": "uid-tenant", "engine": "vllm", "gpus": [], "state": "serving" });
+        edit(&mut engine);
+        with(good(), |r| r["engines"] = json!([engine]))
+    };
+    let long = "x".repeat(1025);
+    let cases: Vec<(&str, &str, Value)> = vec![
+        (
+            "used-above-total",
+            "gpus[1]: GPU GPU-node-a-1",
+            with(good(), |r| r["gpus"][1]["usedBytes"] = json!(GPU_BYTES + 1)),
+        ),
+        (
+            "bad-utilization",
+            "gpus[0]: GPU GPU-node-a-0 is busy for 101 %",
+            with(good(), |r| r["gpus"][0]["utilizationPercent"] = json!(101)),
+        ),
+        ("bad-uuid", "gpus[0]: index-0", with(good(), |r| r["gpus"][0]["uuid"] = json!("index-0"))),
+        ("bad-uuid", "gpus[1]: a,b", with(good(), |r| r["gpus"][1]["uuid"] = json!("a,b"))),
+        (
+            "bad-kv-usage",
+            "engines[0]: the KV cache of pod uid-tenant",
+            engine(&|e| e["kvCacheUsage"] = json!(1.01)),
+        ),
+        ("bad-kv-usage", "engines[0]", engine(&|e| e["kvCacheUsage"] = json!(-0.1))),
+        ("bad-kv-usage", "engines[0]", engine(&|e| e["kvCacheUsage"] = json!(1e300))),
+        ("no-reason", "`missing` does not say why", with(good(), |r| r["gpus"] = Value::Null)),
+        ("too-aged", "3601 s old", with(good(), |r| r["ageMillis"] = json!(3_601_000))),
+        ("too-long", "bootId is 129 bytes", with(good(), |r| r["bootId"] = json!("x".repeat(129)))),
+        ("too-long", "gpus[1].healthReason", with(good(), |r| r["gpus"][1]["healthReason"] = json!(long))),
+        ("too-long", "engines[0].engine", engine(&|e| e["engine"] = json!(long))),
+        ("too-long", "engines[0].problem", engine(&|e| e["problem"] = json!(long))),
+        (
+            "too-long",
+            "models[0].source",
+            with(good(), |r| r["models"] = json!([{ "model": "m", "tier": "disk", "source": long }])),
+        ),
+        (
+            "too-long",
+            "missing[0].reason",
+            with(good(), |r| r["missing"] = json!([{ "part": "pods", "reason": long }])),
+        ),
+        (
+            "too-many",
+            "4097 processes; at most 4096",
+            with(good(), |r| {
+                r["gpus"][0]["processes"] = (0..4000).map(|pid| json!({ "pid": pid })).collect();
+                r["gpus"][1]["processes"] = (0..97).map(|pid| json!({ "pid": pid })).collect();
+            }),
+        ),
+        (
+            "too-many",
+            "513 engines",
+            with(engine(&|_| {}), |r| r["engines"] = (0..513).map(|_| r["engines"][0].clone()).collect()),
+        ),
+        (
+            "too-many",
+            "4097 models",
+            with(good(), |r| {
+                let model = json!({ "model": "m", "tier": "disk", "source": "huggingface" });
+                r["models"] = (0..4097).map(|_| model.clone()).collect();
+            }),
+        ),
+        (
+            "too-many-gpus",
+            "lists 129 GPUs",
+            with(good(), |r| r["gpus"] = (0..129).map(|gpu| gpu_report("node-a", gpu)).collect()),
+        ),
+    ];
+    for (code, text, report) in cases {
+        let error = refused(&served, 422, code, &report);
+        assert!(error.contains("node node-a") && error.contains(text), "{code}: {error}");
+    }
+    let nobody = engine(&|engine| engine["pod"] = json!("two words"));
+    assert!(refused(&served, 422, "malformed", &nobody).contains("pod UID"));
+    let at_the_edge = with(engine(&|engine| engine["kvCacheUsage"] = json!(1.0)), |r| {
+        r["gpus"][0]["usedBytes"] = json!(GPU_BYTES);
+        r["gpus"][0]["utilizationPercent"] = json!(100);
+        r["ageMillis"] = json!(3_600_000);
+    });
+    assert_eq!(served.report(at_the_edge).json(), json!({ "accepted": 1, "dropped": 0 }));
+}
+
+#[test]
+fn a_report_without_its_gpus_leaves_them_as_they_are_known() {
+    let served = served();
+    let missing = json!([{ "part": "gpus", "reason": "the driver does not answer" }, { "part": "owners", "reason": "no /proc" }]);
+    let blind = with(report("node-a", "boot", 2, 0), |r| {
+        r["gpus"] = Value::Null;
+        r["missing"] = missing.clone();
+    });
+    let books = served.books();
+    assert_eq!(served.report(blind).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(served.books(), books);
+    for part in ["gpus", "owners"] {
+        assert_eq!(served.metric(&format!("stowage_agent_missing_total{{part=\"{part}\"}}")), 1);
+    }
+    let stranger = with(report("node-z", "boot", 2, 0), |r| {
+        r["gpus"] = Value::Null;
+        r["missing"] = missing;
+    });
+    refused(&served, 422, "unknown-node", &stranger);
+}
+
+#[test]
+fn reports_and_verbs_have_addresses_of_their_own() {
+    let served = served();
+    let answer = served.post("/v1/reports", report("node-a", "boot", 2, 1));
+    assert_eq!(answer.status, 404);
+    assert!(answer.text().contains("--agents") && answer.text().contains("9446"), "{}", answer.text());
+    let mut agents = Client::connect(served.agents);
+    let answer = agents.post("/scheduler/filter", args(&pod("small", "10Gi"), &["node-a"]).to_string());
+    assert_eq!(answer.status, 404);
+    assert!(answer.text().contains("--listen"), "{}", answer.text());
+    assert_eq!(agents.get("/v1/reports").status, 405);
+    assert_eq!(served.charged("node-a").len(), 2);
+}
+
+#[test]
+fn half_a_report_and_one_of_seventy_megabytes_are_sent_back() {
+    let served = served();
+    let books = served.books();
+    let whole = report("node-a", "boot", 2, 1).to_string();
+    let answer = Client::connect(served.agents).post("/v1/reports", &whole[..whole.len() / 2]);
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    let mut client = Client::connect(served.agents);
+    client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
+    let answer = client.read_answer().unwrap();
+    assert_eq!(answer.status, 413, "{}", answer.text());
+    assert_eq!(served.bad_requests("reports", "too-large"), 1);
+    assert_eq!(served.books(), books);
+}
+
+#[test]
+fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
+    let served = Cluster::of(&[("node-a", 1), ("node-b", 2)]).serve();
+    let bytes = served.metric("stowage_agent_report_bytes_total");
+    let later = with(report("node-a", "boot", 7, 1), |r| {
+        r["models"] = json!([{ "model": "m", "tier": "disk", "source": "huggingface" }])
+    });
+    assert_eq!(served.report(later.clone()).status, 200);
+    let mut operators = Client::connect(served.operators);
+    let board = operators.get("/debug/reports").json();
+    assert_eq!(board["node-a"]["report"]["sequence"], 7);
+    assert_eq!(board["node-a"]["report"]["models"][0]["model"], "m");
+    assert_eq!(board["node-b"]["report"]["gpus"].as_array().unwrap().len(), 2);
+    assert!(board["node-b"]["receivedMillisAgo"].is_u64());
+    assert_eq!(board.as_object().unwrap().len(), 2);
+    assert_eq!(served.metric("stowage_agent_report_bytes_total"), bytes + later.to_string().len() as u64);
+    let ages = |operators: &mut Client<_>| {
+        operators.get("/metrics").text().matches("agent_report_age_seconds{").count()
+    };
+    assert_eq!(ages(&mut operators), 3);
+    for name in ["node-a", "node-b"] {
+        served.index.lock().delete_node(&served.service, &serde_json::from_value(node(name)).unwrap());
+    }
+    assert_eq!(operators.get("/debug/reports").json(), json!({}), "nodes that are gone");
+    assert_eq!(ages(&mut operators), 0);
+}
+
+#[test]
+fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
+    let tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
+    let other = on(pod("other", "40Gi"), "node-b", &[0], 40 << 30);
+    let served =
+        Cluster::of(&[("node-a", 2), ("node-b", 1)]).with([tenant, other, pod("small", "10Gi")]).serve();
+    let finding = |pod: &str| {
+        json!([
+            { "kind": "drift", "pod": pod, "recorded": ["GPU-made-up"], "actual": ["GPU-node-a-1"] },
+            { "kind": "over-grant", "pod": pod, "grantedBytes": 40u64 << 30, "usedBytes": 44u64 << 30 },
+        ])
+    };
+    let told = |sequence: u64, pod: &str| {
+        let before = served.notices().len();
+        let report = with(report("node-a", "boot", sequence, 2), |r| r["findings"] = finding(pod));
+        assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
+        served.notices().split_off(before)
+    };
+    assert_eq!(told(2, "uid-other"), [], "a pod of another node");
+    assert_eq!(told(3, "uid-small"), [], "a pod of no node");
+    assert_eq!(told(4, "uid-nobody"), [], "no pod");
+    let notices = told(5, "uid-tenant");
+    let [(drifts, drift, drift_text), (overs, over_grant, over_text)] = &notices[..] else {
+        panic!("{notices:?}")
+    };
+    assert_eq!((drifts.as_str(), *drift), ("tenant", NoticeKind::Drift));
+    assert!(
+        drift_text.contains("run on GPU-node-a-1") && drift_text.contains("recorded GPU-node-a-0"),
+        "{drift_text}"
+    );
+    assert_eq!((overs.as_str(), *over_grant), ("tenant", NoticeKind::OverGrant));
+    assert!(over_text.contains("44.0 GiB") && over_text.contains("40.0 GiB"), "{over_text}");
+    served.service.gate.set_leading(false);
+    assert_eq!(told(6, "uid-tenant"), [], "the other replica tells it");
+    // Four pods had each, and it still stands for the last.
+    for kind in ["drift", "over-grant"] {
+        assert_eq!(served.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}")), 4, "{kind}");
+    }
+}
+
+#[test]
+fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
+    let tenants = (0..4).map(|gpu| on(pod(&format!("tenant-{gpu}"), "20Gi"), "node-a", &[gpu], 20 << 30));
+    let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);
+    let served = Cluster::of(&[("node-a", 5), ("node-b", 1)])
+        .with(tenants)
+        .with([pair, on(pod("elsewhere", "20Gi"), "node-b", &[0], 20 << 30)])
+        .serve();
+    assert_eq!(served.notices(), [], "the first report has lost nothing");
+    let changed = |sequence: u64| {
+        with(report("node-a", "boot", sequence, 5), |r| {
+            let gpus = r["gpus"].as_array_mut().unwrap();
+            gpus[1]["health"] = json!("lost");
+            gpus[1]["healthReason"] = json!("XID 79");
+            gpus[2]["totalBytes"] = json!(GPU_BYTES / 2);
+            let slice = json!({ "uuid": "MIG-3", "index": 3, "model": "H100-MIG-3g.40gb", "parent": "GPU-node-a-3", "totalBytes": GPU_BYTES / 2 });
+            gpus.push(slice);
+            gpus.remove(0);
+        })
+    };
+    assert_eq!(served.report(changed(2)).status, 200);
+    let mut notices = served.notices();
+    notices.sort();
+    let [pair, zero, one, two, three] = &notices[..] else { panic!("{notices:?}") };
+    let says = |notice: &(String, NoticeKind, String), name: &str, parts: &[&str]| {
+        assert_eq!((notice.0.as_str(), notice.1), (name, NoticeKind::GpuLost));
+        parts.iter().for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
+    };
+    says(zero, "tenant-0", &["On node-a: GPU GPU-node-a-0 is gone", "Delete the pod"]);
+    says(one, "tenant-1", &["GPU GPU-node-a-1 is out of order: XID 79"]);
+    says(two, "tenant-2", &["GPU GPU-node-a-2 has shrunk from 80.0 GiB to 40.0 GiB"]);
+    says(three, "tenant-3", &["GPU GPU-node-a-3 has been cut into MIG slices"]);
+    says(pair, "pair", &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is out of order"]);
+    assert_eq!(served.report(changed(3)).status, 200);
+    assert_eq!(served.notices().len(), 5, "nothing has changed since");
 }
 
 #[test]
@@ -74,7 +317,7 @@ fn a_report_that_is_no_json_is_a_400() {
     let served = served();
     let books = served.books();
     for body in ["{\"node\": \n ]", "", "[{},"] {
-        let answer = served.client().post("/v1/reports", body);
+        let answer = Client::connect(served.agents).post("/v1/reports", body);
         assert_eq!(answer.status, 400, "{body:?}: {}", answer.text());
         assert!(answer.text().contains("column"), "{}", answer.text());
     }
@@ -89,7 +332,7 @@ fn fields_of_a_later_version_are_taken_along() {
         r["driver"] = json!({ "version": "600.1" });
         r["gpus"][2]["temperature"] = json!(55);
     });
-    assert_eq!(served.post("/v1/reports", later).json(), json!({ "accepted": 1, "dropped": 0 }));
+    assert_eq!(served.report(later).json(), json!({ "accepted": 1, "dropped": 0 }));
     assert_eq!(served.charged("node-a").len(), 3);
 }
 
@@ -98,9 +341,7 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
     let served = served();
     let taken = json!({ "accepted": 1, "dropped": 0 });
     let dropped = json!({ "accepted": 0, "dropped": 1 });
-    let send = |boot: &str, sequence, gpus| {
-        served.post("/v1/reports", report("node-a", boot, sequence, gpus)).json()
-    };
+    let send = |boot: &str, sequence, gpus| served.report(report("node-a", boot, sequence, gpus)).json();
     assert_eq!(send("boot", 5, 2), taken);
     let books = served.books();
     assert_eq!(send("boot", 5, 4), dropped, "replayed");
@@ -123,7 +364,7 @@ fn of_a_batch_the_good_ones_count() {
         report("node-b", "boot", 1, 2),
         {}
     ]);
-    let answer = served.post("/v1/reports", batch);
+    let answer = served.report(batch);
     assert_eq!(answer.status, 200);
     let result = answer.json();
     assert_eq!((&result["accepted"], &result["dropped"]), (&json!(1), &json!(1)));
@@ -141,12 +382,12 @@ fn a_report_with_more_memory_than_there_is_in_the_world_breaks_nothing() {
             r["gpus"][gpu]["totalBytes"] = json!(u64::MAX);
         }
     });
-    assert_eq!(served.post("/v1/reports", absurd).status, 200);
+    assert_eq!(served.report(absurd).status, 200);
     served.books();
     served.metric("stowage_nodes");
     assert_eq!(served.passed(&pod("vast", "9223372036854775807"), &["node-a"]), ["node-a"]);
     assert_eq!(served.bind(&pod("vast", "9223372036854775807"), "node-a"), "");
-    assert_eq!(served.post("/v1/reports", report("node-a", "boot", 3, 2)).status, 200);
+    assert_eq!(served.report(report("node-a", "boot", 3, 2)).status, 200);
     served.books();
 }
 
@@ -155,7 +396,7 @@ fn a_gpu_with_a_pod_that_is_reported_no_more_is_lost_and_keeps_its_charge() {
     let served = served();
     let without =
         json!({ "node": "node-a", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("node-a", 1)] });
-    assert_eq!(served.post("/v1/reports", without).status, 200);
+    assert_eq!(served.report(without).status, 200);
     assert_eq!(served.charged("node-a"), [stowage::units::Bytes::gib(40), stowage::units::Bytes::ZERO]);
     let small = pod("small", "10Gi");
     assert_eq!(served.passed(&small, &["node-a"]), ["node-a"]);

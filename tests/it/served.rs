@@ -16,9 +16,11 @@ use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
 use stowage::cluster::index::Index;
 use stowage::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, NoticeKind, PodOnRecord,
+    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, NoticeKind, PodOnRecord,
 };
+use stowage::extender::reports::{AgentAuth, TokenGuard};
 use stowage::extender::request::Limits;
+use stowage::extender::server::{Door, Doors};
 use stowage::extender::{Extender, server};
 use stowage::ids::{PodKey, PodUid};
 use stowage::scheduling::audit::audit;
@@ -117,6 +119,8 @@ pub struct Cluster {
     pub pods: Vec<Value>,
     pub policy: Policy,
     pub limits: Limits,
+    /// Who says whose a token is; without it everyone may report.
+    pub authority: Option<Arc<dyn AgentAuthority>>,
     gpus: Vec<(String, u32)>,
 }
 
@@ -128,6 +132,7 @@ impl Cluster {
             pods: Vec::new(),
             policy: without_engines(),
             limits: Limits::default(),
+            authority: None,
             gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
         }
     }
@@ -152,20 +157,23 @@ impl Cluster {
             notices: Mutex::default(),
             hold_fails: Mutex::default(),
         });
-        let extender = Extender::new(service.clone(), control_plane.clone(), self.limits);
+        let agent_auth = self.authority.map_or(AgentAuth::Anyone, |authority| {
+            AgentAuth::Token(TokenGuard::new(authority, service.clone()))
+        });
+        let extender =
+            Extender::new(service.clone(), control_plane.clone(), self.limits).with_agent_auth(agent_auth);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let (listeners, [scheduler, operators]) = listen();
+        let (doors, [scheduler, agents, operators]) = doors();
         let stop = CancellationToken::new();
-        let [for_scheduler, for_operators] = listeners;
-        let serving = server::serve(extender.clone(), for_scheduler, for_operators, None, stop.clone());
-        let serving = runtime.spawn(serving);
+        let serving = runtime.spawn(server::serve(extender.clone(), doors, stop.clone()));
         let served = Served {
             service,
             index: Mutex::new(index),
             control_plane,
             extender,
             scheduler,
+            agents,
             operators,
             stop,
             serving: Some(serving),
@@ -174,20 +182,22 @@ impl Cluster {
         let reports: Vec<Value> =
             self.gpus.iter().map(|(node, gpus)| report(node, "boot", 1, *gpus)).collect();
         if !reports.is_empty() {
-            assert_eq!(served.post("/v1/reports", Value::from(reports)).status, 200);
+            assert_eq!(served.report(Value::from(reports)).status, 200);
         }
         served
     }
 }
 
-pub fn listen() -> ([TcpListener; 2], [SocketAddr; 2]) {
-    let listeners = [(), ()].map(|()| {
+/// Plain addresses on loopback: the scheduler's, the agents', the operators'.
+pub fn doors() -> (Doors, [SocketAddr; 3]) {
+    let listeners = [(); 3].map(|()| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         listener
     });
-    let addresses = [0, 1].map(|place: usize| listeners[place].local_addr().unwrap());
-    (listeners, addresses)
+    let addresses = [0, 1, 2].map(|place: usize| listeners[place].local_addr().unwrap());
+    let [scheduler, agents, operators] = listeners.map(Door::plain);
+    (Doors { scheduler, agents, operators }, addresses)
 }
 
 pub struct Served {
@@ -196,6 +206,7 @@ pub struct Served {
     pub control_plane: Arc<Scripted>,
     pub extender: Extender,
     pub scheduler: SocketAddr,
+    pub agents: SocketAddr,
     pub operators: SocketAddr,
     stop: CancellationToken,
     serving: Option<tokio::task::JoinHandle<std::io::Result<()>>>,
@@ -210,6 +221,11 @@ impl Served {
     /// Over a connection of its own.
     pub fn post(&self, path: &str, body: Value) -> Answer {
         self.client().post(path, body.to_string())
+    }
+
+    /// As an agent, or as several in one batch.
+    pub fn report(&self, body: Value) -> Answer {
+        Client::connect(self.agents).post("/v1/reports", body.to_string())
     }
 
     pub fn filter(&self, pod: &Value, nodes: &[&str]) -> Answer {

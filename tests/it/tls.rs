@@ -1,7 +1,7 @@
 //! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{Cluster, args, listen, pod};
+use crate::served::{Cluster, args, doors, pod};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -14,19 +14,19 @@ use stowage::extender::tls::{TlsFiles, load};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
-struct Ca {
-    pem: String,
+pub struct Ca {
+    pub pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
 /// PEM of a certificate and of its key.
-struct Identity {
-    cert: String,
-    key: String,
+pub struct Identity {
+    pub cert: String,
+    pub key: String,
 }
 
 impl Ca {
-    fn new(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -36,23 +36,28 @@ impl Ca {
     }
 
     fn issue(&self) -> Identity {
+        self.issue_for("127.0.0.1")
+    }
+
+    /// For a server of that name or address.
+    pub fn issue_for(&self, name: &str) -> Identity {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         let cert = params.signed_by(&key, &self.issuer).unwrap().pem();
         Identity { cert, key: key.serialize_pem() }
     }
 }
 
-struct Files {
+pub struct Files {
     folder: TempDir,
 }
 
 impl Files {
-    fn new() -> Self {
+    pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
 
-    fn write(&self, name: &str, text: &str) -> PathBuf {
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
@@ -67,7 +72,7 @@ impl Files {
     }
 }
 
-fn connect(
+pub fn connect(
     address: SocketAddr,
     ca: &str,
     identity: Option<&Identity>,
@@ -99,10 +104,10 @@ fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
     let files = Files::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
     let served = Cluster::of(&[("node-a", 1)]).serve();
-    let ([scheduler, operators], [address, _]) = listen();
+    let (mut doors, [address, ..]) = doors();
+    doors.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
-    let serving =
-        served.spawn(server::serve(served.extender.clone(), scheduler, operators, Some(tls), stop.clone()));
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
 
     let llm = pod("llm", "40Gi");
     let body = args(&llm, &["node-a"]).to_string();

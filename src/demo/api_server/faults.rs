@@ -1,4 +1,4 @@
-//! Faults a test orders in advance: the next bindings, evictions or status writes go wrong.
+//! Faults a test orders in advance: the next bindings, evictions, status writes or token reviews go wrong.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -13,6 +13,7 @@ pub enum Operation {
     PodStatus,
     /// A patch or update of `nodes/…/status`.
     NodeStatus,
+    TokenReview,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,8 @@
 //! A stand-in Kubernetes API server: as much of it as a client of pods, nodes and leases can tell.
 //!
 //! Objects live in memory as JSON with one global resource version; lists, watches, patches, bindings and
-//! evictions behave as the real server's do, refusals included. There is no authentication, no validation of
-//! whole objects, no field ownership and no paging.
+//! evictions behave as the real server's do, refusals included. Callers are not authenticated, though
+//! tokens can be issued and reviewed; whole objects are not validated; there is no field ownership and no paging.
 //!
 //! ```text
 //! routes ── HTTP to operation ──► write, pods ──► store (objects, versions, log) ──► watch ── events to HTTP
@@ -18,6 +18,7 @@ mod resource;
 mod routes;
 mod selector;
 mod store;
+mod tokens;
 mod watch;
 mod write;
 
@@ -32,6 +33,7 @@ use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use store::{Key, Store};
+use tokens::Tokens;
 use tokio::sync::watch as channel;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use write::Part;
@@ -42,6 +44,7 @@ struct Shared {
     revisions: channel::Sender<u64>,
     calls: Calls,
     faults: Faults,
+    tokens: Tokens,
     stop: CancellationToken,
 }
 
@@ -77,6 +80,7 @@ impl ApiServer {
             revisions: channel::Sender::new(0),
             calls: Calls::default(),
             faults: Faults::default(),
+            tokens: Tokens::default(),
             stop: stop.clone(),
         });
         let router = axum::Router::new()
@@ -153,6 +157,16 @@ impl ApiServer {
     pub fn bind(&self, pod: &str, binding: &Value) -> Result<(), ApiError> {
         let key = key(pod)?;
         self.shared.write(|store| pods::bind(store, &key, binding, Timestamp::now()))
+    }
+
+    /// A token of a service account (`namespace/name`), made for a pod on `node` and for one audience.
+    pub fn issue_token(&self, account: &str, node: Option<&str>, audience: &str) -> String {
+        self.shared.tokens.issue(account, node, audience)
+    }
+
+    /// The token has expired, or its pod is gone.
+    pub fn revoke_token(&self, token: &str) {
+        self.shared.tokens.revoke(token);
     }
 
     /// The global resource version, after each write.

@@ -20,7 +20,7 @@ const fn namespaced(api_version: &'static str, plural: &'static str, kind: &'sta
     Resource { plural, kind, api_version, namespaced: true }
 }
 
-static RESOURCES: [Resource; 8] = [
+static RESOURCES: [Resource; 9] = [
     cluster_wide("v1", "nodes", "Node"),
     namespaced("v1", "pods", "Pod"),
     cluster_wide("v1", "namespaces", "Namespace"),
@@ -29,6 +29,8 @@ static RESOURCES: [Resource; 8] = [
     cluster_wide("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass"),
     namespaced("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     cluster_wide("resource.k8s.io/v1", "resourceslices", "ResourceSlice"),
+    // Asked, never kept.
+    cluster_wide("authentication.k8s.io/v1", "tokenreviews", "TokenReview"),
 ];
 
 impl Resource {
@@ -46,6 +48,10 @@ impl Resource {
 
     pub fn is_pods(&self) -> bool {
         self.plural == "pods"
+    }
+
+    pub fn is_token_reviews(&self) -> bool {
+        self.plural == "tokenreviews"
     }
 
     /// Whether `status` is written through its own subresource only.

@@ -132,6 +132,7 @@ impl Asked {
             ("pods/eviction", true) => Some(Operation::Eviction),
             ("pods/status", true) => Some(Operation::PodStatus),
             ("nodes/status", true) => Some(Operation::NodeStatus),
+            ("tokenreviews", true) => Some(Operation::TokenReview),
             _ => None,
         }
     }
@@ -142,6 +143,9 @@ impl Asked {
         match (verb, self.target.subresource.as_deref()) {
             ("list", None) => Ok((StatusCode::OK, self.list(shared))),
             ("get", None | Some("status")) => shared.store.lock().get(&self.key()?).cloned().map(ok),
+            ("create", None) if self.target.resource.is_token_reviews() => {
+                Ok((StatusCode::CREATED, shared.tokens.review(self.json()?)))
+            }
             ("create", None) => {
                 let object = self.json()?;
                 let created = shared.write(|store| write::create(store, &self.target, object, now))?;

@@ -78,7 +78,7 @@ impl Agents {
                 let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence)).collect();
                 let body = Value::from(reports).to_string();
                 for ports in &replicas {
-                    let url = format!("http://127.0.0.1:{}/v1/reports", ports.verbs);
+                    let url = format!("http://127.0.0.1:{}/v1/reports", ports.agents);
                     // A replica that has just started may not know the nodes yet.
                     let heard = ask("POST", &url, &body).await;
                     assert!(

@@ -46,7 +46,14 @@ pub struct World {
 #[derive(Debug, Clone, Copy)]
 pub struct Ports {
     pub verbs: u16,
+    pub agents: u16,
     pub admin: u16,
+}
+
+impl Ports {
+    pub fn free() -> Self {
+        Self { verbs: free_port(), agents: free_port(), admin: free_port() }
+    }
 }
 
 impl World {
@@ -63,7 +70,7 @@ impl World {
         eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
         let client = cluster::connect(Some(&admin)).await.unwrap();
-        let ports = Ports { verbs: free_port(), admin: free_port() };
+        let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
         let mut world = Self {
             agents,
@@ -139,7 +146,12 @@ impl World {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         command.arg("serve").arg("--kubeconfig").arg(self.service_account());
         command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
+        command.arg("--agents").arg(format!("127.0.0.1:{}", ports.agents));
         command.arg("--admin").arg(format!("127.0.0.1:{}", ports.admin)).args(arguments);
+        // The agents of most tests have no tokens.
+        if !arguments.contains(&"--agent-auth") {
+            command.args(["--agent-auth", "none"]);
+        }
         Process::start(name, &mut command, self.folder.path())
     }
 
@@ -200,8 +212,8 @@ impl World {
         values.sum::<f64>() as u64
     }
 
-    fn install(&self) {
-        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml"] {
+    pub fn install(&self) {
+        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml", "agent.yaml"] {
             let applied = self.kubectl(&["apply", "-f", manifest(file).to_str().unwrap()]);
             assert!(applied.ok, "{file}: {}", applied.said);
         }
@@ -210,7 +222,7 @@ impl World {
         assert!(self.apply(runtime, &[]).ok);
     }
 
-    async fn add_nodes(&self, nodes: &[GpuNode]) {
+    pub async fn add_nodes(&self, nodes: &[GpuNode]) {
         let api: Api<Node> = Api::all(self.client.clone());
         for node in nodes {
             let (object, status) = (node.object(), node.status());

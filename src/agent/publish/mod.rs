@@ -1,0 +1,287 @@
+//! Reports out: each to every replica of Stowage, whichever of them leads.
+//!
+//! A replica that is dead or slow holds up nobody: each is asked by itself, within its own time. What a name stands for is
+//! looked up beside the sending, every few seconds, so that replicas may come and go. Nothing is queued or sent again: the
+//! next report is a second away and says more.
+
+pub mod destination;
+pub mod replica;
+pub mod trust;
+
+pub use destination::{Destination, Scheme};
+pub use replica::{Outcome, ReplicaState};
+pub use trust::TrustError;
+
+use crate::report::NodeReport;
+use crate::units::Millis;
+use bytes::Bytes;
+use futures::future::join_all;
+use replica::Replica;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+use tracing::{info, warn};
+use trust::Trust;
+
+/// How long one replica may take: then the next report is due.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often names and the CA's file are looked at again. A replica that moves is away for longer than that.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How long the first look-up of a name may keep the first report waiting.
+const FIRST_LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    #[error("there is nobody to report to: give --extender https://HOST:PORT")]
+    Nobody,
+    #[error("{0} shows a certificate, and nothing says whose to believe: give --ca FILE")]
+    NoCa(Destination),
+    #[error("{0} would get the agent's token in the clear: write https://, or leave out --token-file")]
+    TokenInTheClear(Destination),
+    #[error(transparent)]
+    Trust(#[from] TrustError),
+}
+
+/// How reports have fared, for a person.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PublishState {
+    /// By name: the destination and the replica's address.
+    pub replicas: BTreeMap<String, ReplicaState>,
+    /// What stands in the way of all of them.
+    pub problems: BTreeSet<String>,
+}
+
+pub struct Publisher {
+    targets: Vec<Target>,
+    token_file: Option<PathBuf>,
+    trust: Trust,
+    looked_at_trust: Instant,
+    patience: Duration,
+    problems: BTreeSet<String>,
+}
+
+impl Publisher {
+    /// Must be used inside a tokio runtime.
+    pub fn new(
+        extenders: Vec<Destination>,
+        token_file: Option<PathBuf>,
+        ca: Option<PathBuf>,
+    ) -> Result<Self, PublishError> {
+        if extenders.is_empty() {
+            return Err(PublishError::Nobody);
+        }
+        for extender in &extenders {
+            match extender.scheme {
+                Scheme::Https if ca.is_none() => return Err(PublishError::NoCa(extender.clone())),
+                Scheme::Http if token_file.is_some() && !extender.is_loopback() => {
+                    return Err(PublishError::TokenInTheClear(extender.clone()));
+                }
+                _ => {}
+            }
+        }
+        Ok(Self {
+            targets: extenders.into_iter().map(Target::new).collect(),
+            token_file,
+            trust: Trust::new(ca)?,
+            looked_at_trust: Instant::now(),
+            patience: PATIENCE,
+            problems: BTreeSet::new(),
+        })
+    }
+
+    /// Gives each replica so long to answer.
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Sends a report whose ages hold `as_of` then to every replica, and answers when each has answered or had its time.
+    pub async fn publish(&mut self, mut report: NodeReport, as_of: Instant) {
+        self.problems.clear();
+        self.look_at_trust();
+        for target in &mut self.targets {
+            self.problems.extend(target.look(&self.trust).await);
+        }
+        let authorization = self.token_file.as_deref().map(trust::authorization).transpose();
+        let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
+        match authorization {
+            Ok(authorization) => {
+                age(&mut report, as_of.elapsed());
+                let body = Bytes::from(serde_json::to_vec(&report).expect("a report is plain data"));
+                let posts = replicas.map(|one| one.post(body.clone(), authorization.clone(), self.patience));
+                join_all(posts).await;
+            }
+            Err(error) => {
+                let reason = error.to_string();
+                replicas.for_each(|replica| replica.note(Outcome::Unsent { reason: reason.clone() }));
+                self.problems.insert(reason);
+            }
+        }
+    }
+
+    pub fn state(&self) -> PublishState {
+        let replicas = self.targets.iter().flat_map(|target| target.replicas.values());
+        let states = replicas.filter_map(|one| Some((one.name().to_owned(), one.state()?.clone())));
+        PublishState { replicas: states.collect(), problems: self.problems.clone() }
+    }
+
+    fn look_at_trust(&mut self) {
+        if self.looked_at_trust.elapsed() < LOOK_EVERY {
+            return;
+        }
+        self.looked_at_trust = Instant::now();
+        match self.trust.renew() {
+            Ok(false) => {}
+            Ok(true) => {
+                info!("the extenders' CA has changed");
+                self.targets.iter_mut().for_each(|target| target.replicas.clear());
+            }
+            Err(error) => drop(self.problems.insert(error.to_string())),
+        }
+    }
+}
+
+/// Everything in a report that has an age has grown older.
+fn age(report: &mut NodeReport, by: Duration) {
+    let by = u64::try_from(by.as_millis()).unwrap_or(u64::MAX);
+    let older = |age: &mut Millis| age.0 = age.0.saturating_add(by);
+    older(&mut report.age_millis);
+    report.engines.iter_mut().for_each(|engine| older(&mut engine.age_millis));
+}
+
+/// A destination and the replicas behind it.
+struct Target {
+    destination: Destination,
+    addresses: BTreeSet<SocketAddr>,
+    replicas: BTreeMap<SocketAddr, Replica>,
+    lookup: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
+    looked: Option<Instant>,
+    problem: Option<String>,
+}
+
+impl Target {
+    fn new(destination: Destination) -> Self {
+        Self {
+            destination,
+            addresses: BTreeSet::new(),
+            replicas: BTreeMap::new(),
+            lookup: None,
+            looked: None,
+            problem: None,
+        }
+    }
+
+    /// Brings the replicas to what the name stands for. Waits for a look-up only while no replica is known; answers what
+    /// is wrong with it.
+    async fn look(&mut self, trust: &Trust) -> Option<String> {
+        if self.lookup.is_none() && self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
+            let (host, port) = (self.destination.host.to_string(), self.destination.port);
+            self.looked = Some(Instant::now());
+            self.lookup = Some(tokio::spawn(async move {
+                Ok(tokio::net::lookup_host((host.as_str(), port)).await?.collect())
+            }));
+        }
+        if let Some(found) = self.found().await {
+            self.take(found);
+        }
+        for address in &self.addresses {
+            let fresh = || Replica::new(&self.destination, *address, &trust.config);
+            self.replicas.entry(*address).or_insert_with(fresh);
+        }
+        self.problem.clone()
+    }
+
+    async fn found(&mut self) -> Option<io::Result<Vec<SocketAddr>>> {
+        let lookup = self.lookup.as_mut()?;
+        let ended = match self.addresses.is_empty() {
+            true => tokio::time::timeout(FIRST_LOOK, lookup).await.ok()?,
+            false if lookup.is_finished() => lookup.await,
+            false => return None,
+        };
+        self.lookup = None;
+        Some(ended.unwrap_or_else(|error| Err(io::Error::other(error))))
+    }
+
+    /// A name that cannot be looked up stands for what it stood for.
+    fn take(&mut self, found: io::Result<Vec<SocketAddr>>) {
+        let problem = match found {
+            Ok(addresses) if addresses.is_empty() => Some("it stands for no address".to_owned()),
+            Ok(addresses) => {
+                self.addresses = addresses.into_iter().collect();
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let problem = problem.map(|why| format!("{}: {why}", self.destination));
+        if let Some(problem) = problem.as_ref().filter(|_| self.problem != problem) {
+            warn!("{problem}");
+        }
+        self.problem = problem;
+        let gone = |address: &SocketAddr| !self.addresses.contains(address);
+        let left: Vec<SocketAddr> = self.replicas.keys().filter(|address| gone(address)).copied().collect();
+        for address in left {
+            if let Some(replica) = self.replicas.remove(&address) {
+                info!("reports to {}: it has gone", replica.name());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_as_old_as_it_is_when_it_is_sent() {
+        let mut report: NodeReport = serde_json::from_value(serde_json::json!({
+            "node": "a", "bootId": "b", "sequence": 1, "ageMillis": 100, "gpus": [],
+            "engines": [{ "pod": "p", "engine": "vllm", "gpus": [], "state": "serving", "ageMillis": 700 }],
+        }))
+        .unwrap();
+        age(&mut report, Duration::from_millis(50));
+        assert_eq!((report.age_millis, report.engines[0].age_millis), (Millis(150), Millis(750)));
+        age(&mut report, Duration::MAX);
+        assert_eq!(report.age_millis, Millis(u64::MAX));
+    }
+
+    #[test]
+    fn what_would_not_be_safe_is_refused_at_the_start() {
+        let new = |extender: &str, token: bool| {
+            let token_file = token.then(|| PathBuf::from("token"));
+            Publisher::new(vec![extender.parse().unwrap()], token_file, None).err().map(|e| e.to_string())
+        };
+        assert!(new("https://stowage", false).unwrap().contains("--ca FILE"));
+        assert!(new("http://stowage", true).unwrap().contains("in the clear"));
+        assert_eq!((new("http://127.0.0.1", true), new("http://stowage", false)), (None, None));
+        assert!(matches!(Publisher::new(Vec::new(), None, None), Err(PublishError::Nobody)));
+    }
+
+    #[tokio::test]
+    async fn replicas_come_and_go_with_what_their_name_stands_for() {
+        let trust = Trust::new(None).unwrap();
+        let mut target = Target::new("http://stowage".parse().unwrap());
+        target.looked = Some(Instant::now());
+        let address = |n: u8| SocketAddr::from(([127, 0, 0, n], 9446));
+        let known = |target: &Target| target.replicas.keys().copied().collect::<Vec<_>>();
+        target.take(Ok(vec![address(2), address(1), address(1)]));
+        assert_eq!(target.look(&trust).await, None);
+        assert_eq!(known(&target), [address(1), address(2)]);
+        target.replicas.get_mut(&address(2)).unwrap().note(Outcome::Accepted);
+        target.take(Ok(vec![address(3), address(2)]));
+        target.look(&trust).await;
+        assert_eq!(known(&target), [address(2), address(3)]);
+        assert_eq!(target.replicas[&address(2)].state().unwrap().accepted, 1, "who stays is not asked anew");
+        for nothing in [Ok(Vec::new()), Err(io::Error::other("no such name"))] {
+            target.take(nothing);
+            let problem = target.look(&trust).await.unwrap();
+            assert!(problem.starts_with("http://stowage:9446: "), "{problem}");
+            assert_eq!(
+                known(&target),
+                [address(2), address(3)],
+                "a name server that fails takes nobody away"
+            );
+        }
+    }
+}

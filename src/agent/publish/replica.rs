@@ -1,0 +1,252 @@
+//! One replica of Stowage: a connection to its address, and what became of the reports sent there.
+
+use super::destination::Destination;
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, Uri, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
+use hyper_util::rt::TokioExecutor;
+use rustls::ClientConfig;
+use serde::Deserialize;
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::{Ready, ready};
+use std::net::SocketAddr;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+use tower::Service;
+use tracing::{info, warn};
+
+/// An extender's answer is a sentence; what is longer is not from one.
+const ANSWER: usize = 64 << 10;
+/// As much of a reason as is kept.
+const REASON: usize = 500;
+/// A reason with another figure in it each second is written into the log this often.
+const REPEAT: Duration = Duration::from_secs(60);
+
+/// What became of one report at one replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    Accepted,
+    /// The replica knows a later one.
+    Dropped,
+    Refused {
+        status: StatusCode,
+        reason: String,
+    },
+    /// No answer, or none in time.
+    Unreachable {
+        reason: String,
+    },
+    /// It was not sent.
+    Unsent {
+        reason: String,
+    },
+}
+
+impl Outcome {
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Accepted => f.write_str("accepted"),
+            Self::Dropped => f.write_str("dropped: a later one is known there"),
+            Self::Refused { status, reason } => write!(f, "refused ({}): {reason}", status.as_u16()),
+            Self::Unreachable { reason } => write!(f, "unreachable: {reason}"),
+            Self::Unsent { reason } => write!(f, "not sent: {reason}"),
+        }
+    }
+}
+
+/// How one replica has fared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplicaState {
+    pub latest: Outcome,
+    pub accepted: u64,
+    /// Everything else.
+    pub failed: u64,
+}
+
+pub struct Replica {
+    name: String,
+    uri: Uri,
+    client: Client<HttpsConnector<HttpConnector<Pinned>>, Full<Bytes>>,
+    state: Option<ReplicaState>,
+    said: Option<(Outcome, Instant)>,
+}
+
+impl Replica {
+    /// Connects to `address` whatever the destination's name stands for, and expects a certificate of that name.
+    pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
+        let mut http = HttpConnector::new_with_resolver(Pinned(address));
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls.clone())
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(1).build(connector);
+        let name = format!("{destination} at {}", address.ip());
+        Self { name, uri: destination.uri(), client, state: None, said: None }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn state(&self) -> Option<&ReplicaState> {
+        self.state.as_ref()
+    }
+
+    /// Posts one report and notes what became of it.
+    pub async fn post(&mut self, report: Bytes, authorization: Option<HeaderValue>, patience: Duration) {
+        let outcome = match tokio::time::timeout(patience, self.ask(report, authorization)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome::Unreachable { reason: format!("no answer within {patience:?}") },
+        };
+        self.note(outcome);
+    }
+
+    pub fn note(&mut self, outcome: Outcome) {
+        let state =
+            self.state.get_or_insert(ReplicaState { latest: outcome.clone(), accepted: 0, failed: 0 });
+        match outcome {
+            Outcome::Accepted => state.accepted += 1,
+            _ => state.failed += 1,
+        }
+        state.latest = outcome.clone();
+        self.say(outcome);
+    }
+
+    /// Says a change once, not each second.
+    fn say(&mut self, outcome: Outcome) {
+        if let Some((said, when)) = &self.said
+            && (*said == outcome || said.is_like(&outcome) && when.elapsed() < REPEAT)
+        {
+            return;
+        }
+        match &outcome {
+            Outcome::Accepted => info!("reports to {}: {outcome}", self.name),
+            _ => warn!("reports to {}: {outcome}", self.name),
+        }
+        self.said = Some((outcome, Instant::now()));
+    }
+
+    async fn ask(&self, report: Bytes, authorization: Option<HeaderValue>) -> Outcome {
+        let mut request = Request::post(self.uri.clone())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::from(report))
+            .expect("a URI and a body make a request");
+        if let Some(authorization) = authorization {
+            request.headers_mut().insert(header::AUTHORIZATION, authorization);
+        }
+        let answer = match self.client.request(request).await {
+            Ok(answer) => answer,
+            Err(error) => return Outcome::Unreachable { reason: with_causes(&error) },
+        };
+        let status = answer.status();
+        match Limited::new(answer.into_body(), ANSWER).collect().await {
+            Ok(body) => outcome(status, &body.to_bytes()),
+            Err(error) => Outcome::Unreachable { reason: with_causes(&*error) },
+        }
+    }
+}
+
+/// What an extender's answer says of the one report it was sent.
+fn outcome(status: StatusCode, body: &[u8]) -> Outcome {
+    #[derive(Deserialize)]
+    struct Taken {
+        accepted: u64,
+        dropped: u64,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Failure {
+        error: String,
+    }
+    if status.is_success() {
+        return match serde_json::from_slice(body) {
+            Ok(Taken { accepted: 1.., .. }) => Outcome::Accepted,
+            Ok(Taken { dropped: 1.., .. }) => Outcome::Dropped,
+            _ => Outcome::Refused { status, reason: "the answer is not Stowage's".into() },
+        };
+    }
+    let text = || String::from_utf8_lossy(body).trim().to_owned();
+    let mut reason = serde_json::from_slice(body).map_or_else(|_| text(), |Failure { error }| error);
+    reason.truncate(reason.floor_char_boundary(REASON));
+    Outcome::Refused { status, reason }
+}
+
+/// An error and what caused it: the outermost alone says no more than that something failed.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let one = error.to_string();
+        if !text.contains(&one) {
+            text = format!("{text}: {one}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Every name is this address.
+#[derive(Clone)]
+struct Pinned(SocketAddr);
+
+impl Service<Name> for Pinned {
+    type Response = std::iter::Once<SocketAddr>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Name) -> Self::Future {
+        ready(Ok(std::iter::once(self.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_says_what_became_of_the_report() {
+        let ok = StatusCode::OK;
+        assert_eq!(outcome(ok, br#"{"accepted":1,"dropped":0}"#), Outcome::Accepted);
+        assert_eq!(outcome(ok, br#"{"accepted":0,"dropped":1}"#), Outcome::Dropped);
+        for other in [&b"<html>hello</html>"[..], b"", br#"{"accepted":0,"dropped":0}"#] {
+            assert!(matches!(outcome(ok, other), Outcome::Refused { .. }), "{other:?}");
+        }
+        let refused = |body: &[u8]| match outcome(StatusCode::FORBIDDEN, body) {
+            Outcome::Refused { status: StatusCode::FORBIDDEN, reason } => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(refused(br#"{"Error":"another node"}"#), "another node");
+        assert_eq!(refused(b"no such page\n"), "no such page");
+        assert_eq!(refused("ä".repeat(1000).as_bytes()).len(), REASON);
+    }
+
+    #[test]
+    fn a_reason_whose_figures_change_is_no_other_outcome() {
+        let refused = |status, reason: &str| Outcome::Refused { status, reason: reason.into() };
+        let one = refused(StatusCode::UNPROCESSABLE_ENTITY, "1 of 2");
+        assert!(one.is_like(&refused(StatusCode::UNPROCESSABLE_ENTITY, "3 of 4")));
+        assert!(!one.is_like(&refused(StatusCode::FORBIDDEN, "1 of 2")));
+        assert!(!one.is_like(&Outcome::Accepted));
+    }
+}

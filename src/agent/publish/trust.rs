@@ -1,0 +1,141 @@
+//! What the agent shows and whom it believes: its token and the extenders' CA, both read from files that change.
+//!
+//! The kubelet renews the token every hour and the CA when its ConfigMap changes. Nothing here is ever logged but paths.
+
+use http::HeaderValue;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::{ClientConfig, RootCertStore};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TrustError {
+    #[error("cannot read {what} from {}: {error}", .path.display())]
+    Read { what: &'static str, path: PathBuf, error: String },
+    #[error("{} should hold a token and holds none", .path.display())]
+    NoToken { path: PathBuf },
+    #[error("{} should hold the extenders' CA and holds no certificate", .path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("the CA in {} does not work: {error}", .path.display())]
+    Unusable { path: PathBuf, error: String },
+}
+
+/// `Authorization`, as it is now. The file is small and in memory: it is read each time.
+pub fn authorization(token_file: &Path) -> Result<HeaderValue, TrustError> {
+    let text = read("the token", token_file)?;
+    let no_token = || TrustError::NoToken { path: token_file.into() };
+    let token = std::str::from_utf8(&text).map_err(|_| no_token())?.trim();
+    if token.is_empty() {
+        return Err(no_token());
+    }
+    let mut value = HeaderValue::from_str(&format!("Bearer {token}")).map_err(|_| no_token())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// The CA's file, what it said last, and what follows for connections.
+pub struct Trust {
+    path: Option<PathBuf>,
+    text: Vec<u8>,
+    pub config: Arc<ClientConfig>,
+}
+
+impl Trust {
+    /// Believes whom the CA has signed; without one, nobody.
+    pub fn new(path: Option<PathBuf>) -> Result<Self, TrustError> {
+        let (text, roots) = match &path {
+            None => (Vec::new(), RootCertStore::empty()),
+            Some(path) => {
+                let text = read("the extenders' CA", path)?;
+                let roots = roots(path, &text)?;
+                (text, roots)
+            }
+        };
+        Ok(Self { path, text, config: config(roots) })
+    }
+
+    /// Looks whether the file says something else by now; if so, `true`, and connections are to be made anew. A file that
+    /// cannot be used leaves everything as it was.
+    pub fn renew(&mut self) -> Result<bool, TrustError> {
+        let Some(path) = &self.path else { return Ok(false) };
+        let text = read("the extenders' CA", path)?;
+        if text == self.text {
+            return Ok(false);
+        }
+        self.config = config(roots(path, &text)?);
+        self.text = text;
+        Ok(true)
+    }
+}
+
+fn read(what: &'static str, path: &Path) -> Result<Vec<u8>, TrustError> {
+    std::fs::read(path).map_err(|error| TrustError::Read {
+        what,
+        path: path.into(),
+        error: error.to_string(),
+    })
+}
+
+fn roots(path: &Path, text: &[u8]) -> Result<RootCertStore, TrustError> {
+    let unusable =
+        |error: &dyn std::fmt::Display| TrustError::Unusable { path: path.into(), error: error.to_string() };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(text) {
+        let certificate = certificate.map_err(|error| unusable(&error))?;
+        roots.add(certificate).map_err(|error| unusable(&error))?;
+    }
+    if roots.is_empty() { Err(TrustError::NoCertificate { path: path.into() }) } else { Ok(roots) }
+}
+
+fn config(roots: RootCertStore) -> Arc<ClientConfig> {
+    let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the provider knows the protocol's versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Arc::new(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_read_anew_each_time_and_never_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        let missing = authorization(&file).unwrap_err().to_string();
+        assert!(missing.contains("cannot read the token from") && missing.contains("token"), "{missing}");
+        for token in ["first", "second\n"] {
+            std::fs::write(&file, token).unwrap();
+            let value = authorization(&file).unwrap();
+            assert_eq!(value.to_str().unwrap(), format!("Bearer {}", token.trim()));
+            assert_eq!(format!("{value:?}"), "Sensitive");
+        }
+        for none in ["", " \n", "two\nlines"] {
+            std::fs::write(&file, none).unwrap();
+            let error = authorization(&file).unwrap_err();
+            assert_eq!(error, TrustError::NoToken { path: file.clone() }, "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_ca_that_changes_is_taken_and_one_that_breaks_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.crt");
+        let ca = || rcgen::generate_simple_self_signed(["ca".to_owned()]).unwrap().cert.pem();
+        std::fs::write(&file, "").unwrap();
+        assert!(matches!(Trust::new(Some(file.clone())), Err(TrustError::NoCertificate { .. })));
+        std::fs::write(&file, ca()).unwrap();
+        let mut trust = Trust::new(Some(file.clone())).unwrap();
+        assert_eq!(trust.renew(), Ok(false));
+        let before = trust.config.clone();
+        std::fs::write(&file, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        assert!(matches!(trust.renew(), Err(TrustError::Unusable { .. })));
+        assert!(Arc::ptr_eq(&before, &trust.config));
+        std::fs::write(&file, ca()).unwrap();
+        assert_eq!(trust.renew(), Ok(true));
+        assert!(!Arc::ptr_eq(&before, &trust.config));
+    }
+}

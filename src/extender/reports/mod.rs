@@ -1,0 +1,185 @@
+//! Agents' reports in: what each node's agent sees of it.
+//!
+//! ```text
+//!  head ─► auth ─► body ─► one report after the other: parse ─► own node? ─► validate ─► board (order) ─► apply
+//! ```
+//!
+//! A report is taken whole or not at all, and of a batch each by itself. Reports are ordered by (the agent's boot, sequence
+//! number); one that is not later than what is known is dropped. Times are this process' own: when the request came in, and
+//! how old its figures were then. What a report changes begins at [`apply`]; nothing here decides about a pod.
+
+pub mod auth;
+pub mod board;
+mod remarks;
+#[cfg(test)]
+mod tests;
+pub mod validate;
+
+pub use auth::{AgentAuth, Sender, TokenGuard};
+pub use board::Board;
+pub use validate::{Flaw, ReportError};
+
+use super::Extender;
+use super::request::BadRequest;
+use crate::ids::NodeName;
+use crate::report::NodeReport;
+use crate::scheduling::device::Device;
+use crate::scheduling::ledger::{DevicesRefused, Ledger};
+use crate::units::Moment;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use std::sync::Arc;
+
+/// Refused reports of one batch that are explained one by one.
+const MAX_EXPLAINED: usize = 100;
+
+/// What became of each report of a body.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReportsResult {
+    pub accepted: usize,
+    /// Older than what is known, and dropped.
+    pub dropped: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<Refused>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// Its place in the batch, from 0.
+    pub report: usize,
+    pub code: &'static str,
+    pub error: String,
+}
+
+/// Takes the reports of one request. `received` is when its head came in: however long its body dripped, its figures are
+/// not younger.
+pub fn reports(
+    extender: &Extender,
+    sender: &Sender,
+    received: Moment,
+    body: &[u8],
+) -> Result<ReportsResult, BadRequest> {
+    extender.service.metrics.report_bytes.inc_by(body.len() as u64);
+    let mut result = ReportsResult::default();
+    for (place, report) in split(body)?.into_iter().enumerate() {
+        let outcome = match serde_json::from_slice(report) {
+            Ok(report) => {
+                take(extender, sender, received, report).map_err(|error| (error.code(), error.to_string()))
+            }
+            Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
+            Err(error) => Err(("malformed", error.to_string())),
+        };
+        let label = result.note(place, outcome);
+        extender.service.metrics.reports.with_label_values(&[label]).inc();
+    }
+    if extender.board.is_to_be_tidied() {
+        tidy(extender);
+    }
+    result.into_answer()
+}
+
+impl ReportsResult {
+    /// Notes what became of one report; answers that in a word.
+    fn note(&mut self, place: usize, outcome: Result<(), (&'static str, String)>) -> &'static str {
+        match outcome {
+            Ok(()) => {
+                self.accepted += 1;
+                "accepted"
+            }
+            Err(("old", _)) => {
+                self.dropped += 1;
+                "old"
+            }
+            Err((code, error)) => {
+                if self.refused.len() < MAX_EXPLAINED {
+                    self.refused.push(Refused { report: place, code, error });
+                }
+                code
+            }
+        }
+    }
+
+    /// A single report that was refused is the request's own error; of a batch the others count.
+    fn into_answer(mut self) -> Result<Self, BadRequest> {
+        if self.accepted + self.dropped > 0 || self.refused.len() != 1 {
+            return Ok(self);
+        }
+        let Some(Refused { code, error: message, .. }) = self.refused.pop() else { return Ok(self) };
+        Err(match code {
+            "wrong-node" => BadRequest::Forbidden { code, message },
+            code => BadRequest::Unprocessable { code, message },
+        })
+    }
+}
+
+/// The reports in a body: the body itself, or each element of the array it is.
+fn split(body: &[u8]) -> Result<Vec<&[u8]>, BadRequest> {
+    if body.trim_ascii_start().first() != Some(&b'[') {
+        return Ok(vec![body]);
+    }
+    let batch: Vec<&RawValue> = super::request::parse(body)?;
+    Ok(batch.into_iter().map(|raw| raw.get().as_bytes()).collect())
+}
+
+fn take(
+    extender: &Extender,
+    sender: &Sender,
+    received: Moment,
+    report: NodeReport,
+) -> Result<(), ReportError> {
+    if let Sender::AgentOn(node) = sender
+        && *node != report.node
+    {
+        return Err(ReportError::WrongNode { node: report.node, actual: node.clone() });
+    }
+    let report = validate::check(report)?;
+    extender.board.take(report, received, |before, report| {
+        apply(extender, report, received)?;
+        remarks::of_report(extender, before, report);
+        Ok(())
+    })
+}
+
+/// What a report that counts changes: it is whole, it is of its own node, and nothing later of that node is known. It
+/// changes nothing if it is refused here.
+pub fn apply(extender: &Extender, report: &NodeReport, _received: Moment) -> Result<(), ReportError> {
+    let node = &report.node;
+    let unknown = || ReportError::UnknownNode(node.clone());
+    let before = {
+        let mut ledger = extender.service.ledger();
+        if !ledger.has_node(node) {
+            return Err(unknown());
+        }
+        // Without its GPUs a report leaves them as they are known.
+        let Some(devices) = validate::devices(report) else { return Ok(()) };
+        let before = devices_of(&ledger, node);
+        ledger.report_devices(node, devices).map_err(|error| match error {
+            DevicesRefused::UnknownNode => unknown(),
+            DevicesRefused::TooMany(devices) => {
+                ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
+            }
+        })?;
+        before.filter(|before| !Arc::ptr_eq(before, &devices_of(&ledger, node).expect("the node exists")))
+    };
+    if let Some(before) = before {
+        remarks::of_losses(extender, &before, report);
+    }
+    Ok(())
+}
+
+/// The same list as long as nothing of it has changed.
+fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
+    ledger.node(node).map(|node| node.devices.clone())
+}
+
+/// The board forgets nodes that are gone. The books are not locked while a place on the board is: [`Board::take`] locks
+/// them in the other order.
+pub fn tidy(extender: &Extender) {
+    let mut gone = extender.board.names();
+    {
+        let ledger = extender.service.ledger();
+        gone.retain(|name| !ledger.has_node(name));
+    }
+    extender.board.forget(&gone);
+}

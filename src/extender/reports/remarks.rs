@@ -1,0 +1,165 @@
+//! What a report says of single pods, told to whoever looks at them: drift, use above the grant, and GPUs that were lost
+//! under them.
+//!
+//! Words only: nothing is decided or charged here. An agent is believed about pods that the books have on its own node, and
+//! of two replicas the one that leads speaks.
+
+use crate::control_plane::{Notice, NoticeKind};
+use crate::extender::Extender;
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::report::{Finding, GpuReport, NodeReport, Part};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Phase, PodEntry};
+use crate::units::Bytes;
+
+/// Counts what is missing and what is found, and tells the pods of the latter. `before` is the node's report before this.
+pub fn of_report(extender: &Extender, before: Option<&NodeReport>, report: &NodeReport) {
+    let metrics = &extender.service.metrics;
+    for missing in &report.missing {
+        metrics.report_missing.with_label_values(&[part(missing.part)]).inc();
+    }
+    for finding in &report.findings {
+        let (pod, kind) = subject(finding);
+        let is_known = before.is_some_and(|before| before.findings.iter().any(|f| subject(f) == (pod, kind)));
+        if !is_known {
+            metrics.report_findings.with_label_values(&[kind]).inc();
+        }
+    }
+    if extender.service.gate.is_leading() {
+        report.findings.iter().for_each(|finding| tell_finding(extender, &report.node, finding));
+    }
+}
+
+/// Tells the pods on GPUs that were there `before` this report and are not, or not as they were.
+pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
+    let Some(gpus) = report.gpus.as_deref() else { return };
+    let lost: Vec<(&Device, String)> =
+        before.iter().filter_map(|device| Some((device, loss(device, gpus)?))).collect();
+    if lost.is_empty() || !extender.service.gate.is_leading() {
+        return;
+    }
+    for (uid, entry, losses) in struck(extender, &report.node, &lost) {
+        let text = format!(
+            "On {}: {losses}. The pod keeps its charge there, and nothing new goes to a GPU that is lost. Delete the \
+             pod to have it placed anew; the node's agent and kernel log say more.",
+            report.node
+        );
+        notify(extender, uid, &entry, NoticeKind::GpuLost, text);
+    }
+}
+
+fn tell_finding(extender: &Extender, node: &NodeName, finding: &Finding) {
+    let (uid, _) = subject(finding);
+    let Some(entry) = bound_to(extender, node, uid) else { return };
+    let (kind, text) = match finding {
+        Finding::Drift { recorded, actual, .. } => {
+            let recorded = entry.devices().map_or(&recorded[..], |devices| devices);
+            (NoticeKind::Drift, drift(node, recorded, actual))
+        }
+        Finding::OverGrant { granted_bytes, used_bytes, .. } => {
+            (NoticeKind::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
+        }
+    };
+    notify(extender, uid.clone(), &entry, kind, text);
+}
+
+fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
+    format!(
+        "The pod's processes run on {} of {node}; its Binding recorded {}. VRAM is charged where it was recorded, so both \
+         GPUs' figures are wrong. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
+         stowage.dev/visible-devices and that the node's runtime honours it, then delete the pod.",
+        list(actual),
+        list(recorded)
+    )
+}
+
+fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
+    format!(
+        "The pod's processes use {used} ({} bytes) of VRAM on {node}; it was granted {granted} ({} bytes). What is above is \
+         its neighbours'. Start its engine with the share in the annotation stowage.dev/gpu-memory-fraction, or ask for \
+         more stowage.dev/vram.",
+        used.0, granted.0
+    )
+}
+
+fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodEntry> {
+    let ledger = extender.service.ledger();
+    let entry = ledger.entry(uid).filter(|entry| entry.node() == Some(node))?;
+    matches!(entry.phase, Phase::Bound(_)).then(|| entry.clone())
+}
+
+/// What has become of a device for the worse. One that was lost before has been told of.
+fn loss(device: &Device, gpus: &[GpuReport]) -> Option<String> {
+    // Labels know indexes only: the first report replaces them.
+    if device.uuid.index().is_some() || device.health == Health::Lost {
+        return None;
+    }
+    let uuid = &device.uuid;
+    if gpus.iter().any(|gpu| gpu.parent.as_ref() == Some(uuid)) {
+        return Some(format!("GPU {uuid} has been cut into MIG slices"));
+    }
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid) else {
+        return Some(format!("GPU {uuid} is gone: the agent does not see it any more"));
+    };
+    if gpu.health == Health::Lost {
+        let reason = gpu.health_reason.as_deref().unwrap_or("the agent does not say why");
+        return Some(format!("GPU {uuid} is out of order: {reason}"));
+    }
+    (gpu.total_bytes < device.total)
+        .then(|| format!("GPU {uuid} has shrunk from {} to {}", device.total, gpu.total_bytes))
+}
+
+/// The pods on these devices, each with what it lost, in order of UID.
+fn struck(
+    extender: &Extender,
+    node: &NodeName,
+    lost: &[(&Device, String)],
+) -> Vec<(PodUid, PodEntry, String)> {
+    let ledger = extender.service.ledger();
+    let here = ledger.entries().into_iter().filter(|(_, entry)| entry.node() == Some(node));
+    let losses = |entry: &PodEntry| -> String {
+        let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
+        of_it.collect::<Vec<_>>().join("; ")
+    };
+    here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
+        .filter(|(.., losses)| !losses.is_empty())
+        .collect()
+}
+
+fn is_on(entry: &PodEntry, device: &Device) -> bool {
+    let is_it = |uuid: &GpuUuid| match uuid.index() {
+        Some(index) => device.index == index && device.parent.is_none(),
+        None => *uuid == device.uuid,
+    };
+    entry.devices().is_some_and(|devices| devices.iter().any(is_it))
+}
+
+fn notify(extender: &Extender, uid: PodUid, entry: &PodEntry, kind: NoticeKind, text: String) {
+    extender.control_plane.notify(Notice { key: entry.key.clone(), uid, kind, text });
+}
+
+fn list(gpus: &[GpuUuid]) -> String {
+    match gpus {
+        [] => "no GPU".into(),
+        gpus => gpus.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// The pod a finding is about, and the finding's name in metrics.
+fn subject(finding: &Finding) -> (&PodUid, &'static str) {
+    match finding {
+        Finding::Drift { pod, .. } => (pod, "drift"),
+        Finding::OverGrant { pod, .. } => (pod, "over-grant"),
+    }
+}
+
+fn part(part: Part) -> &'static str {
+    match part {
+        Part::Gpus => "gpus",
+        Part::Processes => "processes",
+        Part::Owners => "owners",
+        Part::Pods => "pods",
+        Part::Engines => "engines",
+        Part::Models => "models",
+    }
+}

@@ -1,0 +1,158 @@
+//! What the guard remembers of tokens, and what `check` makes of reports.
+
+use super::auth::{BAD_FOR, GOOD_FOR, REMEMBERED, TokenGuard, Verdict};
+use super::validate::check;
+use super::*;
+use crate::control_plane::{AgentAuthority, AgentIdentity, AuthError};
+use crate::ids::GpuUuid;
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use crate::units::Millis;
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+/// Knows tokens by what they begin with, and counts what it is asked.
+struct Asked {
+    tokens: Mutex<Vec<String>>,
+    permits: Semaphore,
+}
+
+impl AgentAuthority for Asked {
+    fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
+        self.tokens.lock().push(token.into());
+        async move {
+            self.permits.acquire().await.unwrap().forget();
+            let node = NodeName::parse("node-a").unwrap();
+            match token.split('-').next().unwrap() {
+                "good" => Ok(AgentIdentity { node, remaining: None }),
+                "ending" => Ok(AgentIdentity { node, remaining: Some(Millis(0)) }),
+                "away" => Err(AuthError::Unavailable("no answer".into())),
+                "panic" => panic!("on purpose"),
+                _ => Err(AuthError::Invalid("unknown".into())),
+            }
+        }
+        .boxed()
+    }
+}
+
+impl Asked {
+    fn guard(permits: usize) -> (Arc<Self>, Arc<TokenGuard>) {
+        let asked = Arc::new(Self { tokens: Mutex::default(), permits: Semaphore::new(permits) });
+        let guard = TokenGuard::new(asked.clone(), Service::new(Policy::default()));
+        (asked, guard)
+    }
+
+    fn times(&self, token: &str) -> usize {
+        self.tokens.lock().iter().filter(|asked| *asked == token).count()
+    }
+}
+
+fn code(verdict: &Verdict) -> &'static str {
+    verdict.as_ref().err().map_or("accepted", AuthError::code)
+}
+
+#[tokio::test]
+async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_not() {
+    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    for (token, expected, times) in [
+        ("good", "accepted", 1),
+        ("bad", "invalid-token", 1),
+        ("ending", "accepted", 3),
+        ("away", "token-unchecked", 3),
+        ("panic", "token-unchecked", 3),
+    ] {
+        for _ in 0..3 {
+            assert_eq!(code(&guard.verdict(token).await), expected, "{token}");
+        }
+        assert_eq!(asked.times(token), times, "{token}");
+    }
+    assert!(BAD_FOR < GOOD_FOR, "what was wrong may be put right");
+}
+
+#[tokio::test]
+async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
+    let (asked, guard) = Asked::guard(0);
+    let first = guard.verdict("good").now_or_never();
+    assert_eq!(first, None, "nobody has answered yet, and the one who asked is gone");
+    let waiting = (0..10).map(|_| guard.verdict("good"));
+    let answer = async {
+        tokio::task::yield_now().await;
+        asked.permits.add_permits(1);
+    };
+    let (verdicts, ()) = futures::join!(join_all(waiting), answer);
+    assert!(verdicts.iter().all(|verdict| code(verdict) == "accepted"), "{verdicts:?}");
+    assert_eq!(asked.times("good"), 1);
+}
+
+#[tokio::test]
+async fn who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out() {
+    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    assert_eq!(code(&guard.verdict("good").await), "accepted");
+    for n in 0..REMEMBERED + 10 {
+        assert_eq!(code(&guard.verdict(&format!("bad-{n}")).await), "invalid-token");
+        assert!(guard.remembered() <= REMEMBERED);
+    }
+    assert_eq!(code(&guard.verdict("good").await), "accepted");
+    assert_eq!(asked.times("good"), 1);
+}
+
+fn report(edit: impl FnOnce(&mut Value)) -> NodeReport {
+    let mut report = json!({
+        "node": "node-a", "bootId": "boot", "sequence": 1,
+        "gpus": [
+            { "uuid": "GPU-0", "index": 0, "model": "H100", "totalBytes": 80u64 << 30 },
+            { "uuid": "MIG-1", "index": 1, "model": "H100", "parent": "GPU-1", "totalBytes": 40u64 << 30 },
+            { "uuid": "GPU-1", "index": 1, "model": "H100", "totalBytes": 80u64 << 30 },
+        ],
+        "engines": [{ "pod": "uid", "engine": "vllm", "state": "serving", "gpus": ["GPU-0", "GPU-9", "GPU-0", "GPU-1"] }],
+    });
+    edit(&mut report);
+    serde_json::from_value(report).unwrap()
+}
+
+fn engine_gpus(report: NodeReport) -> Vec<String> {
+    check(report).unwrap().engines[0].gpus.iter().map(GpuUuid::to_string).collect()
+}
+
+#[test]
+fn an_engine_keeps_the_gpus_that_its_report_lists_each_once() {
+    assert_eq!(engine_gpus(report(|_| {})), ["GPU-0", "GPU-1"]);
+    let unseen = report(|report| {
+        report["gpus"] = Value::Null;
+        report["missing"] = json!([{ "part": "gpus", "reason": "the driver is gone" }]);
+    });
+    assert_eq!(engine_gpus(unseen), ["GPU-0", "GPU-9", "GPU-0", "GPU-1"], "nobody knows better");
+}
+
+#[test]
+fn slices_are_placed_on_and_the_gpu_they_are_cut_from_is_not() {
+    let devices = validate::devices(&report(|_| {})).unwrap();
+    let uuids: Vec<&str> = devices.iter().map(|device| device.uuid.as_str()).collect();
+    assert_eq!(uuids, ["GPU-0", "MIG-1"]);
+}
+
+proptest! {
+    /// Every number a share or a percentage can be taken for, and whether it is one.
+    #[test]
+    fn shares_and_percentages_outside_their_range_are_refused(
+        usage in prop::num::f64::NORMAL | prop::num::f64::ZERO | prop::num::f64::SUBNORMAL,
+        percent in any::<u8>(),
+        used in any::<u64>(),
+        total in 1u64..,
+    ) {
+        let with = |path: &str, value: Value| check(report(|report| *report.pointer_mut(path).unwrap() = value));
+        let kv = with("/engines/0", json!({
+            "pod": "uid", "engine": "vllm", "state": "serving", "gpus": [], "kvCacheUsage": usage,
+        }));
+        prop_assert_eq!(kv.is_ok(), (0.0..=1.0).contains(&usage));
+        let gpu = with("/gpus/0", json!({
+            "uuid": "GPU-0", "index": 0, "model": "H100",
+            "totalBytes": total, "usedBytes": used, "utilizationPercent": percent,
+        }));
+        prop_assert_eq!(gpu.is_ok(), used <= total && percent <= 100);
+    }
+}

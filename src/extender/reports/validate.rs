@@ -1,0 +1,253 @@
+//! Whether a report can be true, and what can be placed on by it.
+//!
+//! Content only: who sent it, whether it is the latest, and what it changes are looked at elsewhere. Fields this version
+//! does not know have been left out before, and a field that is missing has been named.
+
+use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::report::{EngineReport, Finding, GpuReport, NodeReport, Part};
+use crate::scheduling::device::Device;
+use crate::scheduling::request::MAX_GPUS;
+use crate::units::{Bytes, Millis};
+use std::collections::BTreeSet;
+
+/// A UUID has 36 bytes; several are kept for each node.
+const MAX_BOOT_ID: usize = 128;
+/// GPUs and the cards they are cut from: no card is listed without at least one slice in its place.
+const MAX_LISTED: usize = 2 * MAX_GPUS as usize;
+/// Over all GPUs. A kernel's default limit on PIDs is 32,768, and few of those reach a GPU.
+const MAX_PROCESSES: usize = 4096;
+/// A node has at most 250 pods by Kubernetes' own advice, and some have two engines.
+const MAX_ENGINES: usize = 512;
+/// Some twenty models a terabyte: a node's whole disk and then some.
+const MAX_MODELS: usize = 4096;
+/// Two for each pod of a full node.
+const MAX_FINDINGS: usize = 512;
+/// Each part once, and room for those of later versions.
+const MAX_MISSING: usize = 64;
+/// A reason is a sentence.
+const MAX_TEXT: usize = 1024;
+/// An hour: what is older says nothing of the node as it is, and an agent that cannot sample says so.
+const MAX_AGE: Millis = Millis::seconds(3600);
+
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ReportError {
+    #[error("Stowage knows no node \"{0}\"; is the agent's node name its Node object's name?")]
+    UnknownNode(NodeName),
+    #[error("node {node}: {flaw}")]
+    Flawed { node: NodeName, flaw: Flaw },
+    #[error("report {sequence} is not newer than report {known} of the same boot")]
+    Old { sequence: u64, known: u64 },
+    #[error("the report is of an earlier boot of the agent")]
+    EarlierBoot,
+    #[error(
+        "the token is of an agent on {actual}, which cannot speak for {node}; each agent reports its own node"
+    )]
+    WrongNode { node: NodeName, actual: NodeName },
+}
+
+impl ReportError {
+    /// A short name for metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::UnknownNode(_) => "unknown-node",
+            Self::Flawed { flaw, .. } => flaw.code(),
+            Self::Old { .. } | Self::EarlierBoot => "old",
+            Self::WrongNode { .. } => "wrong-node",
+        }
+    }
+}
+
+/// What cannot be, and where.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Flaw {
+    #[error("gpus[{place}]: GPU {uuid} is listed twice; a GPU and each of its slices come once")]
+    GpuTwice { place: usize, uuid: GpuUuid },
+    #[error("gpus[{place}]: GPU {uuid} reserves {reserved} of a total of {total}")]
+    ReservedAboveTotal { place: usize, uuid: GpuUuid, reserved: Bytes, total: Bytes },
+    #[error("gpus[{place}]: GPU {uuid} has {used} in use of a total of {total}; both are bytes")]
+    UsedAboveTotal { place: usize, uuid: GpuUuid, used: Bytes, total: Bytes },
+    #[error(
+        "gpus[{place}]: {uuid} is no GPU's UUID: Stowage uses such names itself, or lists them with commas"
+    )]
+    BadUuid { place: usize, uuid: GpuUuid },
+    #[error("gpus[{place}]: GPU {uuid} has no memory; leave out what has none, or give the size by hand")]
+    NoMemory { place: usize, uuid: GpuUuid },
+    #[error("gpus[{place}]: GPU {uuid} is busy for {percent} % of its time; 0 to 100 is meant")]
+    Utilization { place: usize, uuid: GpuUuid, percent: u8 },
+    #[error("the report lists {0} GPUs and slices; at most {MAX_GPUS} are supported on a node")]
+    TooManyGpus(usize),
+    #[error("gpus is null, and `missing` does not say why: add {{\"part\": \"gpus\", \"reason\": …}}")]
+    NoReason,
+    #[error(
+        "engines[{place}]: the KV cache of pod {pod}'s engine is in use to {usage}; a share of 0 to 1 is meant"
+    )]
+    KvUsage { place: usize, pod: PodUid, usage: f64 },
+    #[error("there are {count} {what}; at most {most} are taken")]
+    TooMany { what: &'static str, count: usize, most: usize },
+    #[error("{what} is {length} bytes long; at most {most} are kept")]
+    TooLong { what: String, length: usize, most: usize },
+    #[error("the sample is {} s old; what is older than {} s is reported as missing", .0.0 / 1000, MAX_AGE.0 / 1000)]
+    TooAged(Millis),
+}
+
+impl Flaw {
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::GpuTwice { .. } => "gpu-twice",
+            Self::ReservedAboveTotal { .. } => "reserved-above-total",
+            Self::UsedAboveTotal { .. } => "used-above-total",
+            Self::BadUuid { .. } => "bad-uuid",
+            Self::NoMemory { .. } => "no-memory",
+            Self::Utilization { .. } => "bad-utilization",
+            Self::TooManyGpus(_) => "too-many-gpus",
+            Self::NoReason => "no-reason",
+            Self::KvUsage { .. } => "bad-kv-usage",
+            Self::TooMany { .. } => "too-many",
+            Self::TooLong { .. } => "too-long",
+            Self::TooAged(_) => "too-aged",
+        }
+    }
+}
+
+/// The report as it counts: engines keep only the GPUs that the report lists.
+pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
+    if let Err(flaw) = flawless(&report) {
+        return Err(ReportError::Flawed { node: report.node, flaw });
+    }
+    if let Some(gpus) = &report.gpus {
+        let listed: BTreeSet<&GpuUuid> = gpus.iter().map(|gpu| &gpu.uuid).collect();
+        report.engines.iter_mut().for_each(|engine| keep_listed(engine, &listed));
+    }
+    Ok(report)
+}
+
+/// What can be placed on: MIG slices instead of the GPUs they are cut from. `None` if the agent could not see its GPUs.
+pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
+    let gpus = report.gpus.as_deref()?;
+    Some(placeable(gpus).into_iter().map(device).collect())
+}
+
+/// A GPU that left between two samples may still be named by its engine.
+fn keep_listed(engine: &mut EngineReport, listed: &BTreeSet<&GpuUuid>) {
+    let mut seen = BTreeSet::new();
+    engine.gpus.retain(|uuid| listed.contains(uuid) && seen.insert(uuid.clone()));
+}
+
+fn flawless(report: &NodeReport) -> Result<(), Flaw> {
+    text(&"bootId", &report.boot_id, MAX_BOOT_ID)?;
+    if report.age_millis > MAX_AGE {
+        return Err(Flaw::TooAged(report.age_millis));
+    }
+    match &report.gpus {
+        Some(gpus) => check_gpus(gpus)?,
+        None if report.missing.iter().any(|missing| missing.part == Part::Gpus) => {}
+        None => return Err(Flaw::NoReason),
+    }
+    check_engines(&report.engines)?;
+    at_most("models", report.models.len(), MAX_MODELS)?;
+    for (place, model) in report.models.iter().enumerate() {
+        text(&format_args!("models[{place}].source"), &model.source, MAX_TEXT)?;
+    }
+    at_most("findings", report.findings.len(), MAX_FINDINGS)?;
+    report.findings.iter().try_for_each(check_finding)?;
+    at_most("missing parts", report.missing.len(), MAX_MISSING)?;
+    for (place, missing) in report.missing.iter().enumerate() {
+        text(&format_args!("missing[{place}].reason"), &missing.reason, MAX_TEXT)?;
+    }
+    Ok(())
+}
+
+fn check_gpus(gpus: &[GpuReport]) -> Result<(), Flaw> {
+    if gpus.len() > MAX_LISTED {
+        return Err(Flaw::TooManyGpus(gpus.len()));
+    }
+    let mut seen = BTreeSet::new();
+    let mut processes = 0;
+    for (place, gpu) in gpus.iter().enumerate() {
+        if !seen.insert(&gpu.uuid) {
+            return Err(Flaw::GpuTwice { place, uuid: gpu.uuid.clone() });
+        }
+        check_gpu(place, gpu)?;
+        processes += gpu.processes.as_ref().map_or(0, Vec::len);
+    }
+    at_most("processes", processes, MAX_PROCESSES)?;
+    let placeable = placeable(gpus).len();
+    if placeable > MAX_GPUS as usize { Err(Flaw::TooManyGpus(placeable)) } else { Ok(()) }
+}
+
+fn check_gpu(place: usize, gpu: &GpuReport) -> Result<(), Flaw> {
+    let (uuid, total, reserved) = (gpu.uuid.clone(), gpu.total_bytes, gpu.reserved_bytes);
+    if gpu.uuid.index().is_some() || gpu.uuid.as_str().contains(',') {
+        return Err(Flaw::BadUuid { place, uuid });
+    }
+    if reserved > total {
+        return Err(Flaw::ReservedAboveTotal { place, uuid, reserved, total });
+    }
+    if total == Bytes::ZERO {
+        return Err(Flaw::NoMemory { place, uuid });
+    }
+    // Drivers differ in whether their reserve counts as used: only what no reading allows is refused.
+    if let Some(used) = gpu.used_bytes.filter(|used| *used > total) {
+        return Err(Flaw::UsedAboveTotal { place, uuid, used, total });
+    }
+    if let Some(percent) = gpu.utilization_percent.filter(|percent| *percent > 100) {
+        return Err(Flaw::Utilization { place, uuid, percent });
+    }
+    match &gpu.health_reason {
+        Some(reason) => text(&format_args!("gpus[{place}].healthReason"), reason, MAX_TEXT),
+        None => Ok(()),
+    }
+}
+
+fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
+    at_most("engines", engines.len(), MAX_ENGINES)?;
+    for (place, engine) in engines.iter().enumerate() {
+        at_most("GPUs of an engine", engine.gpus.len(), MAX_LISTED)?;
+        text(&format_args!("engines[{place}].engine"), &engine.engine, MAX_TEXT)?;
+        let problem = engine.problem.as_deref().unwrap_or_default();
+        text(&format_args!("engines[{place}].problem"), problem, MAX_TEXT)?;
+        // Written so that no reading of a number that is none passes.
+        if let Some(usage) = engine.kv_cache_usage.filter(|usage| !(0.0..=1.0).contains(usage)) {
+            return Err(Flaw::KvUsage { place, pod: engine.pod.clone(), usage });
+        }
+    }
+    Ok(())
+}
+
+fn check_finding(finding: &Finding) -> Result<(), Flaw> {
+    match finding {
+        Finding::Drift { recorded, actual, .. } => {
+            at_most("GPUs of a drift", recorded.len().max(actual.len()), MAX_LISTED)
+        }
+        Finding::OverGrant { .. } => Ok(()),
+    }
+}
+
+fn at_most(what: &'static str, count: usize, most: usize) -> Result<(), Flaw> {
+    if count > most { Err(Flaw::TooMany { what, count, most }) } else { Ok(()) }
+}
+
+fn text(what: &dyn std::fmt::Display, text: &str, most: usize) -> Result<(), Flaw> {
+    if text.len() > most {
+        Err(Flaw::TooLong { what: what.to_string(), length: text.len(), most })
+    } else {
+        Ok(())
+    }
+}
+
+fn placeable(gpus: &[GpuReport]) -> Vec<&GpuReport> {
+    let parents: BTreeSet<&GpuUuid> = gpus.iter().filter_map(|gpu| gpu.parent.as_ref()).collect();
+    gpus.iter().filter(|gpu| !parents.contains(&gpu.uuid)).collect()
+}
+
+fn device(gpu: &GpuReport) -> Device {
+    Device {
+        uuid: gpu.uuid.clone(),
+        index: gpu.index,
+        model: gpu.model.clone(),
+        parent: gpu.parent.clone(),
+        total: gpu.total_bytes,
+        reserved: gpu.reserved_bytes,
+        health: gpu.health,
+    }
+}

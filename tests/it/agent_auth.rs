@@ -1,0 +1,191 @@
+//! Who may report: agents with a token of theirs, each for its own node, as the stand-in API server reviews tokens.
+
+use crate::client::{Answer, Client, post_head};
+use crate::served::{Cluster, Served, doors, node, report};
+use crate::tls::{Ca, Files};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use stowage::cluster::{AgentAccount, TokenReviews};
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::extender::server;
+use stowage::extender::tls::{ServerFiles, load_server};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
+
+pub const ACCOUNT: &str = "kube-system/stowage-agent";
+pub const AUDIENCE: &str = "stowage.dev/reports";
+
+/// A Stowage that asks a stand-in API server whose a token is, and knows `node-a` and `node-b`.
+pub struct Guarded {
+    pub served: Served,
+    pub api: ApiServer,
+    _runtime: Runtime,
+}
+
+impl Guarded {
+    pub fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let api = runtime.block_on(ApiServer::start()).unwrap();
+        let account = AgentAccount::new(AUDIENCE, "kube-system", "stowage-agent");
+        let client = {
+            let _inside = runtime.enter();
+            api.client("stowage").unwrap()
+        };
+        let mut cluster = Cluster::of(&[]);
+        cluster.nodes.extend(["node-a", "node-b"].map(node));
+        cluster.authority = Some(Arc::new(TokenReviews::new(client, account)));
+        Self { served: cluster.serve(), api, _runtime: runtime }
+    }
+
+    /// A token of the agent on that node.
+    pub fn token(&self, node: &str) -> String {
+        self.api.issue_token(ACCOUNT, Some(node), AUDIENCE)
+    }
+
+    fn post(&self, token: &str, body: &Value) -> Answer {
+        let line = format!("Authorization: Bearer {token}");
+        Client::connect(self.served.agents).post_with("/v1/reports", &line, body.to_string())
+    }
+
+    /// Refused before its body counts for anything; with its reason.
+    fn refuses(&self, status: u16, code: &str, line: &str) -> String {
+        let (books, count) = (self.served.books(), self.served.bad_requests("reports", code));
+        let body = report("node-a", "boot", 1, 1).to_string();
+        let answer = Client::connect(self.served.agents).post_with("/v1/reports", line, body);
+        assert_eq!(answer.status, status, "{}", answer.text());
+        assert_eq!(self.served.bad_requests("reports", code), count + 1, "{code} is not counted");
+        assert_eq!(self.served.books(), books);
+        answer.json()["Error"].as_str().unwrap().to_owned()
+    }
+
+    fn reviews(&self) -> u64 {
+        self.api.calls().count("create", "tokenreviews")
+    }
+}
+
+fn taken(accepted: u64) -> Value {
+    json!({ "accepted": accepted, "dropped": 0 })
+}
+
+#[test]
+fn an_agent_speaks_for_its_own_node_and_for_no_other() {
+    let guarded = Guarded::start();
+    let token = guarded.token("node-a");
+    assert_eq!(guarded.post(&token, &report("node-a", "boot", 1, 2)).json(), taken(1));
+    let other = guarded.post(&token, &report("node-b", "boot", 1, 2));
+    assert_eq!(other.status, 403);
+    assert!(other.text().contains("an agent on node-a, which cannot speak for node-b"), "{}", other.text());
+    assert_eq!(guarded.served.bad_requests("reports", "wrong-node"), 1);
+    let unknown = guarded.post(&token, &report("node-z", "boot", 1, 2));
+    assert_eq!(unknown.status, 403, "not even whether there is such a node is told");
+    let batch = json!([report("node-b", "boot", 1, 2), report("node-a", "boot", 2, 3)]);
+    let answer = guarded.post(&token, &batch);
+    assert_eq!((answer.status, &answer.json()["accepted"]), (200, &json!(1)), "{}", answer.text());
+    assert_eq!(answer.json()["refused"][0]["code"], "wrong-node");
+    assert_eq!((guarded.served.charged("node-a").len(), guarded.served.charged("node-b").len()), (3, 0));
+}
+
+#[test]
+fn without_a_good_token_nobody_is_heard() {
+    let guarded = Guarded::start();
+    for line in ["X: y", "Authorization: Basic YTpi", "Authorization: Bearer", "Authorization: Bearer  "] {
+        let error = guarded.refuses(401, "no-token", line);
+        assert!(error.contains("--token-file"), "{error}");
+    }
+    let endless = format!("Authorization: Bearer {}", "x".repeat(9000));
+    guarded.refuses(401, "no-token", &endless);
+    assert_eq!(guarded.reviews(), 0, "nothing to ask about");
+
+    let api = &guarded.api;
+    let expired = guarded.token("node-a");
+    api.revoke_token(&expired);
+    let cases = [
+        (401, "invalid-token", "made-up".to_owned(), "invalid bearer token"),
+        (401, "invalid-token", expired, "service account token has expired"),
+        (
+            401,
+            "invalid-token",
+            api.issue_token(ACCOUNT, Some("node-a"), "vault"),
+            "token audiences [\"vault\"]",
+        ),
+        (
+            403,
+            "wrong-account",
+            api.issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE),
+            "system:serviceaccount:team-a:stowage-agent",
+        ),
+        (403, "no-node-in-token", api.issue_token(ACCOUNT, None, AUDIENCE), "names no node"),
+    ];
+    for (status, code, token, reason) in cases {
+        let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
+        assert!(error.contains(reason), "{error}");
+        assert!(!error.contains(&token), "a token is never shown: {error}");
+    }
+    let metric = "stowage_agent_token_reviews_total{outcome=\"invalid-token\"}";
+    assert_eq!(guarded.served.metric(metric), 3);
+}
+
+#[test]
+fn the_body_of_someone_unknown_is_not_even_read() {
+    let guarded = Guarded::start();
+    let mut client = Client::connect(guarded.served.agents);
+    client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
+    assert_eq!(client.read_answer().unwrap().status, 401);
+    let line = format!("Content-Length: 73400320\r\nAuthorization: Bearer {}", guarded.token("node-a"));
+    let mut client = Client::connect(guarded.served.agents);
+    client.write(post_head("/v1/reports", &line).as_bytes()).unwrap();
+    assert_eq!(client.read_answer().unwrap().status, 413);
+}
+
+#[test]
+fn while_the_api_server_fails_known_agents_report_and_unknown_ones_hear_so() {
+    let guarded = Guarded::start();
+    let [known, unknown] = ["node-a", "node-b"].map(|node| guarded.token(node));
+    for sequence in 1..=5 {
+        assert_eq!(guarded.post(&known, &report("node-a", "boot", sequence, 1)).json(), taken(1));
+    }
+    assert_eq!(guarded.reviews(), 1, "five reports, one question");
+    guarded.api.faults().next(Operation::TokenReview, 2, Fault::Fails);
+    assert_eq!(guarded.post(&known, &report("node-a", "boot", 6, 1)).json(), taken(1));
+    let error = guarded.refuses(503, "token-unchecked", &format!("Authorization: Bearer {unknown}"));
+    assert!(error.contains("cannot be checked now") && error.contains("a fault was ordered"), "{error}");
+    guarded.refuses(503, "token-unchecked", &format!("Authorization: Bearer {unknown}"));
+    assert_eq!(
+        guarded.post(&unknown, &report("node-b", "boot", 1, 1)).json(),
+        taken(1),
+        "as soon as it is back"
+    );
+}
+
+#[test]
+fn an_old_or_replayed_report_is_dropped_whoever_shows_the_token() {
+    let guarded = Guarded::start();
+    let token = guarded.token("node-a");
+    assert_eq!(guarded.post(&token, &report("node-a", "boot", 2, 1)).json(), taken(1));
+    for sequence in [2, 1] {
+        let answer = guarded.post(&token, &report("node-a", "boot", sequence, 4));
+        assert_eq!(answer.json(), json!({ "accepted": 0, "dropped": 1 }));
+    }
+    assert_eq!(guarded.served.charged("node-a").len(), 1);
+}
+
+#[test]
+fn the_agents_address_shows_a_certificate_and_asks_for_none() {
+    let (ca, files, guarded) = (Ca::new("ca"), Files::new(), Guarded::start());
+    let server = ca.issue_for("127.0.0.1");
+    let cert = files.write("tls.crt", &server.cert);
+    let key = files.write("tls.key", &server.key);
+    let (mut doors, [_, address, _]) = doors();
+    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let stop = CancellationToken::new();
+    let served = &guarded.served;
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let line = format!("Authorization: Bearer {}", guarded.token("node-a"));
+    let mut agent = crate::tls::connect(address, &ca.pem, None);
+    let answer = agent.post_with("/v1/reports", &line, report("node-a", "boot", 1, 2).to_string());
+    assert_eq!(answer.json(), taken(1));
+    drop(agent);
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}

@@ -1,0 +1,161 @@
+//! The agent's publisher against real extenders' addresses, plain and with TLS.
+
+use crate::agent_auth::Guarded;
+use crate::served::{Cluster, Served, doors, eventually, report};
+use crate::tls::{Ca, Files};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use stowage::agent::publish::{Destination, Outcome, Publisher};
+use stowage::extender::server;
+use stowage::extender::tls::{ServerFiles, load_server};
+use stowage::report::NodeReport;
+use tokio_util::sync::CancellationToken;
+
+/// Longer than a busy machine takes; only what never answers needs it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An agent, and a runtime for it.
+struct Agent {
+    publisher: Publisher,
+    runtime: tokio::runtime::Runtime,
+    sequence: u64,
+}
+
+impl Agent {
+    fn of(extenders: &[String], token_file: Option<PathBuf>, ca: Option<PathBuf>) -> Self {
+        let extenders: Vec<Destination> = extenders.iter().map(|text| text.parse().unwrap()).collect();
+        let publisher = Publisher::new(extenders, token_file, ca).unwrap().with_patience(PATIENCE);
+        Self { publisher, runtime: tokio::runtime::Runtime::new().unwrap(), sequence: 0 }
+    }
+
+    /// Sends the next report of a node; what became of it at each replica, in order of their names.
+    fn publish(&mut self, node: &str) -> Vec<Outcome> {
+        self.sequence += 1;
+        let report: NodeReport = serde_json::from_value(report(node, "agent", self.sequence, 2)).unwrap();
+        self.runtime.block_on(self.publisher.publish(report, Instant::now()));
+        self.publisher.state().replicas.into_values().map(|replica| replica.latest).collect()
+    }
+}
+
+fn served() -> Served {
+    Cluster::of(&[("node-a", 1)]).serve()
+}
+
+fn at(served: &Served) -> String {
+    format!("http://{}", served.agents)
+}
+
+fn unreachable(outcome: &Outcome) -> &str {
+    match outcome {
+        Outcome::Unreachable { reason } => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
+    let (one, other) = (served(), served());
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut agent = Agent::of(&[at(&one), at(&other), format!("http://{dead}")], None, None);
+    for _ in 0..2 {
+        agent.publish("node-a");
+    }
+    let state = agent.publisher.state();
+    assert_eq!((state.replicas.len(), state.problems.len()), (3, 0));
+    for (name, replica) in &state.replicas {
+        if name.contains(&dead.to_string()) {
+            assert!(unreachable(&replica.latest).contains("refused"), "{replica:?}");
+            assert_eq!((replica.accepted, replica.failed), (0, 2));
+        } else {
+            assert_eq!((&replica.latest, replica.accepted), (&Outcome::Accepted, 2));
+        }
+    }
+    assert_eq!((one.charged("node-a").len(), other.charged("node-a").len()), (2, 2));
+}
+
+#[test]
+fn a_replica_that_never_answers_has_its_time_and_no_more() {
+    let (live, hung) = (served(), TcpListener::bind("127.0.0.1:0").unwrap());
+    let hung_at = format!("http://{}", hung.local_addr().unwrap());
+    let mut agent = Agent::of(&[at(&live), hung_at.clone()], None, None);
+    agent.publisher = agent.publisher.with_patience(Duration::from_millis(100));
+    eventually("the live one accepts and the hung one is given up", || {
+        agent.publish("node-a");
+        let state = agent.publisher.state();
+        let (hung, live): (Vec<_>, Vec<_>) =
+            state.replicas.iter().partition(|(name, _)| name.starts_with(&hung_at));
+        assert!(unreachable(&hung[0].1.latest).contains("no answer within 100ms"));
+        live[0].1.latest == Outcome::Accepted
+    });
+}
+
+#[test]
+fn a_later_report_that_is_known_already_is_dropped_not_refused() {
+    let served = served();
+    let mut agent = Agent::of(&[at(&served)], None, None);
+    assert_eq!(agent.publish("node-a"), [Outcome::Accepted]);
+    agent.sequence = 0;
+    assert_eq!(agent.publish("node-a"), [Outcome::Dropped]);
+    let [Outcome::Refused { status, reason }] = &agent.publish("node-z")[..] else { panic!("it is unknown") };
+    assert_eq!(status.as_u16(), 422);
+    assert!(reason.contains("no node \"node-z\""), "{reason}");
+}
+
+#[test]
+fn the_token_is_the_one_in_the_file_at_each_report() {
+    let (guarded, files) = (Guarded::start(), Files::new());
+    let token = files.write("token", "");
+    let mut agent = Agent::of(&[at(&guarded.served)], Some(token), None);
+    let unsent = agent.publish("node-a");
+    let [Outcome::Unsent { reason }] = &unsent[..] else { panic!("{unsent:?}") };
+    assert!(reason.contains("should hold a token"), "{reason}");
+    assert!(agent.publisher.state().problems.contains(reason));
+    let refused = |outcomes: Vec<Outcome>| match &outcomes[..] {
+        [Outcome::Refused { status, reason }] => (status.as_u16(), reason.clone()),
+        other => panic!("{other:?}"),
+    };
+    files.write("token", "made-up");
+    assert_eq!(refused(agent.publish("node-a")).0, 401);
+    files.write("token", &guarded.token("node-b"));
+    let (status, reason) = refused(agent.publish("node-a"));
+    assert!(
+        status == 403 && reason.contains("an agent on node-b, which cannot speak for node-a"),
+        "{reason}"
+    );
+    files.write("token", &format!("{}\n", guarded.token("node-a")));
+    assert_eq!(agent.publish("node-a"), [Outcome::Accepted]);
+    assert_eq!(agent.publisher.state().problems.len(), 0);
+}
+
+#[test]
+fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anything() {
+    let [ours, theirs] = ["ours", "theirs"].map(Ca::new);
+    let (served, files, stop) = (served(), Files::new(), CancellationToken::new());
+    let open = |server: &str| {
+        let server = ours.issue_for(server);
+        let cert = files.write("tls.crt", &server.cert);
+        let key = files.write("tls.key", &server.key);
+        let (mut doors, [_, address, _]) = doors();
+        doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+        (served.spawn(server::serve(served.extender.clone(), doors, stop.clone())), address)
+    };
+    let (serving, address) = open("localhost");
+    let ca = files.write("ours.crt", &ours.pem);
+    let publish = |extender: String, ca: &PathBuf| {
+        Agent::of(&[extender], None, Some(ca.clone())).publish("node-a").pop().unwrap()
+    };
+    let named = format!("https://localhost:{}", address.port());
+    let mut agent = Agent::of(&[named], None, Some(ca.clone()));
+    // A name may stand for an IPv6 address as well, where nobody listens.
+    assert!(agent.publish("node-a").contains(&Outcome::Accepted));
+    let other_name = publish(format!("https://{address}"), &ca);
+    assert!(unreachable(&other_name).contains("not valid for name"), "{other_name:?}");
+    let other_ca = publish(format!("https://{address}"), &files.write("theirs.crt", &theirs.pem));
+    assert!(unreachable(&other_ca).contains("UnknownIssuer"), "{other_ca:?}");
+    let plain = publish(format!("https://{}", served.agents), &ca);
+    assert!(unreachable(&plain).contains("Connect"), "no TLS there: {plain:?}");
+    drop(agent);
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}
