@@ -14,8 +14,9 @@ use stowage::units::{Bytes, MilliCpu, Millis, Moment};
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
-    use stowage::extender::reports::NodeReport;
+    use stowage::extender::reports::validate;
     use stowage::extender::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
+    use stowage::report::NodeReport;
     if let Ok(args) = serde_json::from_slice::<ExtenderArgs<'_>>(data) {
         let policy = Policy::default();
         let _ = stowage::contract::identity(&args.pod);
@@ -29,7 +30,10 @@ pub fn wire(data: &[u8]) {
         let _ = args.offered();
     }
     let _ = serde_json::from_slice::<BindingArgs>(data);
-    let _ = serde_json::from_slice::<NodeReport>(data);
+    if let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) {
+        assert!(validate::devices(&report).unwrap_or_default().len() <= 64);
+        assert_eq!(validate::check(report.clone()), Ok(report), "checked twice is checked once");
+    }
 }
 
 /// Quantities: what is read back from what was written is the same.

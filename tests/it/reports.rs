@@ -356,6 +356,30 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
 }
 
 #[test]
+fn reports_of_one_node_that_race_end_with_the_latest() {
+    const SENDERS: u64 = 4;
+    const LAST: u64 = 200;
+    let served = Cluster::of(&[("node-a", 1)]).serve();
+    std::thread::scope(|scope| {
+        for sender in 1..=SENDERS {
+            let served = &served;
+            scope.spawn(move || {
+                let mut client = Client::connect(served.agents);
+                for sequence in (sender..=LAST).step_by(SENDERS as usize) {
+                    let gpus = 1 + (sequence % 8) as u32;
+                    let body = report("node-a", "racing", sequence, gpus).to_string();
+                    assert_eq!(client.post("/v1/reports", body).status, 200);
+                }
+            });
+        }
+    });
+    let board = Client::connect(served.operators).get("/debug/reports").json();
+    assert_eq!(board["node-a"]["report"]["sequence"], LAST);
+    assert_eq!(served.charged("node-a").len() as u64, 1 + LAST % 8, "the books are as the board");
+    assert_eq!(outcomes(&served, "accepted") + outcomes(&served, "old"), 1 + LAST);
+}
+
+#[test]
 fn of_a_batch_the_good_ones_count() {
     let served = Cluster::of(&[("node-a", 1), ("node-b", 1)]).serve();
     let batch = json!([
