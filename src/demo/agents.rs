@@ -68,7 +68,7 @@ fn report(machine: &Machine, sequence: u64) -> NodeReport {
         parent: None,
         total_bytes: Bytes::gib(machine.gib),
         reserved_bytes: Bytes::ZERO,
-        used_bytes: None,
+        used_bytes: Some(Bytes::ZERO),
         utilization_percent: None,
         health: Health::Healthy,
         health_reason: None,

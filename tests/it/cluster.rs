@@ -86,9 +86,13 @@ impl Replica {
     fn entries(&self) -> BTreeMap<PodUid, PodEntry> {
         let timeless = |entry: &PodEntry| {
             let mut entry = entry.clone();
-            if let Phase::Waiting(waiting) = &mut entry.phase {
-                waiting.offered = None;
-                waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
+            match &mut entry.phase {
+                Phase::Waiting(waiting) => {
+                    waiting.offered = None;
+                    waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
+                }
+                Phase::Bound(bound) => bound.since = Moment(0),
+                Phase::Assumed(_) => {}
             }
             entry
         };

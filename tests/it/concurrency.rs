@@ -2,7 +2,7 @@
 //! is told so in a form the scheduler tries again.
 
 use crate::client::Client;
-use crate::served::{Cluster, Served, args, bind_args, exclusive, over, pod};
+use crate::served::{Cluster, Served, args, bind_args, exclusive, over, pod, uid_of};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use stowage::control_plane::BindOutcome;
 use stowage::scheduling::audit::audit;
 use stowage::scheduling::ledger::Phase;
-use stowage::units::Moment;
 
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
@@ -137,7 +136,7 @@ fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
             .into_iter()
             .map(|pod| {
                 let node = choose(&mut client, &pod, &nodes).expect("a seat is left");
-                cluster.served.service.ledger().expire(Moment(u64::MAX));
+                cluster.served.service.ledger().begin_attempt(&uid_of(&pod));
                 json!({ "pod": pod, "node": node })
             })
             .collect();

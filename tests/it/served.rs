@@ -28,7 +28,7 @@ use stowage::scheduling::decision::Hold;
 use stowage::scheduling::ledger::{Phase, PodEntry};
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
-use stowage::units::Bytes;
+use stowage::units::{Bytes, Millis};
 use tokio::runtime::Runtime;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -105,12 +105,15 @@ impl ControlPlane for Scripted {
     }
 }
 
-/// The default policy, but that no class is of engines: pods that no kubelet runs never get through their start. What a
-/// start does to others has tests of its own.
+/// The default policy, but that no class is of engines and a report stays fresh for a day: pods that no kubelet runs never
+/// get through their start, and agents here report once. What either does to others has tests of its own.
 pub fn without_engines() -> Policy {
-    let mut classes = Policy::default().classes().to_vec();
+    let mut policy = Policy::default();
+    policy.telemetry.fresh = Millis::seconds(24 * 3600);
+    policy.telemetry.stale = Millis::seconds(48 * 3600);
+    let mut classes = policy.classes().to_vec();
     classes.iter_mut().for_each(|class| class.terms.engine = false);
-    Policy::default().with_classes(classes).expect("the default classes are valid")
+    policy.with_classes(classes).expect("the default classes are valid")
 }
 
 /// What a test starts from.
@@ -446,5 +449,5 @@ pub fn report(node: &str, boot: &str, sequence: u64, gpus: u32) -> Value {
 }
 
 pub fn gpu_report(node: &str, gpu: u32) -> Value {
-    json!({ "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": GPU_BYTES })
+    json!({ "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3", "totalBytes": GPU_BYTES, "usedBytes": 0 })
 }

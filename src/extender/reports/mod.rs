@@ -143,9 +143,11 @@ fn take(
 
 /// What a report that counts changes: it is whole, it is of its own node, and nothing later of that node is known. It
 /// changes nothing if it is refused here.
-pub fn apply(extender: &Extender, report: &NodeReport, _received: Moment) -> Result<(), ReportError> {
+pub fn apply(extender: &Extender, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
+    let fresh = extender.service.ledger().policy().telemetry.fresh;
+    let reading = report.reading(received, fresh);
     let before = {
         let mut ledger = extender.service.ledger();
         if !ledger.has_node(node) {
@@ -160,6 +162,9 @@ pub fn apply(extender: &Extender, report: &NodeReport, _received: Moment) -> Res
                 ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
             }
         })?;
+        if let Some(reading) = reading {
+            ledger.read(node, reading);
+        }
         before.filter(|before| !Arc::ptr_eq(before, &devices_of(&ledger, node).expect("the node exists")))
     };
     if let Some(before) = before {

@@ -58,6 +58,7 @@ impl GpuNode {
                 "model": self.model,
                 "totalBytes": self.mib << 20,
                 "reservedBytes": self.reserved_mib << 20,
+                "usedBytes": 0,
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
