@@ -3,5 +3,6 @@
 pub mod blocking;
 pub mod engines;
 pub mod findings;
+pub mod ownership;
 pub mod pods;
 pub mod publish;

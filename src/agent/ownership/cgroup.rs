@@ -1,0 +1,346 @@
+//! A process's pod, by the cgroup the kubelet put it in.
+//!
+//! Every container runtime keeps the pod's UID in the path, whatever the cgroup version and driver; what surrounds it is
+//! theirs to choose, and is not read. Nothing here knows which pods there are.
+
+use crate::ids::PodUid;
+use memchr::{memchr, memmem, memrchr};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file of `/proc` longer than this is none of the kernel's: a process is in a dozen hierarchies, with paths of 4 KiB each
+/// at most.
+const MAX_FILE: u64 = 64 << 10;
+
+/// What a UID has of hexadecimal digits at least: a UUID's, or those of a static pod's hash.
+const UID_DIGITS: usize = 32;
+
+/// Processes remembered. A node runs thousands of processes, but few of them on GPUs.
+const MAX_KNOWN: usize = 4096;
+
+/// The field of `stat` that holds when a process started, counted from 1 (proc_pid_stat(5)).
+const START_TIME_FIELD: usize = 22;
+
+/// Reads the cgroups of processes, and remembers those that belong to a pod: a container's process never leaves it.
+#[derive(Debug)]
+pub struct Cgroups {
+    proc: PathBuf,
+    known: FxHashMap<u32, Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    /// Tells a process from a later one of the same PID. In clock ticks since boot.
+    started: u64,
+    pods: Arc<[PodUid]>,
+}
+
+/// Where a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// In a pod. More than one is named where a node runs inside another node's pod; the outermost comes first.
+    Pod(Arc<[PodUid]>),
+    /// In a cgroup that is no pod's: a service of the host, or a container that Kubernetes does not know.
+    Elsewhere,
+    /// Its path is that of a cgroup namespace's root, which says nothing.
+    Unsaid,
+    /// It has ended, or is not to be seen from here.
+    Gone,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("{} cannot be read: {error}; run the agent as root with the host's /proc", path.display())]
+pub struct ProcError {
+    path: PathBuf,
+    error: io::Error,
+}
+
+impl Cgroups {
+    /// `proc` is the `/proc` in which the host's PIDs are to be found.
+    pub fn new(proc: PathBuf) -> Self {
+        Self { proc, known: FxHashMap::default() }
+    }
+
+    pub fn proc(&self) -> &Path {
+        &self.proc
+    }
+
+    pub fn place(&mut self, pid: u32) -> Result<Place, ProcError> {
+        let Some(stat) = self.read(pid, "stat")? else { return Ok(Place::Gone) };
+        let started = start_time(&stat);
+        if let Some(known) = self.known.get(&pid)
+            && started == Some(known.started)
+        {
+            return Ok(Place::Pod(known.pods.clone()));
+        }
+        let Some(cgroup) = self.read(pid, "cgroup")? else { return Ok(Place::Gone) };
+        let place = place_of(&cgroup);
+        if let (Some(started), Place::Pod(pods)) = (started, &place) {
+            self.remember(pid, Known { started, pods: pods.clone() });
+        }
+        Ok(place)
+    }
+
+    /// Forgets every process but these.
+    pub fn keep(&mut self, pids: &BTreeSet<u32>) {
+        self.known.retain(|pid, _| pids.contains(pid));
+    }
+
+    fn remember(&mut self, pid: u32, known: Known) {
+        if self.known.len() < MAX_KNOWN || self.known.contains_key(&pid) {
+            self.known.insert(pid, known);
+        }
+    }
+
+    /// `None` if there is no such process.
+    fn read(&self, pid: u32, name: &str) -> Result<Option<Vec<u8>>, ProcError> {
+        let path = self.proc.join(pid.to_string()).join(name);
+        match File::open(&path).and_then(bounded) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(ProcError { path, error }),
+        }
+    }
+}
+
+fn bounded(file: File) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// A process that ends while its file is open answers "no such process".
+fn is_gone(error: &io::Error) -> bool {
+    const NO_SUCH_PROCESS: i32 = 3;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_SUCH_PROCESS)
+}
+
+/// The name of a process stands in parentheses and may itself hold spaces and parentheses: what follows the last one counts.
+fn start_time(stat: &[u8]) -> Option<u64> {
+    let after_name = &stat[memrchr(b')', stat)? + 1..];
+    // The first field after the name is the third.
+    let field = after_name
+        .split(u8::is_ascii_whitespace)
+        .filter(|field| !field.is_empty())
+        .nth(START_TIME_FIELD - 3)?;
+    std::str::from_utf8(field).ok()?.parse().ok()
+}
+
+/// Of all hierarchies, the first that names a pod decides.
+fn place_of(cgroup: &[u8]) -> Place {
+    let paths: Vec<&[u8]> = cgroup.split(|byte| *byte == b'\n').filter_map(path).collect();
+    let named = paths.iter().map(|path| pods_in(path)).find(|pods| !pods.is_empty());
+    match named {
+        Some(pods) => Place::Pod(pods.into()),
+        None if paths.iter().all(|path| is_bare(path)) => Place::Unsaid,
+        None => Place::Elsewhere,
+    }
+}
+
+/// What stands behind the second colon of `hierarchy:controllers:path`.
+fn path(line: &[u8]) -> Option<&[u8]> {
+    let controllers = &line[memchr(b':', line)? + 1..];
+    Some(&controllers[memchr(b':', controllers)? + 1..])
+}
+
+/// Only a way up from the root of a cgroup namespace, or that root itself.
+fn is_bare(path: &[u8]) -> bool {
+    path.split(|byte| *byte == b'/').all(|part| matches!(part, b"" | b"." | b".."))
+}
+
+fn pods_in(path: &[u8]) -> Vec<PodUid> {
+    memmem::find_iter(path, b"pod").filter_map(|at| uid_at(&path[at + b"pod".len()..])).collect()
+}
+
+/// The UID with which the text begins. The systemd driver writes `_` for `-`, which means something else to it.
+fn uid_at(text: &[u8]) -> Option<PodUid> {
+    let is_of_uid = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f' | b'-' | b'_');
+    let uid = &text[..text.iter().position(|byte| !is_of_uid(byte)).unwrap_or(text.len())];
+    // `libpod-<id>` is a container of podman.
+    let begins_well = uid.first().is_some_and(u8::is_ascii_hexdigit);
+    let digits = uid.iter().filter(|byte| byte.is_ascii_hexdigit()).count();
+    if !begins_well || digits < UID_DIGITS {
+        return None;
+    }
+    let uid: String = uid.iter().map(|byte| if *byte == b'_' { '-' } else { char::from(*byte) }).collect();
+    PodUid::parse(&uid).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
+    const UID: &str = "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
+    const CONTAINER: &str = "6f1e0d9c8b7a695847362514039f8e7d6c5b4a39281706f5e4d3c2b1a0987654";
+
+    fn pods(cgroup: &str) -> Vec<String> {
+        match place_of(cgroup.as_bytes()) {
+            Place::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+            _ => vec![],
+        }
+    }
+
+    #[test]
+    fn the_uid_is_found_whatever_the_version_and_the_driver() {
+        let systemd = UID.replace('-', "_");
+        for cgroup in [
+            format!(
+                "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{systemd}.slice/cri-containerd-{CONTAINER}.scope\n"
+            ),
+            format!("0::/kubepods.slice/kubepods-pod{systemd}.slice/crio-{CONTAINER}.scope/container\n"),
+            format!("0::/kubepods/besteffort/pod{UID}/{CONTAINER}\n"),
+            format!("0::/../../kubepods-besteffort.slice/kubepods-besteffort-pod{systemd}.slice/x.scope\n"),
+            format!("0::/kubepods/pod{UID}"),
+            format!("12:memory:/kubepods/burstable/pod{UID}/{CONTAINER}\n1:name=systemd:/init.scope\n"),
+            format!(
+                "2:cpu,cpuacct:/\n1:name=systemd:/kubepods.slice/kubepods-pod{systemd}.slice/docker-{CONTAINER}.scope\n"
+            ),
+            format!(
+                "0::/system.slice/containerd.service/kubepods-burstable-pod{systemd}.slice:cri-containerd:{CONTAINER}\n"
+            ),
+        ] {
+            assert_eq!(pods(&cgroup), [UID], "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn a_static_pod_has_a_hash_for_a_uid() {
+        let hash = UID.replace('-', "");
+        assert_eq!(pods(&format!("0::/kubepods/burstable/pod{hash}/{CONTAINER}\n")), [hash]);
+    }
+
+    #[test]
+    fn of_a_node_in_a_pod_both_pods_are_named_and_the_outer_first() {
+        let outer = UID.replace('0', "1");
+        let cgroup = format!("0::/kubepods/pod{outer}/{CONTAINER}/kubelet/kubepods/pod{UID}/x\n");
+        assert_eq!(pods(&cgroup), [outer.as_str(), UID]);
+    }
+
+    #[test]
+    fn what_is_no_pod_is_elsewhere_and_a_bare_root_says_nothing() {
+        for cgroup in [
+            "0::/system.slice/dcgm.service\n".to_string(),
+            "0::/podium/poda/pod-1.scope\n".to_string(),
+            format!("0::/machine.slice/libpod-{CONTAINER}.scope\n"),
+            format!("0::/docker/{CONTAINER}\n"),
+            format!("1:cpu:/\n0::/pod{}", &UID[..35]),
+        ] {
+            assert_eq!(place_of(cgroup.as_bytes()), Place::Elsewhere, "{cgroup}");
+        }
+        for cgroup in ["0::/\n", "0::/../..\n", "3:cpu:/\n0::/\n", "", "no colons"] {
+            assert_eq!(place_of(cgroup.as_bytes()), Place::Unsaid, "{cgroup}");
+        }
+    }
+
+    #[test]
+    fn a_process_may_call_itself_anything() {
+        let stat = |name: &str| {
+            format!("42 ({name}) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 9 0 987654 11 12\n")
+        };
+        for name in ["vllm", "a b", "x) S 1 (y", "", ")))", "\u{1F999}"] {
+            assert_eq!(start_time(stat(name).as_bytes()), Some(987_654), "{name}");
+        }
+        for cut in ["", "42 (x", "42 (x) S 1 2", "42 (x) S a b c d e f g h i j k l m n o p q r s"] {
+            assert_eq!(start_time(cut.as_bytes()), None, "{cut}");
+        }
+    }
+
+    struct Proc {
+        folder: TempDir,
+        cgroups: Cgroups,
+    }
+
+    fn proc() -> Proc {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroups = Cgroups::new(folder.path().into());
+        Proc { folder, cgroups }
+    }
+
+    impl Proc {
+        fn runs(&self, pid: u32, started: u64, cgroup: impl AsRef<[u8]>) {
+            let folder = self.folder.path().join(pid.to_string());
+            std::fs::create_dir_all(&folder).unwrap();
+            let stat = format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 {started} 0\n");
+            std::fs::write(folder.join("stat"), stat).unwrap();
+            std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+        }
+
+        fn pods(&mut self, pid: u32) -> Vec<String> {
+            match self.cgroups.place(pid).unwrap() {
+                Place::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+                _ => vec![],
+            }
+        }
+    }
+
+    #[test]
+    fn a_process_is_read_once_and_its_successor_anew() {
+        let mut proc = proc();
+        let other = UID.replace('0', "1");
+        proc.runs(7, 100, format!("0::/kubepods/pod{UID}/x\n"));
+        assert_eq!(proc.pods(7), [UID]);
+        proc.runs(7, 100, format!("0::/kubepods/pod{other}/x\n"));
+        assert_eq!(proc.pods(7), [UID], "a process stays in its container");
+        proc.runs(7, 101, format!("0::/kubepods/pod{other}/x\n"));
+        assert_eq!(proc.pods(7), [other], "another process has its PID");
+    }
+
+    #[test]
+    fn a_process_in_no_pod_is_asked_again() {
+        let mut proc = proc();
+        proc.runs(7, 100, "0::/system.slice/containerd.service\n");
+        assert_eq!(proc.cgroups.place(7).unwrap(), Place::Elsewhere);
+        proc.runs(7, 100, format!("0::/kubepods/pod{UID}/x\n"));
+        assert_eq!(proc.pods(7), [UID], "it was on its way into its container");
+    }
+
+    #[test]
+    fn processes_that_are_not_kept_are_forgotten_and_never_more_than_the_bound_is_known() {
+        let mut proc = proc();
+        for pid in 0..MAX_KNOWN as u32 + 10 {
+            proc.cgroups.remember(pid, Known { started: 1, pods: Arc::new([]) });
+        }
+        assert_eq!(proc.cgroups.known.len(), MAX_KNOWN);
+        proc.cgroups.keep(&BTreeSet::from([3, 9_999_999]));
+        assert_eq!(proc.cgroups.known.len(), 1);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_gone_and_what_cannot_be_read_is_told() {
+        let mut proc = proc();
+        assert_eq!(proc.cgroups.place(7).unwrap(), Place::Gone);
+        std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
+        let reason = proc.cgroups.place(8).unwrap_err().to_string();
+        assert!(reason.contains("8/stat") && reason.contains("as root"), "{reason}");
+    }
+
+    #[test]
+    fn a_cgroup_file_of_rubbish_names_nobody() {
+        let mut proc = proc();
+        let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
+        proc.runs(7, 100, rubbish);
+        assert!(matches!(proc.cgroups.place(7).unwrap(), Place::Elsewhere | Place::Unsaid));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_readers_panic(bytes: Vec<u8>) {
+            place_of(&bytes);
+            start_time(&bytes);
+        }
+
+        #[test]
+        fn whatever_is_found_looks_like_a_uid(text in "[0:/]{0,4}(pod|[-_a-f0-9]{8}|/|\\.slice|x){0,20}") {
+            for uid in pods(&text) {
+                prop_assert!(uid.chars().all(|c| c == '-' || c.is_ascii_hexdigit()));
+                prop_assert!(uid.chars().filter(char::is_ascii_hexdigit).count() >= UID_DIGITS);
+            }
+        }
+    }
+}

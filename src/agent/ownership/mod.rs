@@ -1,0 +1,181 @@
+//! Whose the processes on the GPUs are.
+//!
+//! [`cgroup`] knows where a process is, and is right whenever it says anything. [`pod_resources`] knows to whom a device
+//! plugin gave a GPU, which tells whose a process is only where nobody else can be on it. What neither explains is memory
+//! that nobody in Kubernetes owns, and is left so: a guess would be taken for a measurement.
+
+pub mod cgroup;
+#[cfg(test)]
+mod fake_kubelet;
+pub mod pod_resources;
+
+use super::pods::PodOnNode;
+use crate::ids::{PodKey, PodUid};
+use crate::report::{GpuReport, Missing, Part, ProcessReport};
+use cgroup::{Cgroups, Place};
+use futures::future::BoxFuture;
+use pod_resources::{Allocation, PodResources};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// The annotation of a static pod's image in the API: the UID by which the kubelet calls it. Its UID there is another.
+const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
+
+/// Who knows whose a process is.
+pub trait OwnerSource: Send {
+    /// Fills in the pod of every process, and answers what could not be found out and why.
+    fn owners<'a>(
+        &'a mut self,
+        gpus: &'a mut [GpuReport],
+        pods: &'a [PodOnNode],
+    ) -> BoxFuture<'a, Vec<Missing>>;
+}
+
+/// The kernel and the kubelet.
+#[derive(Debug)]
+pub struct Owners {
+    cgroups: Cgroups,
+    pod_resources: PodResources,
+}
+
+impl Owners {
+    /// `proc` is where the host's PIDs are found, `socket` the kubelet's pod-resources socket.
+    pub fn new(proc: PathBuf, socket: PathBuf) -> Self {
+        Self { cgroups: Cgroups::new(proc), pod_resources: PodResources::new(socket) }
+    }
+}
+
+impl OwnerSource for Owners {
+    fn owners<'a>(
+        &'a mut self,
+        gpus: &'a mut [GpuReport],
+        pods: &'a [PodOnNode],
+    ) -> BoxFuture<'a, Vec<Missing>> {
+        Box::pin(async move {
+            let by_cgroup = by_cgroup(&mut self.cgroups, gpus, pods);
+            let mut reasons = by_cgroup.reasons;
+            if !by_cgroup.unsaid.is_empty() {
+                let (allocations, problem) = self.pod_resources.allocations().await;
+                by_allocation(gpus, &by_cgroup.unsaid, allocations, pods);
+                reasons.extend(problem.map(|problem| problem.to_string()));
+            }
+            reasons.into_iter().map(|reason| Missing { part: Part::Owners, reason }).collect()
+        })
+    }
+}
+
+/// What the cgroups left open.
+#[derive(Debug, Default)]
+struct Open {
+    /// PIDs of which they say nothing.
+    unsaid: BTreeSet<u32>,
+    reasons: Vec<String>,
+}
+
+/// Reading `/proc` asks the kernel alone, and takes microseconds: no thread of its own is worth it.
+fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) -> Open {
+    let pids: BTreeSet<u32> = processes(gpus).map(|process| process.pid).collect();
+    let known = Known::of(pods);
+    let (mut open, mut owners, mut gone) = (Open::default(), BTreeMap::new(), 0);
+    for pid in &pids {
+        match cgroups.place(*pid) {
+            Ok(Place::Pod(named)) => drop(owners.insert(*pid, known.innermost(&named))),
+            Ok(Place::Elsewhere) => {}
+            Ok(Place::Unsaid) => drop(open.unsaid.insert(*pid)),
+            Ok(Place::Gone) => {
+                gone += 1;
+                open.unsaid.insert(*pid);
+            }
+            Err(error) => {
+                open.unsaid.insert(*pid);
+                // One process that cannot be read is like the next.
+                if open.reasons.is_empty() {
+                    open.reasons.push(error.to_string());
+                }
+            }
+        }
+    }
+    // One may end between two looks; all of them have not.
+    if gone > 0 && gone == pids.len() {
+        open.reasons.push(none_here(cgroups, gone));
+    }
+    cgroups.keep(&pids);
+    for process in processes_mut(gpus) {
+        process.pod = owners.get(&process.pid).cloned();
+    }
+    open
+}
+
+fn none_here(cgroups: &Cgroups, processes: usize) -> String {
+    format!(
+        "none of the {processes} processes on the GPUs is under {}: run the agent with hostPID, or mount the host's /proc and \
+         name it with --proc",
+        cgroups.proc().display()
+    )
+}
+
+/// A process goes to the only pod that can be on its GPU.
+fn by_allocation(
+    gpus: &mut [GpuReport],
+    unsaid: &BTreeSet<u32>,
+    allocations: &[Allocation],
+    pods: &[PodOnNode],
+) {
+    for gpu in gpus {
+        let Some(owner) = only_holder(gpu, allocations, pods) else { continue };
+        let of_gpu = gpu.processes.iter_mut().flatten();
+        for process in of_gpu.filter(|process| unsaid.contains(&process.pid)) {
+            process.pod = Some(owner.clone());
+        }
+    }
+}
+
+/// The pod to which a device plugin gave the whole GPU or slice, if no other was given it, by the plugin or by a Binding.
+fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) -> Option<PodUid> {
+    let given = allocations.iter().filter(|allocation| allocation.device_ids.iter().any(|id| is(id, gpu)));
+    let bound = pods.iter().filter(|pod| pod.devices.iter().flatten().any(|id| is(id, gpu)));
+    let holders: BTreeSet<&PodKey> =
+        given.clone().map(|allocation| &allocation.key).chain(bound.map(|pod| &pod.key)).collect();
+    let holder = given.map(|allocation| &allocation.key).next().filter(|_| holders.len() == 1)?;
+    // Two pods of one name are one that leaves and its successor: whose the process is shows a moment later.
+    let mut named = pods.iter().filter(|pod| pod.key == *holder);
+    named.next().filter(|_| named.next().is_none()).map(|pod| pod.uid.clone())
+}
+
+/// An index is a whole GPU's: its slices have it too.
+fn is(id: &crate::ids::GpuUuid, gpu: &GpuReport) -> bool {
+    match id.index() {
+        Some(index) => gpu.parent.is_none() && gpu.index == index,
+        None => *id == gpu.uuid,
+    }
+}
+
+/// The node's pods by the UIDs that a cgroup may show.
+struct Known<'a>(BTreeMap<&'a str, &'a PodUid>);
+
+impl<'a> Known<'a> {
+    /// A pod's own UID goes before what another one's annotation says.
+    fn of(pods: &'a [PodOnNode]) -> Self {
+        let is_static = |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));
+        let own = pods.iter().map(|pod| (pod.uid.as_str(), &pod.uid));
+        Self(pods.iter().filter_map(is_static).chain(own).collect())
+    }
+
+    /// The pod of this node among those of the nodes around it; the outermost if none is known, for pods are seen a little
+    /// later than their processes.
+    fn innermost(&self, named: &[PodUid]) -> PodUid {
+        let known = named.iter().rev().find_map(|uid| self.0.get(uid.as_str()));
+        known.copied().unwrap_or(&named[0]).clone()
+    }
+}
+
+fn processes(gpus: &[GpuReport]) -> impl Iterator<Item = &ProcessReport> {
+    gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten())
+}
+
+fn processes_mut(gpus: &mut [GpuReport]) -> impl Iterator<Item = &mut ProcessReport> {
+    gpus.iter_mut().flat_map(|gpu| gpu.processes.iter_mut().flatten())
+}
+
+#[cfg(test)]
+mod tests;

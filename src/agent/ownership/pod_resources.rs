@@ -1,0 +1,180 @@
+//! Which container was given which devices, as the kubelet's pod-resources API (version 1) tells over its unix socket.
+//!
+//! It knows what device plugins handed out, and nothing of a GPU that a Binding of Stowage names. Nothing here decides whose
+//! a process is.
+
+use crate::ids::{GpuUuid, PodKey};
+use hyper_util::rt::TokioIo;
+use std::error::Error as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+use tonic::Status;
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// The messages and the client, generated; the server is there for tests that stand in for a kubelet.
+pub mod api {
+    tonic::include_proto!("v1");
+}
+
+use api::pod_resources_lister_client::PodResourcesListerClient;
+use api::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources as OfPod};
+
+/// What a kubelet may answer at most: its own server's limit is 16 MiB, and a full node takes a hundred KiB.
+const MAX_ANSWER: usize = 16 << 20;
+
+/// A list of what is handed out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocation {
+    pub key: PodKey,
+    pub container: String,
+    /// Such as `nvidia.com/gpu`.
+    pub resource: String,
+    /// In the order of the kubelet; what cannot be the name of a GPU is left out.
+    pub device_ids: Vec<GpuUuid>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodResourcesError {
+    #[error(
+        "there is no socket at {}: mount the kubelet's pod-resources folder there, or name it with --pod-resources",
+        socket.display()
+    )]
+    NoSocket { socket: PathBuf },
+    #[error("the kubelet did not answer at {} within {} ms", socket.display(), patience.as_millis())]
+    Hangs { socket: PathBuf, patience: Duration },
+    #[error("the kubelet's socket {} gives no answer: {reason}", socket.display())]
+    Failed { socket: PathBuf, reason: String },
+}
+
+/// How long to wait for whom.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// For an answer. A kubelet takes a few milliseconds, and the round it holds up is due each second.
+    answer: Duration,
+    /// After a failure, so that a kubelet that hangs holds up one round in five.
+    again: Duration,
+    /// How long its last answer stands in for the next: a kubelet that is upgraded is away for half a minute.
+    stand_in: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    answer: Duration::from_millis(300),
+    again: Duration::from_secs(5),
+    stand_in: Duration::from_secs(60),
+};
+
+/// The kubelet's list, asked over one connection that is made anew after a failure.
+#[derive(Debug)]
+pub struct PodResources {
+    socket: PathBuf,
+    patience: Patience,
+    channel: Option<Channel>,
+    last: Option<(Instant, Vec<Allocation>)>,
+    failed: Option<(Instant, PodResourcesError)>,
+}
+
+impl PodResources {
+    pub fn new(socket: PathBuf) -> Self {
+        Self { socket, patience: PATIENCE, channel: None, last: None, failed: None }
+    }
+
+    /// What is handed out, as far as it is known, and why it is not known better. Must be called inside a tokio runtime.
+    pub async fn allocations(&mut self) -> (&[Allocation], Option<PodResourcesError>) {
+        let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.patience.again);
+        if is_due {
+            match self.list().await {
+                Ok(list) => {
+                    self.last = Some((Instant::now(), list));
+                    self.failed = None;
+                }
+                Err(error) => {
+                    self.channel = None;
+                    self.failed = Some((Instant::now(), error));
+                }
+            }
+        }
+        let stand_in = self.last.as_ref().filter(|(at, _)| at.elapsed() < self.patience.stand_in);
+        let known = stand_in.map_or(&[][..], |(_, list)| list);
+        (known, self.failed.as_ref().map(|(_, error)| error.clone()))
+    }
+
+    /// Asks now.
+    async fn list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
+        // A connection outlives the file: only who connects must find it.
+        if self.channel.is_none() && !self.socket.exists() {
+            return Err(PodResourcesError::NoSocket { socket: self.socket.clone() });
+        }
+        let channel = self.channel.get_or_insert_with(|| connection(&self.socket)).clone();
+        let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);
+        let asked = tokio::time::timeout(self.patience.answer, client.list(ListPodResourcesRequest {}));
+        match asked.await {
+            Ok(Ok(answer)) => Ok(allocations(answer.into_inner())),
+            Ok(Err(status)) => {
+                Err(PodResourcesError::Failed { socket: self.socket.clone(), reason: reason(&status) })
+            }
+            Err(_) => {
+                let Patience { answer: patience, .. } = self.patience;
+                Err(PodResourcesError::Hangs { socket: self.socket.clone(), patience })
+            }
+        }
+    }
+}
+
+/// Nothing is connected before the first call.
+fn connection(socket: &Path) -> Channel {
+    let socket = socket.to_path_buf();
+    let connect = tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    // gRPC wants an authority, and a unix socket has none.
+    Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
+}
+
+/// What lies deepest says most: "connection refused" rather than "transport error".
+fn reason(status: &Status) -> String {
+    let mut deepest = status.source();
+    while let Some(source) = deepest.and_then(|error| error.source()) {
+        deepest = Some(source);
+    }
+    match deepest {
+        Some(error) => error.to_string(),
+        None => format!("{} ({:?})", status.message(), status.code()),
+    }
+}
+
+fn allocations(answer: ListPodResourcesResponse) -> Vec<Allocation> {
+    answer.pod_resources.into_iter().flat_map(of_pod).collect()
+}
+
+/// A pod whose name is none is left out: nobody could be found by it.
+fn of_pod(pod: OfPod) -> Vec<Allocation> {
+    let Ok(key) = PodKey::parse(&pod.namespace, &pod.name) else { return vec![] };
+    let devices = pod.containers.into_iter().flat_map(|container| {
+        container.devices.into_iter().map(move |devices| (container.name.clone(), devices))
+    });
+    let allocation = |(container, devices): (String, api::ContainerDevices)| Allocation {
+        key: key.clone(),
+        container,
+        resource: devices.resource_name,
+        device_ids: devices.device_ids.iter().filter_map(|id| gpu(id)).collect(),
+    };
+    devices.map(allocation).collect()
+}
+
+/// `GPU-…` and `MIG-…` as they are, without the replica of a GPU shared in time (`…::3`); the `nvidia3` of a device plugin
+/// that counts, with or without a share (`nvidia3/vgpu1`), by its index.
+fn gpu(id: &str) -> Option<GpuUuid> {
+    let whole = id.split_once("::").map_or(id, |(whole, _replica)| whole);
+    match whole.strip_prefix("nvidia") {
+        Some(counted) => {
+            let index = counted.split_once("/vgpu").map_or(counted, |(index, _share)| index);
+            index.parse().ok().map(GpuUuid::from_index)
+        }
+        None => GpuUuid::parse(whole).ok(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! The pod-resources client against a real server on a unix socket, and against what is none.
+
+use super::*;
+use crate::agent::ownership::fake_kubelet::{FakeKubelet, given};
+use tokio::net::UnixListener;
+
+/// Nothing here waits this long unless something is broken.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Asks again at once, and forgets nothing.
+const EAGER: Patience = Patience { answer: LONG, again: Duration::ZERO, stand_in: LONG };
+
+fn asking(socket: PathBuf, patience: Patience) -> PodResources {
+    PodResources { patience, ..PodResources::new(socket) }
+}
+
+fn ids(known: &[Allocation]) -> Vec<&str> {
+    known.iter().flat_map(|allocation| &allocation.device_ids).map(GpuUuid::as_str).collect()
+}
+
+#[tokio::test]
+async fn the_list_says_which_container_has_which_devices() {
+    let kubelet = FakeKubelet::start(vec![
+        given("team-a", "llama", "nvidia.com/gpu", &["GPU-a", "GPU-b"]),
+        given("team-b", "qwen", "nvidia.com/mig-1g.10gb", &["MIG-c"]),
+        given("team-b", "bare", "", &[]),
+    ]);
+    let mut source = asking(kubelet.socket(), EAGER);
+    let (known, problem) = source.allocations().await;
+    assert_eq!(problem, None);
+    assert_eq!(known.len(), 3);
+    assert_eq!(known[0].key.to_string(), "team-a/llama");
+    assert_eq!(
+        (known[0].container.as_str(), known[1].resource.as_str()),
+        ("engine", "nvidia.com/mig-1g.10gb")
+    );
+    assert_eq!(ids(known), ["GPU-a", "GPU-b", "MIG-c"]);
+}
+
+#[test]
+fn ids_are_read_as_the_plugins_write_them() {
+    for (id, uuid) in [
+        ("GPU-0e5c", Some("GPU-0e5c")),
+        ("MIG-0e5c", Some("MIG-0e5c")),
+        ("GPU-0e5c::3", Some("GPU-0e5c")),
+        ("MIG-GPU-0e5c/1/0", Some("MIG-GPU-0e5c/1/0")),
+        ("nvidia3", Some("index-3")),
+        ("nvidia3/vgpu1", Some("index-3")),
+        ("nvidia3/gi1", None),
+        ("nvidiax", None),
+        ("", None),
+        ("::3", None),
+        ("GPU a", None),
+    ] {
+        assert_eq!(gpu(id).as_ref().map(GpuUuid::as_str), uuid, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_pod_whose_name_is_none_hides_no_other() {
+    let kubelet = FakeKubelet::start(vec![
+        given("", "x", "nvidia.com/gpu", &["GPU-a"]),
+        given("team-a", "llama", "nvidia.com/gpu", &["GPU-b", "\n"]),
+    ]);
+    assert_eq!(ids(asking(kubelet.socket(), EAGER).allocations().await.0), ["GPU-b"]);
+}
+
+#[tokio::test]
+async fn a_socket_that_is_not_there_is_named_with_the_way_out() {
+    let kubelet = FakeKubelet::stopped();
+    let mut source = asking(kubelet.socket(), EAGER);
+    let (known, problem) = source.allocations().await;
+    assert_eq!(known, []);
+    let problem = problem.unwrap();
+    assert_eq!(problem, PodResourcesError::NoSocket { socket: kubelet.socket() });
+    assert!(problem.to_string().contains("mount the kubelet's pod-resources folder"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_kubelet_that_comes_back_is_asked_again_and_its_last_answer_stands_in() {
+    let mut kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+    let mut source = asking(kubelet.socket(), EAGER);
+    assert_eq!(ids(source.allocations().await.0), ["GPU-a"]);
+    kubelet.stop().await;
+    let (known, problem) = source.allocations().await;
+    assert_eq!(ids(known), ["GPU-a"]);
+    assert!(matches!(problem, Some(PodResourcesError::Failed { .. })), "{problem:?}");
+    kubelet.answers(Ok(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-b"])]));
+    kubelet.restart();
+    let (known, problem) = source.allocations().await;
+    assert_eq!((ids(known), problem), (vec!["GPU-b"], None));
+}
+
+#[tokio::test]
+async fn an_answer_does_not_stand_in_for_ever() {
+    let mut kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"])]);
+    let mut source = asking(kubelet.socket(), Patience { stand_in: Duration::ZERO, ..EAGER });
+    source.allocations().await;
+    kubelet.stop().await;
+    assert_eq!(source.allocations().await.0, []);
+}
+
+#[tokio::test]
+async fn a_socket_nobody_listens_on_says_so() {
+    let kubelet = FakeKubelet::stopped();
+    drop(UnixListener::bind(kubelet.socket()).unwrap());
+    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    assert!(problem.contains("refused"), "{problem}");
+}
+
+#[tokio::test]
+async fn a_kubelet_that_accepts_and_never_answers_is_given_up_and_left_alone_for_a_while() {
+    let kubelet = FakeKubelet::stopped();
+    let listener = UnixListener::bind(kubelet.socket()).unwrap();
+    let short = Patience { answer: Duration::from_millis(1), again: LONG, stand_in: LONG };
+    let mut source = asking(kubelet.socket(), short);
+    let problem = source.allocations().await.1.unwrap();
+    assert!(matches!(problem, PodResourcesError::Hangs { .. }), "{problem}");
+    // Were it asked again, the reason would be another one.
+    drop(listener);
+    std::fs::remove_file(kubelet.socket()).unwrap();
+    assert_eq!(source.allocations().await.1, Some(problem));
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_another_protocol_or_has_no_such_call_is_a_reason() {
+    let mut kubelet = FakeKubelet::start(vec![]);
+    kubelet.answers(Err(Status::unimplemented("no such method")));
+    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    assert!(problem.contains("no such method"), "{problem}");
+}
+
+#[tokio::test]
+async fn an_answer_beyond_all_measure_is_refused() {
+    let id = "x".repeat(250);
+    let ids = vec![id.as_str(); 20 << 12];
+    let kubelet = FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &ids)]);
+    let problem = asking(kubelet.socket(), EAGER).allocations().await.1.unwrap().to_string();
+    assert!(problem.contains("too large"), "{problem}");
+}

@@ -1,0 +1,197 @@
+//! Whose a process is, by a `/proc` of files and a kubelet of its own.
+
+use super::fake_kubelet::{FakeKubelet, given};
+use super::*;
+use crate::ids::GpuUuid;
+use serde_json::json;
+use tempfile::TempDir;
+
+const LLAMA: &str = "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
+const QWEN: &str = "1e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f51";
+
+struct Node {
+    proc: TempDir,
+    kubelet: FakeKubelet,
+    owners: Owners,
+}
+
+fn node(kubelet: FakeKubelet) -> Node {
+    let proc = tempfile::tempdir().unwrap();
+    let owners = Owners::new(proc.path().into(), kubelet.socket());
+    Node { proc, kubelet, owners }
+}
+
+impl Node {
+    fn runs(&self, pid: u32, cgroup: &str) {
+        let folder = self.proc.path().join(pid.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("stat"), format!("{pid} (x) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0"))
+            .unwrap();
+        std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+    }
+
+    /// Of every process in order, its pod; and what is missing.
+    async fn owners(
+        &mut self,
+        mut gpus: Vec<GpuReport>,
+        pods: &[PodOnNode],
+    ) -> (Vec<Option<String>>, Vec<String>) {
+        let missing = self.owners.owners(&mut gpus, pods).await;
+        assert!(missing.iter().all(|missing| missing.part == Part::Owners));
+        let owners = processes(&gpus).map(|process| process.pod.as_ref().map(ToString::to_string)).collect();
+        (owners, missing.into_iter().map(|missing| missing.reason).collect())
+    }
+}
+
+fn gpu(uuid: &str, index: u32, pids: &[u32]) -> GpuReport {
+    let processes: Vec<_> =
+        pids.iter().map(|pid| json!({ "pid": pid, "usedBytes": 1, "pod": "stale" })).collect();
+    serde_json::from_value(
+        json!({ "uuid": uuid, "index": index, "model": "H100", "totalBytes": 80u64 << 30, "processes": processes }),
+    )
+    .unwrap()
+}
+
+fn pod(uid: &str, name: &str) -> PodOnNode {
+    PodOnNode {
+        uid: PodUid::parse(uid).unwrap(),
+        key: PodKey::parse("team-a", name).unwrap(),
+        ip: None,
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
+        ports: vec![],
+        devices: None,
+        granted: None,
+        wants_gpu: true,
+        is_leaving: false,
+        is_ready: true,
+    }
+}
+
+fn in_pod(uid: &str) -> String {
+    format!("0::/kubepods/pod{uid}/x\n")
+}
+
+fn is_llamas() -> Option<String> {
+    Some(LLAMA.into())
+}
+
+#[tokio::test]
+async fn a_cgroup_that_names_a_pod_is_believed_and_the_kubelet_not_asked() {
+    let mut node = node(FakeKubelet::start(vec![given("team-a", "qwen", "nvidia.com/gpu", &["GPU-a"])]));
+    node.runs(7, &in_pod(LLAMA));
+    node.runs(8, "0::/system.slice/dcgm.service\n");
+    let gpus = vec![gpu("GPU-a", 0, &[7, 8]), gpu("GPU-b", 1, &[7])];
+    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    assert_eq!(owners, [is_llamas(), None, is_llamas()], "a service of the host is nobody's");
+    assert_eq!(missing, [""; 0]);
+    assert_eq!(node.kubelet.asked(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_not_listed_yet_is_named_all_the_same() {
+    let mut node = node(FakeKubelet::stopped());
+    node.runs(7, &in_pod(LLAMA));
+    assert_eq!(node.owners(vec![gpu("GPU-a", 0, &[7])], &[]).await, (vec![is_llamas()], vec![]));
+}
+
+#[tokio::test]
+async fn of_a_node_in_a_pod_the_pod_of_this_node_is_meant() {
+    let mut node = node(FakeKubelet::stopped());
+    node.runs(7, &format!("0::/kubepods/pod{QWEN}/kubelet/kubepods/pod{LLAMA}/x\n"));
+    let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
+    assert_eq!(owners, [is_llamas()]);
+}
+
+#[tokio::test]
+async fn a_static_pod_is_found_by_its_mirrors_annotation() {
+    let hash = LLAMA.replace('-', "");
+    let mut node = node(FakeKubelet::stopped());
+    node.runs(7, &in_pod(&hash));
+    node.runs(8, &in_pod(QWEN));
+    let mut mirror = pod("mirror", "llama");
+    mirror.annotations.insert(STATIC_POD_UID.into(), hash);
+    let mut thief = pod("thief", "thief");
+    thief.annotations.insert(STATIC_POD_UID.into(), QWEN.into());
+    let (owners, _) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[mirror, pod(QWEN, "qwen"), thief]).await;
+    assert_eq!(owners, [Some("mirror".into()), Some(QWEN.into())], "no annotation takes another pod's UID");
+}
+
+#[tokio::test]
+async fn where_the_cgroup_says_nothing_the_only_pod_with_the_gpu_has_the_process() {
+    let kubelet = FakeKubelet::start(vec![
+        given("team-a", "llama", "nvidia.com/gpu", &["GPU-a"]),
+        given("team-a", "llama", "nvidia.com/gpu", &["nvidia1"]),
+        given("team-a", "llama", "nvidia.com/gpu.shared", &["GPU-c::0"]),
+        given("team-a", "qwen", "nvidia.com/gpu.shared", &["GPU-c::1"]),
+        given("team-a", "gone", "nvidia.com/gpu", &["GPU-d"]),
+    ]);
+    let mut node = node(kubelet);
+    node.runs(7, "0::/\n");
+    node.runs(8, "0::/system.slice/x.service\n");
+    let gpus = vec![
+        gpu("GPU-a", 0, &[7, 8]),
+        gpu("GPU-b", 1, &[7]),
+        gpu("GPU-c", 2, &[7]),
+        gpu("GPU-d", 3, &[7]),
+        gpu("GPU-e", 4, &[7]),
+    ];
+    let (owners, missing) = node.owners(gpus, &[pod(LLAMA, "llama"), pod(QWEN, "qwen")]).await;
+    assert_eq!(owners, [is_llamas(), None, is_llamas(), None, None, None]);
+    assert_eq!(missing, [""; 0]);
+}
+
+#[test]
+fn a_gpu_that_a_binding_gave_to_somebody_else_too_has_no_only_holder() {
+    let key = PodKey::parse("team-a", "llama").unwrap();
+    let device_ids = vec![GpuUuid::parse("GPU-a").unwrap()];
+    let allocation = Allocation { key, container: String::new(), resource: String::new(), device_ids };
+    let pods = |devices: Option<&str>| {
+        let devices = devices.map(|uuid| vec![GpuUuid::parse(uuid).unwrap()]);
+        [pod(LLAMA, "llama"), PodOnNode { devices, ..pod(QWEN, "qwen") }]
+    };
+    let holder = |pods: &[PodOnNode]| {
+        only_holder(&gpu("GPU-a", 0, &[]), std::slice::from_ref(&allocation), pods).map(|uid| uid.to_string())
+    };
+    assert_eq!(holder(&pods(None)), is_llamas());
+    assert_eq!(holder(&pods(Some("GPU-b"))), is_llamas());
+    assert_eq!(holder(&pods(Some("GPU-a"))), None);
+    assert_eq!(holder(&pods(Some("index-0"))), None);
+    assert_eq!(holder(&[pod(LLAMA, "llama"), pod(QWEN, "llama")]), None, "one of them is on its way out");
+}
+
+#[tokio::test]
+async fn a_slice_is_not_the_gpu_it_is_cut_from() {
+    let mut node = node(FakeKubelet::start(vec![given("team-a", "llama", "nvidia.com/gpu", &["nvidia0"])]));
+    node.runs(7, "0::/\n");
+    let mut slice = gpu("MIG-a", 0, &[7]);
+    slice.parent = Some(GpuUuid::parse("GPU-a").unwrap());
+    let (owners, _) = node.owners(vec![slice, gpu("GPU-a", 0, &[7])], &[pod(LLAMA, "llama")]).await;
+    assert_eq!(owners, [None, is_llamas()]);
+}
+
+#[tokio::test]
+async fn without_the_hosts_proc_and_without_a_kubelet_both_are_told() {
+    let mut node = node(FakeKubelet::stopped());
+    let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[pod(LLAMA, "llama")]).await;
+    assert_eq!(owners, [None, None]);
+    let [proc, kubelet] = &missing[..] else { panic!("{missing:?}") };
+    assert!(proc.contains("none of the 2 processes") && proc.contains("--proc"), "{proc}");
+    assert!(kubelet.contains("--pod-resources"), "{kubelet}");
+}
+
+#[tokio::test]
+async fn a_process_that_ended_among_others_is_no_news() {
+    let mut node = node(FakeKubelet::start(vec![]));
+    node.runs(7, &in_pod(LLAMA));
+    let (owners, missing) = node.owners(vec![gpu("GPU-a", 0, &[7, 8])], &[]).await;
+    assert_eq!((owners, missing), (vec![is_llamas(), None], vec![]));
+}
+
+#[tokio::test]
+async fn a_node_with_no_process_on_its_gpus_misses_nothing() {
+    let mut node = node(FakeKubelet::stopped());
+    let mut unread = gpu("GPU-b", 1, &[]);
+    unread.processes = None;
+    assert_eq!(node.owners(vec![gpu("GPU-a", 0, &[]), unread], &[]).await, (vec![], vec![]));
+}
