@@ -3,6 +3,9 @@
 pub mod blocking;
 pub mod engines;
 pub mod findings;
+pub mod models;
+pub mod nvml;
 pub mod ownership;
 pub mod pods;
 pub mod publish;
+pub mod round;

@@ -1,0 +1,135 @@
+//! One round: every source is asked, and what they say becomes one report.
+//!
+//! Each source may fail alone; the report then says which part is missing and why. Sources that can hang are given a part of
+//! the second that a round has.
+
+use super::blocking::{Asked, Blocking};
+use super::engines::Engines;
+use super::findings::{findings, gpus_of_pods};
+use super::models::{self, ModelScan, ModelSource};
+use super::nvml::{GpuSample, GpuSource};
+use super::ownership::OwnerSource;
+use super::pods::{PodOnNode, PodSource};
+use crate::ids::NodeName;
+use crate::report::{GpuReport, Missing, NodeReport, Part};
+use crate::units::Millis;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// NVML answers in milliseconds; a driver that takes longer is in trouble, and the report goes without it.
+const GPU_PATIENCE: Duration = Duration::from_millis(300);
+/// What is on disk changes slowly, and the scan's last answer is there at once.
+const MODEL_PATIENCE: Duration = Duration::from_millis(50);
+
+/// Where the figures come from.
+pub struct Sources {
+    pub gpus: Box<dyn GpuSource>,
+    pub owners: Box<dyn OwnerSource>,
+    pub pods: Box<dyn PodSource>,
+    pub models: Box<dyn ModelSource>,
+    pub engines: Engines,
+}
+
+/// One node, sampled round after round.
+pub struct Rounds {
+    node: NodeName,
+    boot_id: String,
+    sequence: u64,
+    gpus: Blocking<Result<GpuSample, String>>,
+    owners: Box<dyn OwnerSource>,
+    pods: Box<dyn PodSource>,
+    models: Blocking<ModelScan>,
+    /// The scan's last answer.
+    scanned: ModelScan,
+    engines: Engines,
+}
+
+/// A report, and when its ages were right.
+pub struct Round {
+    pub report: NodeReport,
+    pub as_of: Instant,
+    /// The pods on the node, for whoever prints their names.
+    pub pods: Vec<PodOnNode>,
+}
+
+impl Rounds {
+    /// `boot_id` must be another one at each start.
+    pub fn new(node: NodeName, boot_id: String, sources: Sources) -> io::Result<Self> {
+        let Sources { mut gpus, owners, pods, mut models, engines } = sources;
+        Ok(Self {
+            node,
+            boot_id,
+            sequence: 0,
+            gpus: Blocking::start("nvml", move || gpus.sample())?,
+            owners,
+            pods,
+            models: Blocking::start("models", move || models.models())?,
+            scanned: ModelScan::default(),
+            engines,
+        })
+    }
+
+    pub async fn next(&mut self) -> Round {
+        let mut missing = Vec::new();
+        let pods = self.pods(&mut missing);
+        let sample = self.sample(&mut missing).await;
+        let (mut gpus, taken) = match sample {
+            Some(sample) => (Some(sample.gpus), Some(sample.taken)),
+            None => (None, None),
+        };
+        let listed: &mut [GpuReport] = gpus.as_deref_mut().unwrap_or_default();
+        missing.extend(self.owners.owners(listed, &pods).await);
+        let engines = self.engines.round(&pods, &gpus_of_pods(listed)).await;
+        let findings = findings(&pods, listed);
+        self.scan(&mut missing).await;
+        self.sequence += 1;
+        let report = NodeReport {
+            node: self.node.clone(),
+            boot_id: self.boot_id.clone(),
+            sequence: self.sequence,
+            age_millis: age(taken),
+            models: models::merge(&self.scanned.models, models::held_by_engines(&engines)),
+            gpus,
+            engines,
+            findings,
+            missing,
+        };
+        Round { report, as_of: Instant::now(), pods }
+    }
+
+    fn pods(&mut self, missing: &mut Vec<Missing>) -> Vec<PodOnNode> {
+        self.pods.pods().unwrap_or_else(|reason| {
+            missing.push(Missing { part: Part::Pods, reason });
+            Vec::new()
+        })
+    }
+
+    async fn sample(&mut self, missing: &mut Vec<Missing>) -> Option<GpuSample> {
+        let reason = match self.gpus.ask(GPU_PATIENCE).await {
+            Asked::Answer(Ok(sample)) => {
+                missing.extend(sample.missing.iter().cloned());
+                return Some(sample);
+            }
+            Asked::Answer(Err(reason)) => reason,
+            Asked::Hangs(since) => format!("the driver has not answered for {} ms", since.as_millis()),
+            Asked::Gone => "the thread that asks the driver has failed; restart the agent".into(),
+        };
+        missing.push(Missing { part: Part::Gpus, reason });
+        None
+    }
+
+    async fn scan(&mut self, missing: &mut Vec<Missing>) {
+        match self.models.ask(MODEL_PATIENCE).await {
+            Asked::Answer(scan) => self.scanned = scan,
+            // A first scan of a large disk takes its time.
+            Asked::Hangs(_) => {}
+            Asked::Gone => self.scanned.problems = vec!["the thread that looks for models has failed".into()],
+        }
+        let problems = self.scanned.problems.iter();
+        missing.extend(problems.map(|reason| Missing { part: Part::Models, reason: reason.clone() }));
+    }
+}
+
+fn age(taken: Option<Instant>) -> Millis {
+    Millis(taken.map_or(0, |taken| taken.elapsed().as_millis() as u64))
+}
