@@ -1,9 +1,10 @@
 //! The exported functions that are about one GPU or MIG slice.
 
 use crate::abi::{
-    ARGUMENT_VERSION_MISMATCH, FIELD_REMAP_FAILURE, FIELD_REMAP_PENDING, FieldValue, Handle, INSUFFICIENT_SIZE,
-    INVALID_ARGUMENT, MEMORY_VERSION, Memory, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED, P2P_NOT_SUPPORTED,
-    P2P_NVLINK, P2P_OK, Pci, ProcessEntry, SUCCESS, Utilization, VALUE_UNSIGNED_INT, code, put, put_text,
+    ARGUMENT_VERSION_MISMATCH, FIELD_REMAP_FAILURE, FIELD_REMAP_PENDING, FieldValue, Handle,
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, MEMORY_VERSION, Memory, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED,
+    P2P_NOT_SUPPORTED, P2P_NVLINK, P2P_OK, Pci, ProcessEntry, SUCCESS, Utilization, VALUE_UNSIGNED_INT, code,
+    put, put_text,
 };
 use crate::script::{Gpu, Process};
 use crate::world::{Target, said, world};
@@ -58,7 +59,9 @@ pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory
         };
         let free = total.saturating_sub(reserved).saturating_sub(used);
         match version {
-            Some(MEMORY_VERSION) => put(memory, Memory { version: MEMORY_VERSION, total, reserved, free, used }),
+            Some(MEMORY_VERSION) => {
+                put(memory, Memory { version: MEMORY_VERSION, total, reserved, free, used })
+            }
             Some(_) => Err(ARGUMENT_VERSION_MISMATCH),
             None => Err(INVALID_ARGUMENT),
         }
@@ -165,21 +168,32 @@ pub extern "C" fn nvmlDeviceGetMaxMigDeviceCount(device: Handle, count: *mut c_u
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: c_uint, slice: *mut Handle) -> u32 {
+pub extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    device: Handle,
+    index: c_uint,
+    slice: *mut Handle,
+) -> u32 {
     let handle = world().open_slice(device, index, "nvmlDeviceGetMigDeviceHandleByIndex");
     code(handle.and_then(|handle| put(slice, handle)))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice: Handle, device: *mut Handle) -> u32 {
-    code(world().target(slice, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle").and_then(|target| match target {
-        Target::Gpu(_) => Err(INVALID_ARGUMENT),
-        Target::Slice { parent, .. } => put(device, parent),
-    }))
+    code(world().target(slice, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle").and_then(
+        |target| match target {
+            Target::Gpu(_) => Err(INVALID_ARGUMENT),
+            Target::Slice { parent, .. } => put(device, parent),
+        },
+    ))
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, index: c_uint, status: *mut c_uint) -> u32 {
+pub extern "C" fn nvmlDeviceGetP2PStatus(
+    one: Handle,
+    other: Handle,
+    index: c_uint,
+    status: *mut c_uint,
+) -> u32 {
     let function = "nvmlDeviceGetP2PStatus";
     let world = world();
     let linked = world.gpu(one, function).and_then(|one| {

@@ -71,7 +71,8 @@ fn built() -> io::Result<PathBuf> {
     let executable = std::env::current_exe()?;
     let folder = executable.parent().unwrap_or(Path::new("."));
     let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
-    let missing =
-        || io::Error::new(io::ErrorKind::NotFound, format!("cargo built no {LIBRARY} in {}", folder.display()));
+    let missing = || {
+        io::Error::new(io::ErrorKind::NotFound, format!("cargo built no {LIBRARY} in {}", folder.display()))
+    };
     places.into_iter().find(|place| place.is_file()).ok_or_else(missing)
 }

@@ -2,9 +2,7 @@
 //!
 //! One lock around it all. No C types but handles.
 
-use crate::abi::{
-    GPU_IS_LOST, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED,
-};
+use crate::abi::{GPU_IS_LOST, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED};
 use crate::script::{Gpu, Script, Slice};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -170,4 +168,3 @@ fn own_path() -> Option<PathBuf> {
 pub fn said<T: Copy>(figure: Option<T>) -> Result<T, u32> {
     figure.ok_or(NOT_SUPPORTED)
 }
-
