@@ -1,9 +1,30 @@
-//! The node's GPUs.
+//! What NVML says of the node's GPUs: memory, processes, load, health, links, MIG slices.
+//!
+//! [`Nvml`] opens the driver's library when it is first asked, and again when the driver goes away under it. One figure that
+//! cannot be read leaves only that figure out; a GPU that was seen once keeps its place in the sample until NVML no longer
+//! counts it. Calls block: ask on a thread of its own. Which pod a process belongs to is not known here.
+//!
+//! - [`session`]: one opening of the library, and a sample through it. [`gpu`]: one GPU and its slices.
+//! - [`health`]: what makes a GPU draining or lost. [`xids`]: the driver's error events, on a thread of their own.
+//! - [`islands`]: which GPUs reach each other over NVLink.
+
+mod gpu;
+mod health;
+mod islands;
+mod session;
+#[cfg(test)]
+mod tests;
+mod xids;
 
 use crate::report::{GpuReport, Missing};
-use std::time::Instant;
+use crate::units::Bytes;
+use nvml_wrapper::error::NvmlError;
+use session::Session;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-/// Who can tell what the node's GPUs are doing. It may block for as long as the driver does.
+/// A source of GPUs' figures. A call may block for as long as the driver does.
 pub trait GpuSource: Send {
     /// The GPUs now, or why they cannot be told.
     fn sample(&mut self) -> Result<GpuSample, String>;
@@ -16,4 +37,143 @@ pub struct GpuSample {
     /// Figures that could not be read.
     pub missing: Vec<Missing>,
     pub taken: Instant,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NvmlOptions {
+    /// Another library than the driver's own (`--nvml-lib`).
+    pub library: Option<PathBuf>,
+    /// The size of GPUs that share the host's memory and do not say how much (`--gpu-memory`).
+    pub gpu_memory: Option<Bytes>,
+    /// Where the kernel shows PCI devices: `/sys`.
+    pub sys: PathBuf,
+}
+
+impl Default for NvmlOptions {
+    fn default() -> Self {
+        Self { library: None, gpu_memory: None, sys: "/sys".into() }
+    }
+}
+
+/// Each GPU as it was last read, with its slices, by NVML's index: what stands in for one that cannot be read.
+type LastRead = BTreeMap<u32, Vec<GpuReport>>;
+
+/// The name the driver's library has on every Linux.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// Between two attempts to open NVML, at first: a driver upgrade takes seconds.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// And at most: opening loads a library of several megabytes, and a node without GPUs never gets one.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// NVML through the driver's library.
+#[derive(Debug)]
+pub struct Nvml {
+    options: NvmlOptions,
+    state: State,
+    last: LastRead,
+}
+
+#[derive(Debug)]
+enum State {
+    /// To be opened at once.
+    Closed,
+    Open(Session),
+    Failed(Failure),
+}
+
+#[derive(Debug)]
+struct Failure {
+    reason: String,
+    again: Instant,
+    wait: Duration,
+}
+
+/// Why NVML cannot be used, and the way out.
+#[derive(Debug, thiserror::Error)]
+enum NvmlProblem {
+    #[error(
+        "no NVIDIA driver: {library} not found ({cause}); on a GPU node, mount the driver's libraries into the agent \
+         or name the library with --nvml-lib"
+    )]
+    NoLibrary { library: String, cause: String },
+    #[error(
+        "{library} is there, but the NVIDIA kernel module is not loaded; see that nvidia-smi works on the node"
+    )]
+    NoModule { library: String },
+    #[error(
+        "{library} and the loaded kernel module are of different versions: the driver was upgraded; \
+         reload the module or reboot the node"
+    )]
+    Mismatch { library: String },
+    #[error("{library} is no NVML: it has no {symbol}; name the right library with --nvml-lib")]
+    NotNvml { library: String, symbol: String },
+    #[error("NVML ({library}) does not answer: {cause}")]
+    Refused { library: String, cause: NvmlError },
+}
+
+impl Nvml {
+    pub fn new(options: NvmlOptions) -> Self {
+        Self { options, state: State::Closed, last: LastRead::new() }
+    }
+
+    fn sample_at(&mut self, now: Instant) -> Result<GpuSample, String> {
+        match std::mem::replace(&mut self.state, State::Closed) {
+            State::Failed(failure) if now < failure.again => {
+                let reason = failure.reason.clone();
+                self.state = State::Failed(failure);
+                Err(reason)
+            }
+            State::Failed(failure) => self.open(now, (failure.wait * 2).min(LONGEST_WAIT)),
+            State::Closed => self.open(now, FIRST_WAIT),
+            State::Open(session) => self.read(session, now, FIRST_WAIT),
+        }
+    }
+
+    fn open(&mut self, now: Instant, wait: Duration) -> Result<GpuSample, String> {
+        match session::open(&self.options) {
+            Ok(session) => self.read(session, now, wait),
+            Err(problem) => self.fail(problem, now, wait),
+        }
+    }
+
+    fn read(&mut self, mut session: Session, now: Instant, wait: Duration) -> Result<GpuSample, String> {
+        match session.sample(&self.options, &mut self.last) {
+            Ok((gpus, missing)) => {
+                self.state = State::Open(session);
+                Ok(GpuSample { gpus, missing, taken: now })
+            }
+            Err(cause) => self.fail(NvmlProblem::of(cause, &self.options), now, wait),
+        }
+    }
+
+    fn fail(&mut self, problem: NvmlProblem, now: Instant, wait: Duration) -> Result<GpuSample, String> {
+        let reason = problem.to_string();
+        self.state = State::Failed(Failure { reason: reason.clone(), again: now + wait, wait });
+        Err(reason)
+    }
+}
+
+impl GpuSource for Nvml {
+    fn sample(&mut self) -> Result<GpuSample, String> {
+        self.sample_at(Instant::now())
+    }
+}
+
+impl NvmlOptions {
+    fn library_name(&self) -> String {
+        self.library.as_ref().map_or_else(|| LIBRARY.into(), |path| path.display().to_string())
+    }
+}
+
+impl NvmlProblem {
+    fn of(cause: NvmlError, options: &NvmlOptions) -> Self {
+        let library = options.library_name();
+        match cause {
+            NvmlError::LibloadingError(cause) => Self::NoLibrary { library, cause: cause.to_string() },
+            NvmlError::DriverNotLoaded => Self::NoModule { library },
+            NvmlError::LibRmVersionMismatch => Self::Mismatch { library },
+            NvmlError::FailedToLoadSymbol(symbol) => Self::NotNvml { library, symbol },
+            cause => Self::Refused { library, cause },
+        }
+    }
 }

@@ -1,6 +1,78 @@
-//! A `libnvidia-ml.so` that does what a file says.
+//! A `libnvidia-ml.so` that does what a file says: the agent's tests run the true NVML path without a GPU.
+//!
+//! Two crates in one. As an rlib it gives tests the [`Script`] to write and [`Mock`], which puts a copy of the library where
+//! the agent can open it. As a cdylib it is that library. Only what the agent calls is exported, with the answers that
+//! NVIDIA's documentation gives; no other code of the project may use `unsafe`, and nothing here may use the project.
+//!
+//! The script is the file named by `MOCK_NVML_SCRIPT`, or else the one beside the library with `.json` added to its name.
+//! It is read again at each `nvmlInit`, `nvmlDeviceGetCount` and wait for events: a test changes the world while the agent
+//! runs, and one sample sees one world.
 
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlShutdown() -> u32 {
-    0
+mod abi;
+mod devices;
+mod script;
+mod system;
+mod world;
+
+pub use script::{Gpu, Process, Script, Slice, Xid};
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The names of NVML's answers that a script may want under `refuse`.
+pub mod codes {
+    pub use crate::abi::{
+        DRIVER_NOT_LOADED, FUNCTION_NOT_FOUND, GPU_IS_LOST, LIB_RM_VERSION_MISMATCH, NO_PERMISSION,
+        NOT_SUPPORTED, RESET_REQUIRED, UNKNOWN,
+    };
+}
+
+const LIBRARY: &str = "libmock_nvml.so";
+
+/// A copy of the library with a script of its own. A test has one to itself: another copy is another library to the loader.
+#[derive(Debug)]
+pub struct Mock {
+    library: PathBuf,
+}
+
+impl Mock {
+    /// Copies the library into `folder`, to play `script`.
+    pub fn install(folder: &Path, script: &Script) -> io::Result<Self> {
+        let library = folder.join(LIBRARY);
+        std::fs::copy(built()?, &library)?;
+        let mock = Self { library };
+        mock.play(script)?;
+        Ok(mock)
+    }
+
+    /// What to give to `--nvml-lib`.
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// Changes the world, at once and as a whole.
+    pub fn play(&self, script: &Script) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(script)?;
+        let (beside, half) = (script_beside(&self.library), self.library.with_extension("half"));
+        std::fs::write(&half, text)?;
+        std::fs::rename(half, beside)
+    }
+}
+
+/// Where a library without `MOCK_NVML_SCRIPT` looks for its script.
+fn script_beside(library: &Path) -> PathBuf {
+    let mut name = library.as_os_str().to_owned();
+    name.push(".json");
+    name.into()
+}
+
+/// The library as cargo built it: beside the test executable, or in `deps` beside another.
+fn built() -> io::Result<PathBuf> {
+    let executable = std::env::current_exe()?;
+    let folder = executable.parent().unwrap_or(Path::new("."));
+    let places = [folder.join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let missing = || {
+        io::Error::new(io::ErrorKind::NotFound, format!("cargo built no {LIBRARY} in {}", folder.display()))
+    };
+    places.into_iter().find(|place| place.is_file()).ok_or_else(missing)
 }

@@ -1,0 +1,275 @@
+//! One GPU and its MIG slices, read through NVML.
+//!
+//! Each figure may fail alone: it is then left out, and named where somebody can do something about it. Only an error that
+//! says the GPU itself is gone ends the reading.
+
+use super::NvmlOptions;
+use super::health;
+use crate::ids::{GpuModel, GpuUuid};
+use crate::report::{GpuReport, Missing, Part, ProcessReport};
+use crate::scheduling::device::Health;
+use crate::units::Bytes;
+use nvml_wrapper::Device;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::struct_wrappers::device::ProcessInfo;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// Reads one GPU.
+pub struct Reader<'a> {
+    pub options: &'a NvmlOptions,
+    /// The GPU and its slices as they were last read.
+    pub before: &'a [GpuReport],
+    pub missing: &'a mut Vec<Missing>,
+}
+
+/// Total, the driver's reserve, and what is allocated beyond it.
+struct Memory {
+    total: Bytes,
+    reserved: Bytes,
+    used: Option<Bytes>,
+}
+
+/// What is cut from a GPU in MIG mode.
+enum Slices {
+    /// It is not in MIG mode.
+    Whole,
+    Cut(Vec<GpuReport>),
+}
+
+impl Reader<'_> {
+    /// The GPU, then its slices; nothing if its size is not known. An error means that the GPU cannot be read at all.
+    pub fn gpu(&mut self, device: &Device<'_>, index: u32) -> Result<Vec<GpuReport>, NvmlError> {
+        let uuid = uuid(device)?;
+        let memory = self.memory(device, &uuid, self.options.gpu_memory)?;
+        let slices = self.slices(device, &uuid, index)?;
+        let Some(memory) = memory else { return Ok(Vec::new()) };
+        let mut gpu = self.report(device, uuid, index, memory)?;
+        let mut cut = match slices {
+            Slices::Whole => {
+                gpu.processes = self.processes(device, &gpu.uuid)?;
+                Vec::new()
+            }
+            Slices::Cut(cut) => {
+                // In MIG mode everything runs on slices, and is listed there.
+                gpu.processes = Some(Vec::new());
+                if cut.is_empty() {
+                    health::without_slices().mark(&mut gpu);
+                }
+                cut
+            }
+        };
+        for fault in health::read(device)? {
+            std::iter::once(&mut gpu).chain(&mut cut).for_each(|report| fault.mark(report));
+        }
+        cut.insert(0, gpu);
+        Ok(cut)
+    }
+
+    fn slices(&mut self, device: &Device<'_>, parent: &GpuUuid, index: u32) -> Result<Slices, NvmlError> {
+        let most = match device.mig_mode().and_then(|mode| match mode.current {
+            0 => Ok(None),
+            _ => device.mig_device_count().map(Some),
+        }) {
+            Ok(Some(most)) => most,
+            Ok(None) => return Ok(Slices::Whole),
+            Err(error) if health::is_gone(&error) => return Err(error),
+            Err(error) => return Ok(self.slices_before(parent, &error)),
+        };
+        let mut cut = Vec::new();
+        for place in 0..most {
+            match device.mig_device_by_index(place).and_then(|slice| self.slice(&slice, parent, index)) {
+                Ok(slice) => cut.extend(slice),
+                // The count is what the GPU could have: places may be empty.
+                Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
+                Err(error) if health::is_gone(&error) => return Err(error),
+                Err(error) => self.note(Part::Gpus, format!("slice {place} of {parent}: {error}")),
+            }
+        }
+        Ok(Slices::Cut(cut))
+    }
+
+    /// A GPU that was cut and does not answer now stays cut; one that never was has no MIG.
+    fn slices_before(&mut self, parent: &GpuUuid, error: &NvmlError) -> Slices {
+        let known: Vec<GpuReport> = self
+            .before
+            .iter()
+            .filter(|gpu| gpu.parent.as_ref() == Some(parent))
+            .map(without_figures)
+            .collect();
+        if known.is_empty() {
+            return Slices::Whole;
+        }
+        self.note(Part::Gpus, format!("the slices of {parent}: {error}"));
+        Slices::Cut(known)
+    }
+
+    fn slice(
+        &mut self,
+        slice: &Device<'_>,
+        parent: &GpuUuid,
+        index: u32,
+    ) -> Result<Option<GpuReport>, NvmlError> {
+        let uuid = uuid(slice)?;
+        let Some(memory) = self.memory(slice, &uuid, None)? else { return Ok(None) };
+        let mut report = self.report(slice, uuid, index, memory)?;
+        report.parent = Some(parent.clone());
+        report.processes = self.processes(slice, &report.uuid)?;
+        Ok(Some(report))
+    }
+
+    /// What neither health nor processes are needed for.
+    fn report(
+        &mut self,
+        device: &Device<'_>,
+        uuid: GpuUuid,
+        index: u32,
+        memory: Memory,
+    ) -> Result<GpuReport, NvmlError> {
+        let utilization = unless_gone(device.utilization_rates())?;
+        Ok(GpuReport {
+            uuid,
+            index,
+            model: model(&unless_gone(device.name())?.unwrap_or_default()),
+            parent: None,
+            total_bytes: memory.total,
+            reserved_bytes: memory.reserved,
+            used_bytes: memory.used,
+            utilization_percent: utilization.map(|rates| rates.gpu.min(100) as u8),
+            health: Health::Healthy,
+            health_reason: None,
+            numa_node: None,
+            nvlink_island: None,
+            processes: None,
+        })
+    }
+
+    /// As read; else the configured size; else as last read. Without any of them the GPU cannot be reported.
+    fn memory(
+        &mut self,
+        device: &Device<'_>,
+        uuid: &GpuUuid,
+        configured: Option<Bytes>,
+    ) -> Result<Option<Memory>, NvmlError> {
+        let reason = match device.memory_info() {
+            Ok(info) if info.total > 0 => return Ok(Some(plausible(info.total, info.reserved, info.used))),
+            Ok(_) => "it says 0 bytes".into(),
+            Err(error) if health::is_gone(&error) => return Err(error),
+            Err(error) => error.to_string(),
+        };
+        if let Some(total) = configured {
+            return Ok(Some(Memory { total, reserved: Bytes::ZERO, used: None }));
+        }
+        let reason =
+            format!("the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory");
+        self.note(Part::Gpus, reason);
+        let before = self.before.iter().find(|gpu| gpu.uuid == *uuid);
+        Ok(before.map(|gpu| Memory { total: gpu.total_bytes, reserved: gpu.reserved_bytes, used: None }))
+    }
+
+    fn processes(
+        &mut self,
+        device: &Device<'_>,
+        uuid: &GpuUuid,
+    ) -> Result<Option<Vec<ProcessReport>>, NvmlError> {
+        match processes(device) {
+            Ok(processes) => Ok(Some(processes)),
+            Err(error) if health::is_gone(&error) => Err(error),
+            Err(error) => {
+                self.note(Part::Processes, format!("the processes of {uuid}: {error}"));
+                Ok(None)
+            }
+        }
+    }
+
+    fn note(&mut self, part: Part, reason: String) {
+        self.missing.push(Missing { part, reason });
+    }
+}
+
+/// The GPU as it was, without what changes from one sample to the next.
+pub fn without_figures(before: &GpuReport) -> GpuReport {
+    GpuReport { used_bytes: None, utilization_percent: None, processes: None, ..before.clone() }
+}
+
+/// The NUMA node of the CPUs next to the GPU. NVML's own call for it answers only where a GPU is itself a NUMA node.
+pub fn numa_node(device: &Device<'_>, sys: &Path) -> Option<u32> {
+    let bus_id = device.pci_info().ok()?.bus_id.to_ascii_lowercase();
+    // NVML writes the domain with eight digits, the kernel with four.
+    let address = bus_id.get(bus_id.len().checked_sub("0000:00:00.0".len())?..)?;
+    let file = sys.join("bus/pci/devices").join(address).join("numa_node");
+    // A machine without NUMA says -1.
+    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+}
+
+fn uuid(device: &Device<'_>) -> Result<GpuUuid, NvmlError> {
+    // A UUID that is no name cannot be reported, and its GPU cannot be told from others.
+    GpuUuid::parse(&device.uuid()?).map_err(|_| NvmlError::Unknown)
+}
+
+/// A product name as labels have it, with `-` for spaces.
+fn model(name: &str) -> GpuModel {
+    let words: Vec<&str> =
+        name.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty()).collect();
+    GpuModel::parse(&words.join("-")).unwrap_or_else(|_| unknown_model())
+}
+
+fn unknown_model() -> GpuModel {
+    GpuModel::parse("unknown").expect("a word is a name")
+}
+
+/// Figures that contradict the total are left out: one of them would have the whole report refused.
+fn plausible(total: u64, reserved: u64, used: u64) -> Memory {
+    Memory {
+        total: Bytes(total),
+        reserved: Bytes(if reserved <= total { reserved } else { 0 }),
+        used: Some(Bytes(used)).filter(|used| used.0 <= total),
+    }
+}
+
+/// All that have memory on the device, once each: a process may be in several of the driver's lists.
+fn processes(device: &Device<'_>) -> Result<Vec<ProcessReport>, NvmlError> {
+    let mut found: BTreeMap<u32, Option<Bytes>> = BTreeMap::new();
+    let compute = device.running_compute_processes()?;
+    let mps = if_supported(again_if_short(|| device.mps_running_compute_processes()))?;
+    let graphics = if_supported(device.running_graphics_processes())?;
+    for process in compute.into_iter().chain(mps).chain(graphics) {
+        let used = used(&process);
+        found.entry(process.pid).and_modify(|known| *known = used.max(*known)).or_insert(used);
+    }
+    Ok(found.into_iter().map(|(pid, used_bytes)| ProcessReport { pid, used_bytes, pod: None }).collect())
+}
+
+fn used(process: &ProcessInfo) -> Option<Bytes> {
+    match process.used_gpu_memory {
+        UsedGpuMemory::Used(bytes) => Some(Bytes(bytes)),
+        UsedGpuMemory::Unavailable => None,
+    }
+}
+
+/// Older drivers and some GPUs have no such list.
+fn if_supported(list: Result<Vec<ProcessInfo>, NvmlError>) -> Result<Vec<ProcessInfo>, NvmlError> {
+    match list {
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_) | NvmlError::FunctionNotFound) => {
+            Ok(Vec::new())
+        }
+        list => list,
+    }
+}
+
+/// A process that starts between the count and the list leaves too little room for the list.
+fn again_if_short<T>(call: impl Fn() -> Result<T, NvmlError>) -> Result<T, NvmlError> {
+    match call() {
+        Err(NvmlError::InsufficientSize(_)) => call(),
+        answer => answer,
+    }
+}
+
+/// A figure that may be missing, unless because the GPU is.
+fn unless_gone<T>(figure: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match figure {
+        Err(error) if health::is_gone(&error) => Err(error),
+        figure => Ok(figure.ok()),
+    }
+}

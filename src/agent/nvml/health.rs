@@ -1,0 +1,232 @@
+//! What makes a GPU draining or lost: the driver's error codes, memory errors, a reset that is due.
+//!
+//! Judgement only; events are read in [`super::xids`]. What the GPU itself says is asked anew each time, so it ends when the
+//! GPU has been reset. What an event said stays until NVML is opened again, since nothing says that it is over.
+
+use crate::ids::GpuUuid;
+use crate::report::GpuReport;
+use crate::scheduling::device::Health;
+use nvml_wrapper::Device;
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enums::device::SampleValue;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use nvml_wrapper::sys_exports::field_id::{NVML_FI_DEV_REMAPPED_FAILURE, NVML_FI_DEV_REMAPPED_PENDING};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Why a GPU is not healthy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    pub health: Health,
+    pub reason: String,
+}
+
+/// What events said of each GPU: the worst since NVML was opened. Shared with the thread that reads them.
+#[derive(Debug, Clone, Default)]
+pub struct Faults(Arc<Mutex<BTreeMap<GpuUuid, Fault>>>);
+
+impl Fault {
+    pub fn draining(reason: impl Into<String>) -> Self {
+        Self { health: Health::Draining, reason: reason.into() }
+    }
+
+    pub fn lost(reason: impl Into<String>) -> Self {
+        Self { health: Health::Lost, reason: reason.into() }
+    }
+
+    /// What an error of a call says of the GPU, if it says so.
+    pub fn of_error(error: &NvmlError) -> Option<Self> {
+        is_gone(error).then(|| Self::lost(error.to_string()))
+    }
+
+    /// Writes it into the report, unless something as bad is there already.
+    pub fn mark(&self, report: &mut GpuReport) {
+        if severity(self.health) > severity(report.health) {
+            report.health = self.health;
+            report.health_reason = Some(self.reason.clone());
+        }
+    }
+}
+
+impl Faults {
+    pub fn of(&self, gpu: &GpuUuid) -> Option<Fault> {
+        self.0.lock().get(gpu).cloned()
+    }
+
+    pub fn note(&self, gpu: GpuUuid, fault: Fault) {
+        let mut faults = self.0.lock();
+        let known = faults.entry(gpu).or_insert_with(|| fault.clone());
+        if severity(fault.health) > severity(known.health) {
+            *known = fault;
+        }
+    }
+}
+
+fn severity(health: Health) -> u8 {
+    match health {
+        Health::Healthy => 0,
+        Health::Draining => 1,
+        Health::Lost => 2,
+    }
+}
+
+/// Errors that mean no work can go on on this GPU.
+pub fn is_gone(error: &NvmlError) -> bool {
+    matches!(
+        error,
+        NvmlError::GpuLost | NvmlError::ResetRequired | NvmlError::IrqIssue | NvmlError::InsufficientPower
+    )
+}
+
+/// A GPU in MIG mode runs nothing by itself.
+pub fn without_slices() -> Fault {
+    Fault::draining(
+        "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
+    )
+}
+
+/// What the GPU says of its own memory. Nothing where it does not keep count.
+pub fn read(device: &Device<'_>) -> Result<Vec<Fault>, NvmlError> {
+    let mut faults = Vec::new();
+    match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
+        Err(error) if is_gone(&error) => return Err(error),
+        Ok(count @ 1..) => {
+            faults
+                .push(Fault::draining(format!("{count} uncorrectable ECC errors; reset it when it is idle")));
+        }
+        _ => {}
+    }
+    if field(device, NVML_FI_DEV_REMAPPED_FAILURE) {
+        faults.push(Fault::lost("a row of its memory could not be remapped; have it replaced"));
+    }
+    if field(device, NVML_FI_DEV_REMAPPED_PENDING) {
+        faults.push(Fault::draining("rows of its memory wait to be remapped; reset it when it is idle"));
+    }
+    if device.are_pages_pending_retired().unwrap_or(false) {
+        faults.push(Fault::draining("pages of its memory wait to be retired; reset it when it is idle"));
+    }
+    Ok(faults)
+}
+
+fn field(device: &Device<'_>, id: u32) -> bool {
+    let values = device.field_values_for(&[FieldId(id)]).unwrap_or_default();
+    let value = values.into_iter().next().and_then(Result::ok).and_then(|sample| sample.value.ok());
+    matches!(value, Some(SampleValue::U32(1..) | SampleValue::U64(1..)))
+}
+
+/// What an XID means for the GPU it came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Meaning {
+    /// The program did it, and only the program ends.
+    Program,
+    /// A note: what it is about shows elsewhere.
+    Note,
+    /// What runs may go on; the GPU wants a reset or a look.
+    Drains,
+    /// Nothing on it can be trusted to go on.
+    Loses,
+}
+
+/// From NVIDIA's catalogue of XID errors. The programs' own are the ones that NVIDIA's device plugin passes over, and their
+/// kin; what is not listed drains, as the plugin takes a GPU out for it.
+const XIDS: [(u64, Meaning, &str); 30] = [
+    (8, Meaning::Program, "the GPU stopped processing"),
+    (13, Meaning::Program, "graphics engine exception"),
+    (31, Meaning::Program, "memory page fault"),
+    (32, Meaning::Program, "corrupted push buffer"),
+    (43, Meaning::Program, "the GPU stopped processing"),
+    (45, Meaning::Program, "clean-up after an earlier error"),
+    (48, Meaning::Drains, "double-bit ECC error"),
+    (61, Meaning::Drains, "warning of the internal microcontroller"),
+    (62, Meaning::Loses, "the internal microcontroller halted"),
+    // Whether a reset is due is read from the GPU itself, and ends with the reset.
+    (63, Meaning::Note, "a memory row is to be remapped, or a page retired"),
+    (64, Meaning::Drains, "a memory row could not be remapped, or a page not retired"),
+    (65, Meaning::Program, "video processor exception"),
+    (68, Meaning::Program, "video processor exception"),
+    (69, Meaning::Program, "graphics engine class error"),
+    // Programs on one GPU do not use NVLink: they may go on.
+    (74, Meaning::Drains, "NVLink error"),
+    (79, Meaning::Loses, "the GPU has fallen off the bus"),
+    (92, Meaning::Drains, "many single-bit ECC errors"),
+    (93, Meaning::Note, "the InfoROM is being written too often"),
+    // Only the program that met it ends; the row shows up as one to be remapped.
+    (94, Meaning::Note, "contained ECC error"),
+    (95, Meaning::Loses, "uncontained ECC error"),
+    (109, Meaning::Program, "context switch timeout"),
+    (110, Meaning::Loses, "security fault"),
+    (119, Meaning::Loses, "the GPU system processor does not answer"),
+    (120, Meaning::Loses, "the GPU system processor failed"),
+    (121, Meaning::Note, "corrected error of the link to the CPU"),
+    (137, Meaning::Program, "a program reached for another's memory over NVLink"),
+    (140, Meaning::Loses, "unrecovered ECC error"),
+    (141, Meaning::Program, "a program's fabric memory failed"),
+    (143, Meaning::Loses, "the GPU could not be initialised"),
+    // Follows the error that is the cause, which has its own entry.
+    (154, Meaning::Note, "what is needed to recover has changed"),
+];
+
+/// What an XID is called, for logs.
+pub fn xid_name(xid: u64) -> &'static str {
+    entry(xid).map_or("not in the table", |(_, _, name)| name)
+}
+
+/// What an XID does to the health of the GPU it came from, if anything.
+pub fn of_xid(xid: u64) -> Option<Fault> {
+    let (meaning, name) = (entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning), xid_name(xid));
+    match meaning {
+        Meaning::Program | Meaning::Note => None,
+        Meaning::Drains => {
+            Some(Fault::draining(format!("XID {xid}: {name}; once it has been seen to, restart the agent")))
+        }
+        Meaning::Loses => {
+            Some(Fault::lost(format!("XID {xid}: {name}; once it has been reset, restart the agent")))
+        }
+    }
+}
+
+fn entry(xid: u64) -> Option<&'static (u64, Meaning, &'static str)> {
+    XIDS.iter().find(|(listed, ..)| *listed == xid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health_after(xid: u64) -> Health {
+        of_xid(xid).map_or(Health::Healthy, |fault| fault.health)
+    }
+
+    #[test]
+    fn a_fault_of_a_program_does_not_take_its_gpu_out() {
+        for xid in [13, 31, 43, 45, 68, 109, 63, 94] {
+            assert_eq!(health_after(xid), Health::Healthy, "XID {xid}");
+        }
+    }
+
+    #[test]
+    fn faults_of_the_gpu_drain_it_or_lose_it() {
+        for xid in [48, 64, 74, 92, 4711] {
+            assert_eq!(health_after(xid), Health::Draining, "XID {xid}");
+        }
+        for xid in [79, 95, 119, 120] {
+            assert_eq!(health_after(xid), Health::Lost, "XID {xid}");
+        }
+    }
+
+    #[test]
+    fn each_xid_is_listed_once() {
+        assert!(XIDS.is_sorted_by(|one, next| one.0 < next.0));
+    }
+
+    #[test]
+    fn the_worst_fault_of_a_gpu_stays() {
+        let (faults, gpu) = (Faults::default(), GpuUuid::parse("GPU-a").unwrap());
+        faults.note(gpu.clone(), Fault::draining("first"));
+        faults.note(gpu.clone(), Fault::lost("second"));
+        faults.note(gpu.clone(), Fault::draining("third"));
+        assert_eq!(faults.of(&gpu), Some(Fault::lost("second")));
+    }
+}

@@ -1,0 +1,186 @@
+//! One opening of NVML's library, and a sample of all GPUs through it.
+//!
+//! Ends with the first error that concerns NVML as a whole. How one GPU is read is [`super::gpu`]'s; when to open again is
+//! the parent's.
+
+use super::gpu::{self, Reader};
+use super::health::{Fault, Faults};
+use super::xids::Watch;
+use super::{LastRead, NvmlOptions, NvmlProblem, islands};
+use crate::ids::GpuUuid;
+use crate::report::{GpuReport, Missing, Part};
+use crate::scheduling::device::Health;
+use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml as Library};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub struct Session {
+    library: Arc<Library>,
+    faults: Faults,
+    watch: Option<Watch>,
+    places: BTreeMap<GpuUuid, Place>,
+}
+
+/// Where a GPU sits: does not change while the node runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place {
+    index: u32,
+    numa_node: Option<u32>,
+    island: Option<u32>,
+}
+
+pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
+    let library = options.library.as_deref().unwrap_or(Path::new(super::LIBRARY));
+    let opened = Library::builder().lib_path(library.as_os_str()).init();
+    let library = opened.map_err(|cause| NvmlProblem::of(cause, options))?;
+    if library.lib().nvmlShutdown.is_err() {
+        // Dropping it would panic for want of this symbol.
+        std::mem::forget(library);
+        return Err(NvmlProblem::NotNvml { library: options.library_name(), symbol: "nvmlShutdown".into() });
+    }
+    Ok(Session {
+        library: Arc::new(library),
+        faults: Faults::default(),
+        watch: None,
+        places: BTreeMap::new(),
+    })
+}
+
+impl Session {
+    /// All GPUs, and what could not be read of them. An error means that NVML is to be opened anew.
+    pub fn sample(
+        &mut self,
+        options: &NvmlOptions,
+        last: &mut LastRead,
+    ) -> Result<(Vec<GpuReport>, Vec<Missing>), NvmlError> {
+        let library = Arc::clone(&self.library);
+        let count = library.device_count()?;
+        let mut missing = Vec::new();
+        let mut read: BTreeMap<u32, Vec<GpuReport>> = BTreeMap::new();
+        let mut failed = Vec::new();
+        let mut devices = Vec::new();
+        for index in 0..count {
+            let before = last.get(&index).map_or(&[][..], Vec::as_slice);
+            let mut reader = Reader { options, before, missing: &mut missing };
+            let device = library.device_by_index(index);
+            match device.and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports))) {
+                Ok((device, reports)) => {
+                    devices.extend(reports.first().map(|gpu| (gpu.uuid.clone(), index, device)));
+                    read.insert(index, reports);
+                }
+                Err(error) if concerns_all(&error) => return Err(error),
+                Err(error) => failed.push((index, error)),
+            }
+        }
+        self.learn_places(&devices, &options.sys);
+        drop_repeated(&mut read, &mut missing);
+        let mut reports = self.finished(read, last);
+        let mut kept = stand_ins(failed, &reports, last, &mut missing);
+        kept.iter_mut().for_each(|report| self.mark(report));
+        reports.extend(kept);
+        reports.sort_by_key(|gpu| gpu.index);
+        last.retain(|index, _| *index < count);
+        Ok((reports, missing))
+    }
+
+    /// Looks at links and NUMA nodes again if there is a GPU that was not there before, and watches for its errors.
+    fn learn_places(&mut self, devices: &[(GpuUuid, u32, Device<'_>)], sys: &Path) {
+        let is_known = |(uuid, index, _): &(GpuUuid, u32, Device<'_>)| {
+            self.places.get(uuid).is_some_and(|place| place.index == *index)
+        };
+        if devices.iter().all(is_known) {
+            return;
+        }
+        let islands = islands::of(devices.len(), |one, other| linked(&devices[one].2, &devices[other].2));
+        for ((uuid, index, device), island) in devices.iter().zip(islands) {
+            let numa_node = gpu::numa_node(device, sys);
+            self.places.insert(uuid.clone(), Place { index: *index, numa_node, island });
+        }
+        let indices = devices.iter().map(|(_, index, _)| *index).collect();
+        // The old watch ends first, or one event would be read by either.
+        self.watch = None;
+        self.watch = Watch::start(Arc::clone(&self.library), indices, self.faults.clone());
+    }
+
+    /// The reports with what is known of the GPUs beyond this sample; remembers them.
+    fn finished(&self, read: BTreeMap<u32, Vec<GpuReport>>, last: &mut LastRead) -> Vec<GpuReport> {
+        let mut all = Vec::new();
+        for (index, mut reports) in read {
+            let Some(uuid) = reports.first().map(|gpu| gpu.uuid.clone()) else { continue };
+            let place = self.places.get(&uuid);
+            for report in &mut reports {
+                report.numa_node = place.and_then(|place| place.numa_node);
+                report.nvlink_island =
+                    place.and_then(|place| place.island).filter(|_| report.parent.is_none());
+                self.mark(report);
+            }
+            last.insert(index, reports.clone());
+            all.extend(reports);
+        }
+        all
+    }
+
+    /// A slice has the faults of the GPU it is cut from.
+    fn mark(&self, report: &mut GpuReport) {
+        let fault = self.faults.of(report.parent.as_ref().unwrap_or(&report.uuid));
+        fault.iter().for_each(|fault| fault.mark(report));
+    }
+}
+
+fn linked(one: &Device<'_>, other: &Device<'_>) -> bool {
+    one.p2p_status(other, P2pCapabilitiesIndex::NvLink).is_ok_and(|status| status == P2pStatus::Ok)
+}
+
+/// Errors of the driver rather than of one GPU.
+fn concerns_all(error: &NvmlError) -> bool {
+    matches!(error, NvmlError::Uninitialized | NvmlError::DriverNotLoaded | NvmlError::LibRmVersionMismatch)
+}
+
+/// A UUID that appears twice would have the whole report refused.
+fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<Missing>) {
+    let mut seen = BTreeSet::new();
+    for (index, reports) in read.iter_mut() {
+        reports.retain(|gpu| {
+            let is_new = seen.insert(gpu.uuid.clone());
+            if !is_new {
+                let reason = format!("{} appears twice; the one at index {index} is left out", gpu.uuid);
+                missing.push(Missing { part: Part::Gpus, reason });
+            }
+            is_new
+        });
+    }
+}
+
+/// GPUs that could not be read, as they were last seen.
+fn stand_ins(
+    failed: Vec<(u32, NvmlError)>,
+    reports: &[GpuReport],
+    last: &LastRead,
+    missing: &mut Vec<Missing>,
+) -> Vec<GpuReport> {
+    let elsewhere: BTreeSet<&GpuUuid> = reports.iter().map(|gpu| &gpu.uuid).collect();
+    let mut all = Vec::new();
+    for (index, error) in failed {
+        let before = last.get(&index).map_or(&[][..], Vec::as_slice);
+        let kept = before.iter().filter(|gpu| !elsewhere.contains(&gpu.uuid));
+        let kept: Vec<GpuReport> = kept.map(|gpu| stand_in(gpu, &error)).collect();
+        let name =
+            kept.first().map_or("it was never read, so it is left out".into(), |gpu| gpu.uuid.to_string());
+        missing.push(Missing { part: Part::Gpus, reason: format!("GPU {index} ({name}): {error}") });
+        all.extend(kept);
+    }
+    all
+}
+
+fn stand_in(before: &GpuReport, error: &NvmlError) -> GpuReport {
+    let mut report = gpu::without_figures(before);
+    if let Some(fault) = Fault::of_error(error) {
+        report.health = Health::Healthy;
+        fault.mark(&mut report);
+    }
+    report
+}

@@ -1,0 +1,89 @@
+//! The driver's error events (XIDs), read on a thread of their own, because waiting for them blocks.
+//!
+//! Says what happened; what it means for a GPU is decided in [`super::health`].
+
+use super::health::{self, Faults};
+use crate::ids::GpuUuid;
+use nvml_wrapper::Nvml as Library;
+use nvml_wrapper::bitmasks::event::EventTypes;
+use nvml_wrapper::enums::event::XidError;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::event::EventSet;
+use nvml_wrapper::struct_wrappers::event::EventData;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::Duration;
+
+/// How long one wait lasts: how long the thread, and with it the library, may outlive its watch.
+const WAIT_MS: u32 = 250;
+/// After an error other than a timeout: a wait that fails at once must not turn into a busy loop.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Reads events until it is dropped, and a wait longer.
+#[derive(Debug)]
+pub struct Watch {
+    /// Dropped with the watch, which the thread notices.
+    _alive: Sender<()>,
+}
+
+impl Watch {
+    /// `None` if the library has no events, or no thread can be had: then only what the GPUs say themselves is known.
+    pub fn start(library: Arc<Library>, indices: Vec<u32>, faults: Faults) -> Option<Self> {
+        let functions = library.lib();
+        // Dropping a set would panic for want of the second symbol.
+        if functions.nvmlEventSetCreate.is_err() || functions.nvmlEventSetFree.is_err() {
+            return None;
+        }
+        let (alive, ended) = channel();
+        let read = move || read_events(&library, indices, &faults, &ended);
+        let thread = std::thread::Builder::new().name("nvml-events".into()).spawn(read);
+        thread.ok().map(|_| Self { _alive: alive })
+    }
+}
+
+fn read_events(library: &Library, indices: Vec<u32>, faults: &Faults, ended: &Receiver<()>) {
+    let Some(set) = registered(library, indices) else { return };
+    while ended.try_recv() == Err(TryRecvError::Empty) {
+        match set.wait(WAIT_MS) {
+            Ok(event) => note(&event, faults),
+            Err(NvmlError::Timeout) => {}
+            Err(error) => {
+                tracing::debug!(%error, "waiting for NVML's events failed");
+                if ended.recv_timeout(PAUSE) == Err(RecvTimeoutError::Disconnected) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// A set with all GPUs that can be registered. A registration that fails costs the whole set, so it begins again without
+/// that GPU.
+fn registered(library: &Library, mut indices: Vec<u32>) -> Option<EventSet<'_>> {
+    while !indices.is_empty() {
+        let set = library.create_event_set().ok()?;
+        match indices.iter().try_fold(set, |set, index| register(library, *index, set).ok_or(*index)) {
+            Ok(set) => return Some(set),
+            Err(failed) => indices.retain(|index| *index != failed),
+        }
+    }
+    None
+}
+
+fn register<'a>(library: &'a Library, index: u32, set: EventSet<'a>) -> Option<EventSet<'a>> {
+    let device = library.device_by_index(index).ok()?;
+    device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok()
+}
+
+fn note(event: &EventData<'_>, faults: &Faults) {
+    let xid = match event.event_data {
+        Some(XidError::Value(xid)) => xid,
+        Some(XidError::Unknown) | None => return,
+    };
+    // A GPU that is gone may not even say its name; that it is gone, its own reading says.
+    let Some(gpu) = event.device.uuid().ok().and_then(|uuid| GpuUuid::parse(&uuid).ok()) else { return };
+    tracing::warn!(%gpu, xid, what = health::xid_name(xid), "the driver reports an error of a GPU");
+    if let Some(fault) = health::of_xid(xid) {
+        faults.note(gpu, fault);
+    }
+}

@@ -1,0 +1,170 @@
+//! What the library remembers between calls: the script as last read, whether it is initialised, and which events are out.
+//!
+//! One lock around it all. No C types but handles.
+
+use crate::abi::{GPU_IS_LOST, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED};
+use crate::script::{Gpu, Script, Slice};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+static WORLD: Mutex<World> = Mutex::new(World::new());
+
+/// Handles of one GPU: its own, and behind it one for each place a slice can have.
+const HANDLES_PER_GPU: usize = 16;
+
+pub struct World {
+    script: Option<Script>,
+    /// `nvmlInit` is counted, `nvmlShutdown` counts back.
+    users: usize,
+    /// How many of the script's XIDs were delivered.
+    delivered: usize,
+    /// Event sets, with the GPUs registered in each.
+    sets: BTreeMap<Handle, Vec<Handle>>,
+    next_set: Handle,
+}
+
+/// What a handle stands for.
+pub enum Target<'a> {
+    Gpu(&'a Gpu),
+    Slice { slice: &'a Slice, parent: Handle },
+}
+
+pub fn world() -> MutexGuard<'static, World> {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn gpu_handle(place: usize) -> Handle {
+    (place + 1) * HANDLES_PER_GPU
+}
+
+impl World {
+    const fn new() -> Self {
+        Self { script: None, users: 0, delivered: 0, sets: BTreeMap::new(), next_set: 1 }
+    }
+
+    /// Reads the script again. One that is missing or half written changes nothing.
+    pub fn refresh(&mut self) {
+        let text = script_path().and_then(|path| std::fs::read(path).ok());
+        if let Some(script) = text.and_then(|text| serde_json::from_slice(&text).ok()) {
+            self.script = Some(script);
+        }
+    }
+
+    pub fn start(&mut self) -> Result<(), u32> {
+        self.refresh();
+        let script = self.script.as_ref().ok_or(crate::abi::UNKNOWN)?;
+        match script.init_error {
+            Some(code) => Err(code),
+            None => {
+                self.users += 1;
+                Ok(())
+            }
+        }
+    }
+
+    pub fn stop(&mut self) -> Result<(), u32> {
+        self.users = self.users.checked_sub(1).ok_or(UNINITIALIZED)?;
+        Ok(())
+    }
+
+    pub fn script(&self) -> Result<&Script, u32> {
+        self.script.as_ref().filter(|_| self.users > 0).ok_or(UNINITIALIZED)
+    }
+
+    /// What `handle` stands for, if `function` works for it.
+    pub fn target(&self, handle: Handle, function: &str) -> Result<Target<'_>, u32> {
+        let (place, slot) = (handle / HANDLES_PER_GPU, handle % HANDLES_PER_GPU);
+        let place = place.checked_sub(1).ok_or(INVALID_ARGUMENT)?;
+        let gpu = self.script()?.gpus.get(place).ok_or(INVALID_ARGUMENT)?;
+        allowed(&gpu.refuse, function)?;
+        if gpu.lost {
+            return Err(GPU_IS_LOST);
+        }
+        if slot == 0 {
+            return Ok(Target::Gpu(gpu));
+        }
+        let slice = gpu.slices.get(&(slot as u32 - 1)).ok_or(INVALID_ARGUMENT)?;
+        allowed(&slice.refuse, function)?;
+        Ok(Target::Slice { slice, parent: handle - slot })
+    }
+
+    /// As [`World::target`], for what slices do not have.
+    pub fn gpu(&self, handle: Handle, function: &str) -> Result<&Gpu, u32> {
+        match self.target(handle, function)? {
+            Target::Gpu(gpu) => Ok(gpu),
+            Target::Slice { .. } => Err(NOT_SUPPORTED),
+        }
+    }
+
+    pub fn open(&self, place: usize, function: &str) -> Result<Handle, u32> {
+        let gpu = self.script()?.gpus.get(place).ok_or(INVALID_ARGUMENT)?;
+        allowed(&gpu.refuse, function)?;
+        Ok(gpu_handle(place))
+    }
+
+    pub fn open_slice(&self, parent: Handle, place: u32, function: &str) -> Result<Handle, u32> {
+        let gpu = self.gpu(parent, function)?;
+        match gpu.slices.contains_key(&place) {
+            true => Ok(parent + 1 + place as usize),
+            false => Err(NOT_FOUND),
+        }
+    }
+
+    pub fn new_set(&mut self) -> Handle {
+        let set = self.next_set;
+        self.next_set += 1;
+        self.sets.insert(set, Vec::new());
+        set
+    }
+
+    pub fn free_set(&mut self, set: Handle) -> Result<(), u32> {
+        self.sets.remove(&set).map(drop).ok_or(INVALID_ARGUMENT)
+    }
+
+    pub fn register(&mut self, set: Handle, device: Handle) -> Result<(), u32> {
+        self.sets.get_mut(&set).ok_or(INVALID_ARGUMENT)?.push(device);
+        Ok(())
+    }
+
+    /// The next event of a GPU in `set`, as the GPU and its XID.
+    pub fn next_event(&mut self, set: Handle) -> Result<Option<(Handle, u64)>, u32> {
+        let registered = self.sets.get(&set).ok_or(INVALID_ARGUMENT)?;
+        let event = self.script()?.xids.get(self.delivered).map(|event| (gpu_handle(event.gpu), event.xid));
+        let event = event.filter(|(device, _)| registered.contains(device));
+        self.delivered += usize::from(event.is_some());
+        Ok(event)
+    }
+}
+
+fn allowed(refuse: &BTreeMap<String, u32>, function: &str) -> Result<(), u32> {
+    refuse.get(function).map_or(Ok(()), |code| Err(*code))
+}
+
+fn script_path() -> Option<PathBuf> {
+    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
+    PATH.get_or_init(|| match std::env::var_os("MOCK_NVML_SCRIPT") {
+        Some(path) => Some(path.into()),
+        None => own_path().map(|library| crate::script_beside(&library)),
+    })
+    .clone()
+}
+
+/// The file this library was loaded from: the one whose mapping has this function in it.
+fn own_path() -> Option<PathBuf> {
+    let here = own_path as fn() -> Option<PathBuf> as usize;
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let bounds = bounds.and_then(|(from, to)| {
+            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+        });
+        bounds.is_some_and(|(from, to)| (from..to).contains(&here))
+    })?;
+    line.find('/').map(|at| PathBuf::from(&line[at..]))
+}
+
+/// Where a figure the script leaves out is asked for.
+pub fn said<T: Copy>(figure: Option<T>) -> Result<T, u32> {
+    figure.ok_or(NOT_SUPPORTED)
+}
