@@ -1,6 +1,7 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
 mod agents;
+mod node_agent;
 
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
@@ -11,6 +12,7 @@ use crate::serve::{self, ServeOptions, Source};
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use node_agent::AgentArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -29,6 +31,8 @@ pub struct Cli {
 enum Command {
     /// Answer a kube-scheduler: filter, prioritize, preempt, bind
     Serve(Box<ServeArgs>),
+    /// Report what this node's GPUs, engines and models are doing; runs on every GPU node
+    Agent(Box<AgentArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
     /// Print the JSON Schema of something Stowage reads or writes
@@ -124,12 +128,23 @@ struct DemoArgs {
 
 impl Cli {
     pub fn run(self) -> Result<ExitCode> {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().enable_all().build().context("no threads")?;
+        let mut runtime = match self.command {
+            // One thread is enough for a report a second, and each more costs memory on every node.
+            Command::Agent(_) => tokio::runtime::Builder::new_current_thread(),
+            _ => tokio::runtime::Builder::new_multi_thread(),
+        };
+        let runtime = runtime.enable_all().build().context("no threads")?;
         match self.command {
             Command::Serve(args) => {
                 log_to_stderr("info");
                 runtime.block_on(serve::serve(args.validate()?))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Command::Agent(args) => {
+                log_to_stderr(if args.is_look() { "error" } else { "info" });
+                runtime.block_on(args.run())?;
+                // A driver that hangs has a thread, and nobody waits for it.
+                runtime.shutdown_background();
                 Ok(ExitCode::SUCCESS)
             }
             Command::Demo(args) => {

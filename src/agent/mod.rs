@@ -7,5 +7,7 @@ pub mod models;
 pub mod nvml;
 pub mod ownership;
 pub mod pods;
+pub mod print;
 pub mod publish;
 pub mod round;
+pub mod run;

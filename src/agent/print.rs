@@ -1,0 +1,236 @@
+//! A report as tables a person can read.
+
+use super::pods::PodOnNode;
+use crate::ids::PodUid;
+use crate::report::{
+    EngineReport, EngineState, Finding, GpuReport, Missing, ModelReport, NodeReport, Part, ProcessReport,
+};
+use crate::scheduling::device::Health;
+use crate::scheduling::loading::Tier;
+use crate::units::{Bytes, Millis};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The report, with the names of the pods it knows by their UIDs.
+pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
+    let names: Names<'_> = pods.iter().map(|pod| (&pod.uid, pod)).collect();
+    let mut text = format!("Node {}\n", report.node);
+    match report.gpus.as_deref() {
+        Some([]) => text += "\nNo GPU.\n",
+        Some(gpus) => text += &section("GPUs", &gpu_table(gpus, &names)),
+        None => {}
+    }
+    if !report.engines.is_empty() {
+        text += &section("Engines", &engine_table(&report.engines, &names));
+    }
+    if !report.models.is_empty() {
+        text += &section("Models", &model_table(&report.models));
+    }
+    for finding in &report.findings {
+        write!(text, "\nNot as it was meant: {}\n", finding_line(finding, &names)).expect(TAKES_TEXT);
+    }
+    for missing in &report.missing {
+        write!(text, "\nMissing: {}\n", missing_line(missing)).expect(TAKES_TEXT);
+    }
+    text
+}
+
+type Names<'a> = BTreeMap<&'a PodUid, &'a PodOnNode>;
+
+const TAKES_TEXT: &str = "a String takes any text";
+
+fn section(title: &str, table: &Table) -> String {
+    format!("\n{title}\n{table}\n")
+}
+
+fn table(header: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(header);
+    for place in right {
+        if let Some(column) = table.column_mut(*place) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
+    let header =
+        ["#", "GPU", "Model", "Used", "Total", "Busy", "Health", "NUMA", "NVLink", "Who has memory on it"];
+    let mut table = table(&header, &[0, 3, 4, 5]);
+    for gpu in gpus {
+        let mark = if gpu.parent.is_some() { "└" } else { "" };
+        table.add_row([
+            format!("{mark}{}", gpu.index),
+            gpu.uuid.to_string(),
+            gpu.model.to_string(),
+            or_unknown(gpu.used_bytes),
+            gpu.total_bytes.to_string(),
+            or_unknown(gpu.utilization_percent.map(|percent| format!("{percent} %"))),
+            health(gpu),
+            or_unknown(gpu.numa_node),
+            or_unknown(gpu.nvlink_island),
+            processes(gpu.processes.as_deref(), names),
+        ]);
+    }
+    table
+}
+
+fn health(gpu: &GpuReport) -> String {
+    let word = match gpu.health {
+        Health::Healthy => "healthy",
+        Health::Draining => "draining",
+        Health::Lost => "lost",
+    };
+    match &gpu.health_reason {
+        Some(reason) => format!("{word}: {reason}"),
+        None => word.into(),
+    }
+}
+
+/// `team-a/llama 12.0 GiB, nobody in Kubernetes 0.3 GiB`
+fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
+    let Some(processes) = processes else { return UNKNOWN.into() };
+    let mut by_owner: BTreeMap<String, Option<Bytes>> = BTreeMap::new();
+    for process in processes {
+        let owner = process.pod.as_ref().map_or("nobody in Kubernetes".into(), |pod| pod_name(pod, names));
+        let sum = by_owner.entry(owner).or_insert(Some(Bytes::ZERO));
+        *sum = sum.zip(process.used_bytes).map(|(sum, used)| sum + used);
+    }
+    let owners = by_owner.into_iter().map(|(owner, bytes)| format!("{owner} {}", or_unknown(bytes)));
+    owners.collect::<Vec<_>>().join(", ")
+}
+
+fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
+    let header =
+        ["Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age", "Problem"];
+    let mut table = table(&header, &[4, 5, 6, 7, 8]);
+    for engine in engines {
+        table.add_row([
+            pod_name(&engine.pod, names),
+            engine.engine.clone(),
+            or_unknown(engine.model.as_ref()),
+            state(engine),
+            or_unknown(engine.kv_cache_usage.map(|share| format!("{:.0} %", share * 100.0))),
+            or_unknown(engine.kv_cache_tokens),
+            or_unknown(engine.waiting),
+            or_unknown(engine.running),
+            seconds(engine.age_millis),
+            engine.problem.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn state(engine: &EngineReport) -> String {
+    match (engine.state, engine.sleep_level) {
+        (EngineState::Starting, _) => "starting".into(),
+        (EngineState::Loading, _) => "loading".into(),
+        (EngineState::Serving, _) => "serving".into(),
+        (EngineState::Sleeping, Some(level)) => format!("sleeping, level {level}"),
+        (EngineState::Sleeping, None) => "sleeping".into(),
+        (EngineState::Draining, _) => "draining".into(),
+        (EngineState::Unreachable, _) => "unreachable".into(),
+    }
+}
+
+fn model_table(models: &[ModelReport]) -> Table {
+    let mut table = table(&["Model", "Where", "Size", "Found by"], &[2]);
+    for model in models {
+        let size = Some(model.bytes).filter(|bytes| *bytes > Bytes::ZERO);
+        table.add_row([
+            model.model.to_string(),
+            tier(model.tier).into(),
+            or_unknown(size),
+            model.source.clone(),
+        ]);
+    }
+    table
+}
+
+fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Partial => "on disk, in part",
+        Tier::Disk => "on disk",
+        Tier::PageCache => "in page cache",
+        Tier::Sleeping => "in a sleeping engine",
+        Tier::Loading => "being loaded",
+        Tier::Resident => "in a GPU",
+    }
+}
+
+fn finding_line(finding: &Finding, names: &Names<'_>) -> String {
+    let list =
+        |uuids: &[crate::ids::GpuUuid]| uuids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match finding {
+        Finding::Drift { pod, recorded, actual } => {
+            format!("{} was given {} and runs on {}", pod_name(pod, names), list(recorded), list(actual))
+        }
+        Finding::OverGrant { pod, granted_bytes, used_bytes } => {
+            format!("{} was granted {granted_bytes} and uses {used_bytes}", pod_name(pod, names))
+        }
+    }
+}
+
+fn missing_line(missing: &Missing) -> String {
+    let part = match missing.part {
+        Part::Gpus => "GPUs",
+        Part::Processes => "processes on the GPUs",
+        Part::Owners => "whose a process is",
+        Part::Pods => "pods of this node",
+        Part::Engines => "engines",
+        Part::Models => "models",
+    };
+    format!("{part}: {}", missing.reason)
+}
+
+fn pod_name(pod: &PodUid, names: &Names<'_>) -> String {
+    names.get(pod).map_or_else(|| format!("pod {pod}"), |pod| pod.key.to_string())
+}
+
+const UNKNOWN: &str = "?";
+
+fn or_unknown(figure: Option<impl ToString>) -> String {
+    figure.map_or_else(|| UNKNOWN.into(), |figure| figure.to_string())
+}
+
+fn seconds(age: Millis) -> String {
+    format!("{}.{} s", age.0 / 1000, age.0 % 1000 / 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_known_is_printed_and_what_is_not_is_a_question_mark() {
+        let report: NodeReport = serde_json::from_value(json!({
+            "node": "node-a", "bootId": "b", "sequence": 1,
+            "gpus": [{
+                "uuid": "GPU-1", "index": 0, "model": "H100", "totalBytes": 80u64 << 30, "usedBytes": 13u64 << 30,
+                "processes": [{ "pid": 1, "usedBytes": 12u64 << 30, "pod": "u" }, { "pid": 2, "usedBytes": 1u64 << 30 }],
+            }],
+            "engines": [{ "pod": "u", "engine": "vllm", "gpus": ["GPU-1"], "state": "serving", "kvCacheUsage": 0.97, "ageMillis": 1234 }],
+            "models": [{ "model": "org/m", "tier": "partial", "source": "huggingface" }],
+            "missing": [{ "part": "pods", "reason": "no cluster" }],
+        }))
+        .unwrap();
+        let text = tables(&report, &[]);
+        for part in [
+            "Node node-a",
+            "13.0 GiB",
+            "pod u 12.0 GiB",
+            "nobody in Kubernetes 1.0 GiB",
+            "97 %",
+            "1.2 s",
+            "on disk, in part",
+            "Missing: pods of this node: no cluster",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! `stowage agent`: round after round, out to every replica, until told to stop; or one look for a person.
+
+use super::engines::Engines;
+use super::engines::limits::Limits;
+use super::models::ModelSource;
+use super::nvml::GpuSource;
+use super::ownership::OwnerSource;
+use super::pods::PodSource;
+use super::print;
+use super::publish::Publisher;
+use super::round::{Round, Rounds, Sources};
+use crate::ids::NodeName;
+use crate::report::{Missing, NodeReport};
+use anyhow::{Context, Result};
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::MissedTickBehavior;
+use tracing::{info, warn};
+
+/// How long one look goes on: a pod's list and an engine's first answer need a few rounds.
+const LOOK: (u32, Duration) = (6, Duration::from_millis(250));
+/// What a replica may take of the second between two reports; the round needs the rest.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub struct AgentOptions {
+    pub node: NodeName,
+    pub every: Duration,
+    pub gpus: Box<dyn GpuSource>,
+    pub owners: Box<dyn OwnerSource>,
+    pub pods: Box<dyn PodSource>,
+    pub models: Box<dyn ModelSource>,
+    pub publisher: Option<Publisher>,
+}
+
+/// What one look prints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Print {
+    Tables,
+    Json,
+}
+
+/// Reports until the process is told to stop.
+pub async fn run(options: AgentOptions) -> Result<()> {
+    let (every, node) = (options.every, options.node.clone());
+    let (mut rounds, publisher) = start(options)?;
+    let publisher = publisher.context("there is nobody to report to: give --extender https://HOST:PORT")?;
+    let mut publisher = publisher.with_patience(PATIENCE);
+    let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
+    let mut ticks = tokio::time::interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut known = BTreeSet::new();
+    info!(%node, "reporting every {} ms", every.as_millis());
+    loop {
+        let stop = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        };
+        let turn = async {
+            ticks.tick().await;
+            let Round { report, as_of, .. } = rounds.next().await;
+            tell_news(&report, &mut known);
+            publisher.publish(report, as_of).await;
+        };
+        tokio::select! {
+            () = turn => {}
+            () = stop => break,
+        }
+    }
+    info!("stopped");
+    Ok(())
+}
+
+/// Looks once, prints, and reports what it saw if there is somebody to report to.
+pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
+    let (mut rounds, publisher) = start(options)?;
+    let (times, pause) = LOOK;
+    let mut round = rounds.next().await;
+    for _ in 1..times {
+        tokio::time::sleep(pause).await;
+        round = rounds.next().await;
+    }
+    let text = match how {
+        Print::Tables => print::tables(&round.report, &round.pods),
+        Print::Json => serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n",
+    };
+    std::io::stdout().write_all(text.as_bytes()).context("stdout")?;
+    if let Some(mut publisher) = publisher {
+        publisher.publish(round.report, round.as_of).await;
+        let state = publisher.state();
+        state.problems.iter().for_each(|problem| eprintln!("{problem}"));
+        state.replicas.iter().for_each(|(name, state)| eprintln!("{name}: {}", state.latest));
+    }
+    Ok(())
+}
+
+fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
+    let AgentOptions { node, gpus, owners, pods, models, publisher, .. } = options;
+    let engines = Engines::new(Limits::default());
+    let sources = Sources { gpus, owners, pods, models, engines };
+    Ok((Rounds::new(node, boot_id(), sources).context("no thread")?, publisher))
+}
+
+/// Another one at each start.
+fn boot_id() -> String {
+    // The standard library seeds each of these at random.
+    let draw = || RandomState::new().hash_one(std::process::id());
+    format!("{:016x}{:016x}", draw(), draw())
+}
+
+/// Logs what is missing when that changes, not each second.
+fn tell_news(report: &NodeReport, known: &mut BTreeSet<String>) {
+    let line = |missing: &Missing| format!("{:?}: {}", missing.part, missing.reason);
+    let now: BTreeSet<String> = report.missing.iter().map(line).collect();
+    now.difference(known).for_each(|line| warn!("missing: {line}"));
+    known.difference(&now).for_each(|line| info!("no longer missing: {line}"));
+    *known = now;
+}

@@ -1,0 +1,129 @@
+//! `stowage agent`: its arguments, and the sources they name.
+
+use crate::agent::models::NodeModels;
+use crate::agent::nvml::{Nvml, NvmlOptions};
+use crate::agent::ownership::Owners;
+use crate::agent::pods::watched::WatchedPods;
+use crate::agent::pods::{NoPods, PodSource};
+use crate::agent::publish::{Destination, Publisher};
+use crate::agent::run::{self, AgentOptions, Print};
+use crate::cluster;
+use crate::ids::NodeName;
+use crate::units::Bytes;
+use anyhow::{Context, Result};
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// The Node object's name [default: this machine's host name]
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: Option<String>,
+
+    /// Where to report: https://HOST:PORT, once for each replica, or a name that stands for all of them
+    #[arg(long, value_name = "URL")]
+    extender: Vec<Destination>,
+
+    /// Whose certificates to believe, PEM
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// The service account token to report with; it is read again as it is renewed
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Milliseconds from one report to the next
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
+    every: u64,
+
+    /// Another NVML library than the driver's own
+    #[arg(long, value_name = "FILE")]
+    nvml_lib: Option<PathBuf>,
+
+    /// The size of a GPU that shares the host's memory and does not say how much, such as 120Gi
+    #[arg(long, value_name = "QUANTITY", value_parser = quantity)]
+    gpu_memory: Option<Bytes>,
+
+    /// The kubelet's pod-resources socket
+    #[arg(long, value_name = "FILE", default_value = "/var/lib/kubelet/pod-resources/kubelet.sock")]
+    pod_resources: PathBuf,
+
+    /// The host's /proc
+    #[arg(long, value_name = "DIR", default_value = "/proc")]
+    proc: PathBuf,
+
+    /// A Hugging Face cache, the folder with models--* in it; once for each
+    #[arg(long, value_name = "DIR")]
+    hf_cache: Vec<PathBuf>,
+
+    /// A folder of KServe's local models; once for each
+    #[arg(long, value_name = "DIR")]
+    kserve_models: Vec<PathBuf>,
+
+    /// The cluster whose pods are on this node; without it the usual places are tried, then the pod's service account
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// Look once, print what there is, and exit; with --extender, report it too
+    #[arg(long)]
+    once: bool,
+
+    /// Print tables (the default with --once)
+    #[arg(long, requires = "once", conflicts_with = "json")]
+    print: bool,
+
+    /// Print the report as JSON
+    #[arg(long, requires = "once")]
+    json: bool,
+}
+
+fn quantity(text: &str) -> Result<Bytes, String> {
+    Bytes::parse_quantity(text).map_err(|error| error.to_string())
+}
+
+impl AgentArgs {
+    /// Whether it only looks: what is missing is then printed, not logged.
+    pub fn is_look(&self) -> bool {
+        self.once
+    }
+
+    pub async fn run(self) -> Result<()> {
+        let (once, json) = (self.once, self.json);
+        let options = self.options().await?;
+        match (once, json) {
+            (false, _) => run::run(options).await,
+            (true, false) => run::look(options, Print::Tables).await,
+            (true, true) => run::look(options, Print::Json).await,
+        }
+    }
+
+    async fn options(self) -> Result<AgentOptions> {
+        let name = self.node.filter(|name| !name.is_empty()).or_else(super::hostname);
+        let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
+        let node = NodeName::parse(&name).context("--node")?;
+        let publisher = match self.extender.is_empty() {
+            true => None,
+            false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
+        };
+        let nvml =
+            NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
+        Ok(AgentOptions {
+            every: Duration::from_millis(self.every),
+            gpus: Box::new(Nvml::new(nvml)),
+            owners: Box::new(Owners::new(self.proc, self.pod_resources)),
+            pods: pods(self.kubeconfig, &node).await,
+            models: Box::new(NodeModels::new(self.hf_cache, self.kserve_models)),
+            publisher,
+            node,
+        })
+    }
+}
+
+/// Without a cluster there are no names for the pods, and no engines are found; all else is told.
+async fn pods(kubeconfig: Option<PathBuf>, node: &NodeName) -> Box<dyn PodSource> {
+    match cluster::connect(kubeconfig.as_deref()).await {
+        Ok(client) => Box::new(WatchedPods::start(client, node)),
+        Err(error) => Box::new(NoPods(error.to_string())),
+    }
+}
