@@ -1,6 +1,6 @@
 //! `stowage agent`: its arguments, and the sources they name.
 
-use crate::agent::models::NodeModels;
+use crate::agent::models::{NodeModels, usual_hugging_face_caches};
 use crate::agent::nvml::{Nvml, NvmlOptions};
 use crate::agent::ownership::Owners;
 use crate::agent::pods::watched::WatchedPods;
@@ -53,7 +53,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc: PathBuf,
 
-    /// A Hugging Face cache, the folder with models--* in it; once for each
+    /// A Hugging Face cache, the folder with models--* in it; once for each [default: where the hub's client keeps its own]
     #[arg(long, value_name = "DIR")]
     hf_cache: Vec<PathBuf>,
 
@@ -113,7 +113,7 @@ impl AgentArgs {
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
             pods: pods(self.kubeconfig, &node).await,
-            models: Box::new(NodeModels::new(self.hf_cache, self.kserve_models)),
+            models: Box::new(NodeModels::new(hf_caches, self.kserve_models)),
             publisher,
             node,
         })
