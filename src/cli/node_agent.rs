@@ -106,6 +106,10 @@ impl AgentArgs {
             true => None,
             false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
         };
+        let hf_caches = match self.hf_cache.is_empty() {
+            true => usual_hugging_face_caches(|variable| std::env::var_os(variable)),
+            false => self.hf_cache,
+        };
         let nvml =
             NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
         Ok(AgentOptions {
