@@ -10,6 +10,7 @@ use crate::scheduling::fit::{Misfit, misfit};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
+use crate::scheduling::policy::Policy;
 use crate::scheduling::rank;
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Demand, Sharing};
@@ -221,7 +222,7 @@ impl Ledger {
             None => self.free_room(uid, &entry.demand, book)?,
         };
         let placement = self.placement(book, &entry.demand, gpus);
-        let starting = self.gate_for(&entry.demand, &book.view);
+        let starting = gate(&entry.demand, &book.view, self.now, &self.policy);
         self.change(uid, |entries| {
             let entry = entries.get_mut(uid).expect("the entry was just read");
             entry.starting = starting;
@@ -257,14 +258,6 @@ impl Ledger {
                 entry.phase = Phase::Waiting(Waiting { offered, hint: None, ..std::mem::take(before) });
             }
         });
-    }
-
-    /// Until when the demand's engine, if it is one, keeps others from starting on its GPUs.
-    fn gate_for(&self, demand: &Demand, node: &Node) -> Option<Moment> {
-        let expected = rank::ready(node, demand, &self.policy.loading)
-            .unwrap_or_else(|| time_to_ready(None, demand.weights(), &self.policy.loading));
-        // Twice, because nobody's loading takes exactly as long as it should.
-        demand.terms.engine.then(|| self.now + expected.times(2).min(self.policy.start_gate))
     }
 
     fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
@@ -332,4 +325,12 @@ impl Ledger {
             memory_hundredths: devices().map(hundredths).min().unwrap_or(0),
         }
     }
+}
+
+/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none.
+pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
+    let expected = rank::ready(node, demand, &policy.loading)
+        .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
+    // Twice, because nobody's loading takes exactly as long as it should.
+    demand.terms.engine.then(|| now + expected.times(2).min(policy.start_gate))
 }

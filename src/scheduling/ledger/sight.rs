@@ -3,6 +3,7 @@
 use super::Ledger;
 use super::book::Book;
 use super::entry::{Bound, Phase, PodEntry, Waiting};
+use super::promise::gate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
@@ -242,11 +243,14 @@ impl Ledger {
             return remark;
         }
         let remark = if bound.devices.is_none() { Remark::Unplaced } else { Remark::Nothing };
-        // An engine that was bound before this ledger began may have been starting for long: nobody knows, and the cap holds.
-        let until = known.map_or(Some(self.now + self.policy.start_gate), |entry| entry.starting);
-        let starting = until.filter(|_| is_starting && demand.terms.engine);
         let node = bound.node.clone();
-        self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        let book = self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        // Nobody knows since when an engine that was bound before this ledger began has been starting.
+        let until = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
+            Some(entry) => entry.starting,
+            None => gate(&demand, &book.view, self.now, &self.policy),
+        };
+        let starting = until.filter(|_| is_starting);
         self.change(&uid.clone(), |entries| {
             entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound), starting });
         });
