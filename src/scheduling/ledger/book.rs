@@ -144,6 +144,8 @@ impl Book {
             gpu.charged += wanted.minus(victims);
             gpu.tenants += 1;
             gpu.exclusive |= holder.demand.sharing == Sharing::Exclusive;
+            // It will start as soon as the last victim has left: who began now would be in its way.
+            gpu.starting |= holder.demand.terms.engine;
         }
     }
 
@@ -152,6 +154,7 @@ impl Book {
         for place in hint.gpus.iter() {
             let gpu = &mut gpus[place];
             gpu.hinted += gpu.price(holder.demand.per_gpu, holder.demand.sharing);
+            gpu.engine_hinted |= holder.demand.terms.engine;
         }
     }
 

@@ -214,7 +214,7 @@ impl Ledger {
         if book.kind == NodeKind::DevicePlugin {
             return Err(Misfit::DevicePluginNode.into());
         }
-        if book.view.closed && entry.hold().is_none() {
+        if book.view.closed && entry.hold().is_none_or(|hold| hold.node != *node) {
             return Err(Misfit::Unseen.into());
         }
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
