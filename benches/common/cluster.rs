@@ -170,6 +170,8 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
                 {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
                 {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             ],
+            // Not a class of engines, of which one starts on a GPU at a time: none that is bound here ever gets ready.
+            "priorityClassName": "stowage-batch",
             "priority": 0, "enableServiceLinks": true, "preemptionPolicy": "PreemptLowerPriority",
         },
         "status": {"phase": "Pending", "qosClass": "Burstable"},
@@ -177,6 +179,7 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
     if let Some((node, gpu)) = bound {
         pod["spec"]["nodeName"] = node.into();
         pod["status"]["phase"] = "Running".into();
+        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
         pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{gpu}").into();
         pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = vram.into();
     }

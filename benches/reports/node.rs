@@ -87,7 +87,7 @@ fn gpu_report(node: usize, gpu: usize) -> serde_json::Value {
         json!({ "pid": 40_000 + 100 * gpu + second, "usedBytes": promised + CONTEXT, "pod": pod })
     };
     json!({
-        "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA H100 80GB HBM3",
+        "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3",
         "totalBytes": 81_559 * MIB, "reservedBytes": RESERVED, "usedBytes": 0, "utilizationPercent": 0,
         "health": "healthy", "numaNode": gpu / 4, "nvlinkIsland": 0, "processes": [process(0), process(1)],
     })
