@@ -62,9 +62,8 @@ pub fn time_to_ready(holding: Option<&Holding>, weights: Bytes, speeds: &Loading
             weights.minus(here).over(speeds.network) + weights.max(here).over(speeds.disk) + speeds.init
         }
         Some(Tier::Disk) => whole.over(speeds.disk) + speeds.init,
-        // Whoever loads or runs it has just read its files.
-        Some(Tier::PageCache | Tier::Loading | Tier::Resident) => whole.over(speeds.page_cache) + speeds.init,
-        Some(Tier::Sleeping) => whole.over(speeds.wake),
+        // Whoever loads, runs or keeps it has read its files, and a new pod cannot take another's memory.
+        Some(Tier::PageCache | Tier::Sleeping | Tier::Loading | Tier::Resident) => whole.over(speeds.page_cache) + speeds.init,
     }
 }
 

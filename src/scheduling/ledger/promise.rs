@@ -147,7 +147,7 @@ impl Ledger {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let leaving = self.victims_of_holds(book);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
@@ -270,7 +270,7 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
-        let gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
 
@@ -281,7 +281,7 @@ impl Ledger {
         hold: &Hold,
         book: &Book,
     ) -> Result<GpuSet, Misfit> {
-        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let remaining = self.victims_on(hold, book);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });

@@ -77,6 +77,9 @@ impl Ledger {
     pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), DevicesRefused> {
         let entries = &self.entries;
         let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(DevicesRefused::UnknownNode)?;
+        if book.reported && *book.devices == *devices {
+            return Ok(());
+        }
         let merged = book.merge_devices(devices.clone(), entries).len();
         if merged > MAX_GPUS as usize {
             return Err(DevicesRefused::TooMany(merged));
@@ -95,7 +98,7 @@ impl Ledger {
         if let Some(due) = book.ages_at(&self.policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
-        let found = book.read(reading, &self.entries, &self.policy);
+        let found = book.read(reading, &self.policy);
         // It may be old already.
         self.age(name);
         for (uid, gpus) in found {
@@ -111,7 +114,7 @@ impl Ledger {
         if let Some(due) = book.ages_at(rules) {
             self.aging.insert((due, name.clone()));
         }
-        self.refresh(name);
+        self.refresh_view(name);
     }
 
     /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them
