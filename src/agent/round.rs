@@ -98,6 +98,17 @@ impl Rounds {
         Round { report, as_of: Instant::now(), pods }
     }
 
+    /// The latest round for somebody who only looks: where no process was there to be asked about, also what could not have
+    /// been found out of one.
+    pub async fn look(&mut self) -> Round {
+        let mut round = self.next().await;
+        let mut gpus = round.report.gpus.iter().flatten();
+        if gpus.all(|gpu| gpu.processes.as_ref().is_none_or(Vec::is_empty)) {
+            round.report.missing.extend(self.owners.lacks());
+        }
+        round
+    }
+
     fn pods(&mut self, missing: &mut Vec<Missing>) -> Vec<PodOnNode> {
         self.pods.pods().unwrap_or_else(|reason| {
             missing.push(Missing { part: Part::Pods, reason });

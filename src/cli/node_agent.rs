@@ -10,7 +10,7 @@ use crate::agent::run::{self, AgentOptions, Print};
 use crate::cluster;
 use crate::ids::NodeName;
 use crate::units::Bytes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -99,9 +99,7 @@ impl AgentArgs {
     }
 
     async fn options(self) -> Result<AgentOptions> {
-        let name = self.node.filter(|name| !name.is_empty()).or_else(super::hostname);
-        let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
-        let node = NodeName::parse(&name).context("--node")?;
+        let node = node_name(self.node)?;
         let publisher = match self.extender.is_empty() {
             true => None,
             false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
@@ -116,7 +114,7 @@ impl AgentArgs {
             every: Duration::from_millis(self.every),
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
-            pods: pods(self.kubeconfig, &node).await,
+            pods: pods(self.kubeconfig, &node).await?,
             models: Box::new(NodeModels::new(hf_caches, self.kserve_models)),
             publisher,
             node,
@@ -124,10 +122,25 @@ impl AgentArgs {
     }
 }
 
-/// Without a cluster there are no names for the pods, and no engines are found; all else is told.
-async fn pods(kubeconfig: Option<PathBuf>, node: &NodeName) -> Box<dyn PodSource> {
+/// Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named must be
+/// there.
+async fn pods(kubeconfig: Option<PathBuf>, node: &NodeName) -> Result<Box<dyn PodSource>> {
     match cluster::connect(kubeconfig.as_deref()).await {
-        Ok(client) => Box::new(WatchedPods::start(client, node)),
-        Err(error) => Box::new(NoPods(error.to_string())),
+        Ok(client) => Ok(Box::new(WatchedPods::start(client, node))),
+        Err(error) if kubeconfig.is_none() => Ok(Box::new(NoPods(error.to_string()))),
+        Err(error) => Err(error).context("--kubeconfig"),
     }
+}
+
+/// What the kubelet calls its node: as the kernel calls the machine, in small letters.
+fn node_name(given: Option<String>) -> Result<NodeName> {
+    let name = given.filter(|name| !name.is_empty());
+    let name = name.or_else(|| super::hostname().map(|name| name.to_ascii_lowercase()));
+    let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    ensure!(
+        name.chars().all(is_allowed),
+        "--node: {name:?} is no Node's name, which has small letters, digits, '-' and '.'; kubectl get nodes lists them"
+    );
+    NodeName::parse(&name).context("--node")
 }
