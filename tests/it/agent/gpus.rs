@@ -18,24 +18,31 @@ fn healths(extender: &Served) -> Vec<(String, Health)> {
         .collect()
 }
 
+/// The GPU on which a pod ends up.
+fn bound(extender: &Served, pod: &Value) -> String {
+    assert_eq!(extender.passed(pod, &[NODE]), [NODE]);
+    assert_eq!(extender.bind(pod, NODE), "");
+    extender.entry(pod).unwrap().devices().unwrap()[0].to_string()
+}
+
 #[test]
 fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
-    let world = World::of([Gpu { utilization: 73, ..busy("a", &[(10, 10), (11, 40)]) }]);
+    let world = World::of([Gpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
     world.runs(11, "0::/system.slice/a-notebook.service\n");
     let extender = world.extender();
     let _agent = world.start(&agents_at(&extender));
     let report = reported_until(&extender, "the agent reports", |report| {
-        report["gpus"][0]["processes"][0]["pod"].is_string()
+        report["gpus"][0]["processes"][0]["pod"].is_string() && report["missing"].is_null()
     });
     let gpu = &report["gpus"][0];
-    let of_llama = json!({ "pid": 10, "usedBytes": 10 * GIB, "pod": uid(&llama) });
+    let of_llama = json!({ "pid": 10, "usedBytes": 20 * GIB, "pod": uid(&llama) });
     let of_nobody = json!({ "pid": 11, "usedBytes": 40 * GIB });
     assert_eq!(gpu["processes"], json!([of_llama, of_nobody]));
-    assert_eq!((&gpu["totalBytes"], &gpu["usedBytes"]), (&json!(80 * GIB), &json!(50 * GIB)));
+    assert_eq!((&gpu["totalBytes"], &gpu["usedBytes"]), (&json!(80 * GIB), &json!(60 * GIB)));
     assert_eq!((&gpu["model"], &gpu["utilizationPercent"]), (&json!("NVIDIA-H100-80GB-HBM3"), &json!(73)));
-    assert_eq!((&report["missing"], &report["findings"]), (&Value::Null, &Value::Null));
+    assert_eq!(report["findings"], Value::Null);
     let measured = measured(&extender, "GPU-a").unwrap();
     assert_eq!(measured.attributed.len(), 1);
     // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 promised, and what nobody in Kubernetes owns is 40.
@@ -76,7 +83,8 @@ fn gpus_that_reach_each_other_share_an_island() {
 #[test]
 fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
     let world = World::of([gpu("a"), gpu("b")]);
-    let extender = world.extender();
+    let small = pod("small", "10Gi");
+    let extender = world.extender_with([small.clone()]);
     let agent = world.start(&agents_at(&extender));
     eventually("the books have both", || healths(&extender).len() == 2);
     // They are read in this order: once the second has had its effect, the first has had none.
@@ -86,9 +94,7 @@ fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
     assert!(report["gpus"][0]["healthReason"].as_str().unwrap().contains("XID 48"), "{report:#}");
     assert_eq!(report["gpus"][1]["health"], "healthy");
     assert!(agent.line_with("reports an error of a GPU").contains("xid=13"), "both are logged");
-    let small = pod("small", "10Gi");
-    assert_eq!(extender.bind(&small, NODE), "");
-    assert_eq!(extender.entry(&small).unwrap().devices().unwrap()[0].as_str(), "GPU-b");
+    assert_eq!(bound(&extender, &small), "GPU-b");
 }
 
 #[test]
@@ -96,7 +102,8 @@ fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
     let world = World::of([gpu("a"), gpu("b")]);
     world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));
-    let extender = world.extender();
+    let small = pod("small", "10Gi");
+    let extender = world.extender_with([small.clone()]);
     let _agent = world.start(&agents_at(&extender));
     eventually("the books have both", || healths(&extender).len() == 2);
     world.play(&script([Gpu { lost: true, ..gpu("a") }, gpu("b")]));
@@ -107,7 +114,5 @@ fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
     let [(name, NoticeKind::GpuLost, told)] = &notices[..] else { panic!("{notices:?}") };
     assert!(name == "llama" && told.contains("GPU-a is out of order"), "{told}");
     assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
-    let small = pod("small", "10Gi");
-    assert_eq!(extender.bind(&small, NODE), "");
-    assert_eq!(extender.entry(&small).unwrap().devices().unwrap()[0].as_str(), "GPU-b");
+    assert_eq!(bound(&extender, &small), "GPU-b");
 }

@@ -33,7 +33,10 @@ fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_th
     world.play(&hanging);
     let is_blind = |report: &Value| report["gpus"].is_null() && report["missing"][0]["part"] == "gpus";
     let report = reported_until(&extender, "its figures are missing", is_blind);
-    assert!(report["missing"][0]["reason"].as_str().unwrap().contains("has not answered"), "{report:#}");
+    assert!(
+        report["missing"][0]["reason"].as_str().unwrap().contains("the driver does not answer"),
+        "{report:#}"
+    );
     assert!(serves(&report), "{report:#}");
     world.play(&script([gpu("a")]));
     reported_until(&extender, "it has come back", |report| report["gpus"][0].is_object());
@@ -60,5 +63,9 @@ fn what_goes_on_is_logged_once() {
     agent.signal("TERM");
     let (_, lines) = agent.ended();
     let about_gpus = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
-    assert_eq!((about_gpus(" missing: "), about_gpus("no longer missing: ")), (1, 1), "{lines:#?}");
+    assert_eq!(
+        (about_gpus("WARN stowage::agent::run: missing: Gpus"), about_gpus("no longer missing: Gpus")),
+        (1, 1),
+        "{lines:#?}"
+    );
 }

@@ -146,9 +146,15 @@ impl World {
 
     /// The extender of a cluster with this node and the pods that are known to the API server.
     pub fn extender(&self) -> Served {
+        self.extender_with([])
+    }
+
+    /// The same where these pods wait.
+    pub fn extender_with(&self, waiting: impl IntoIterator<Item = Value>) -> Served {
         let mut cluster = Cluster::of(&[]);
         cluster.nodes.push(node(NODE));
-        cluster.with(self.api.list("pods").iter().map(|pod| Value::clone(pod))).serve()
+        let known = self.api.list("pods");
+        cluster.with(known.iter().map(|pod| Value::clone(pod))).with(waiting).serve()
     }
 
     /// The agent as it runs on a node, but ten times a second; it reports to `extender`.
@@ -161,7 +167,9 @@ impl World {
 pub fn stowage_agent() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
     let said = ["HOME", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "KUBECONFIG", "NODE_NAME", "RUST_LOG"];
-    said.iter().for_each(|name| drop(command.env_remove(name)));
+    for name in said {
+        command.env_remove(name);
+    }
     command.env_remove("KUBERNETES_SERVICE_HOST").arg("agent");
     command
 }
