@@ -142,10 +142,10 @@ impl Cli {
             }
             Command::Agent(args) => {
                 log_to_stderr(if args.is_look() { "error" } else { "info" });
-                runtime.block_on(args.run())?;
-                // A driver that hangs has a thread, and nobody waits for it.
+                let outcome = runtime.block_on(args.run());
+                // A driver or a name server that hangs has a thread, and nobody waits for it.
                 runtime.shutdown_background();
-                Ok(ExitCode::SUCCESS)
+                outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Demo(args) => {
                 log_to_stderr("error");

@@ -98,6 +98,17 @@ impl Rounds {
         Round { report, as_of: Instant::now(), pods }
     }
 
+    /// The latest round for somebody who only looks: where no process was there to be asked about, also what could not have
+    /// been found out of one.
+    pub async fn look(&mut self) -> Round {
+        let mut round = self.next().await;
+        let mut gpus = round.report.gpus.iter().flatten();
+        if gpus.all(|gpu| gpu.processes.as_ref().is_none_or(Vec::is_empty)) {
+            round.report.missing.extend(self.owners.lacks());
+        }
+        round
+    }
+
     fn pods(&mut self, missing: &mut Vec<Missing>) -> Vec<PodOnNode> {
         self.pods.pods().unwrap_or_else(|reason| {
             missing.push(Missing { part: Part::Pods, reason });
@@ -112,7 +123,10 @@ impl Rounds {
                 return Some(sample);
             }
             Asked::Answer(Err(reason)) => reason,
-            Asked::Hangs(since) => format!("the driver has not answered for {} ms", since.as_millis()),
+            // Without how long: a reason that changes is news, and this is none.
+            Asked::Hangs => {
+                "the driver does not answer; if it stays so, the node's kernel log says more".into()
+            }
             Asked::Gone => "the thread that asks the driver has failed; restart the agent".into(),
         };
         missing.push(Missing { part: Part::Gpus, reason });
@@ -123,7 +137,7 @@ impl Rounds {
         match self.models.ask(MODEL_PATIENCE).await {
             Asked::Answer(scan) => self.scanned = scan,
             // A first scan of a large disk takes its time.
-            Asked::Hangs(_) => {}
+            Asked::Hangs => {}
             Asked::Gone => self.scanned.problems = vec!["the thread that looks for models has failed".into()],
         }
         let problems = self.scanned.problems.iter();

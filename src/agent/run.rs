@@ -7,11 +7,11 @@ use super::nvml::GpuSource;
 use super::ownership::OwnerSource;
 use super::pods::PodSource;
 use super::print;
-use super::publish::Publisher;
+use super::publish::{Outcome, PublishState, Publisher};
 use super::round::{Round, Rounds, Sources};
 use crate::ids::NodeName;
 use crate::report::{Missing, NodeReport};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
@@ -75,26 +75,37 @@ pub async fn run(options: AgentOptions) -> Result<()> {
     Ok(())
 }
 
-/// Looks once, prints, and reports what it saw if there is somebody to report to.
+/// Looks once, prints, and reports what it saw if there is somebody to report to; an error if that is nobody after all.
 pub async fn look(options: AgentOptions, how: Print) -> Result<()> {
     let (mut rounds, publisher) = start(options)?;
     let (times, pause) = LOOK;
-    let mut round = rounds.next().await;
     for _ in 1..times {
+        rounds.next().await;
         tokio::time::sleep(pause).await;
-        round = rounds.next().await;
     }
+    let round = rounds.look().await;
     let text = match how {
         Print::Tables => print::tables(&round.report, &round.pods),
         Print::Json => serde_json::to_string_pretty(&round.report).context("a report is plain data")? + "\n",
     };
     std::io::stdout().write_all(text.as_bytes()).context("stdout")?;
-    if let Some(mut publisher) = publisher {
-        publisher.publish(round.report, round.as_of).await;
-        let state = publisher.state();
-        state.problems.iter().for_each(|problem| eprintln!("{problem}"));
-        state.replicas.iter().for_each(|(name, state)| eprintln!("{name}: {}", state.latest));
+    match publisher {
+        Some(publisher) => tell(publisher, round).await,
+        None => Ok(()),
     }
+}
+
+/// Reports once, and says on stderr what became of it.
+async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
+    publisher.publish(round.report, round.as_of).await;
+    let PublishState { replicas, problems } = publisher.state();
+    let lines: Vec<String> =
+        replicas.iter().map(|(name, state)| format!("{name}: {}", state.latest)).collect();
+    // What each replica's line says already is not said again.
+    let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
+    others.chain(&lines).for_each(|line| eprintln!("{line}"));
+    let is_taken = replicas.values().any(|replica| replica.latest == Outcome::Accepted);
+    ensure!(is_taken, "nobody took the report");
     Ok(())
 }
 

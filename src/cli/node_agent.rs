@@ -11,7 +11,7 @@ use crate::agent::run::{self, AgentOptions, Print};
 use crate::cluster;
 use crate::ids::NodeName;
 use crate::units::Bytes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,9 +100,7 @@ impl AgentArgs {
     }
 
     async fn options(self) -> Result<AgentOptions> {
-        let name = self.node.filter(|name| !name.is_empty()).or_else(super::hostname);
-        let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
-        let node = NodeName::parse(&name).context("--node")?;
+        let node = node_name(self.node)?;
         let publisher = match self.extender.is_empty() {
             true => None,
             false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
@@ -115,13 +113,15 @@ impl AgentArgs {
             NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
         let mut models: Vec<Box<dyn ModelSource>> =
             vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
-        // Without a cluster there are no names for the pods, and no engines are found; all else is told.
+        // Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named
+        // must be there.
         let pods: Box<dyn PodSource> = match cluster::connect(self.kubeconfig.as_deref()).await {
             Ok(client) => {
                 models.push(Box::new(NodeImages::start(client.clone(), &node)));
                 Box::new(WatchedPods::start(client, &node))
             }
-            Err(error) => Box::new(NoPods(error.to_string())),
+            Err(error) if self.kubeconfig.is_none() => Box::new(NoPods(error.to_string())),
+            Err(error) => return Err(error).context("--kubeconfig"),
         };
         Ok(AgentOptions {
             every: Duration::from_millis(self.every),
@@ -133,4 +133,17 @@ impl AgentArgs {
             node,
         })
     }
+}
+
+/// What the kubelet calls its node: as the kernel calls the machine, in small letters.
+fn node_name(given: Option<String>) -> Result<NodeName> {
+    let name = given.filter(|name| !name.is_empty());
+    let name = name.or_else(|| super::hostname().map(|name| name.to_ascii_lowercase()));
+    let name = name.context("this machine tells no host name: give --node, its Node object's name")?;
+    let is_allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+    ensure!(
+        name.chars().all(is_allowed),
+        "--node: {name:?} is no Node's name, which has small letters, digits, '-' and '.'; kubectl get nodes lists them"
+    );
+    NodeName::parse(&name).context("--node")
 }

@@ -2,8 +2,10 @@
 //!
 //! Nothing here asks the API server anything yet.
 
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use std::error::Error;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,10 +14,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    #[error("{path}: {error}")]
-    Kubeconfig { path: String, error: Box<kube::config::KubeconfigError> },
-    #[error("no kubeconfig and no service account to reach an API server with: {0}")]
-    Infer(#[from] Box<kube::config::InferConfigError>),
+    #[error("{path}: {reason}")]
+    Kubeconfig { path: String, reason: String },
+    #[error(
+        "there is no kubeconfig here, nor a pod's service account; name the cluster with --kubeconfig FILE"
+    )]
+    Nowhere,
+    #[error("{reason}; repair it, or name another with --kubeconfig FILE")]
+    Usual { reason: String },
     #[error("the API server's client could not be set up: {0}")]
     Client(#[from] Box<kube::Error>),
 }
@@ -25,7 +31,7 @@ pub enum ConnectError {
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,
-        None => Config::infer().await.map_err(Box::new)?,
+        None => Config::infer().await.map_err(|error| nowhere(&error))?,
     };
     Ok(Client::try_from(tuned(config)).map_err(Box::new)?)
 }
@@ -39,10 +45,29 @@ pub fn tuned(mut config: Config) -> Config {
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
-    let failed =
-        |error| ConnectError::Kubeconfig { path: path.display().to_string(), error: Box::new(error) };
+    let failed = |error: KubeconfigError| {
+        let path = path.display().to_string();
+        match error {
+            // The path stands before it.
+            KubeconfigError::ReadConfig(error, _) => {
+                ConnectError::Kubeconfig { path, reason: error.to_string() }
+            }
+            error => ConnectError::Kubeconfig { path, reason: error.to_string() },
+        }
+    };
     let kubeconfig = Kubeconfig::read_from(path).map_err(failed)?;
     Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.map_err(failed)
+}
+
+/// Outside a pod what matters is the kubeconfig: whether there is none, or what is wrong with it.
+fn nowhere(error: &InferConfigError) -> ConnectError {
+    match error.source().and_then(|source| source.downcast_ref::<KubeconfigError>()) {
+        None | Some(KubeconfigError::FindPath) => ConnectError::Nowhere,
+        Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
+            ConnectError::Nowhere
+        }
+        Some(error) => ConnectError::Usual { reason: error.to_string() },
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ impl Upkeep {
             ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
         }
         if is_open && !self.was_open {
+            self.service.ledger().suppose_all_refused();
             let standing = self.index.lock().standing(&self.service);
             standing.into_iter().for_each(|notice| self.control_plane.notify(notice));
         }

@@ -6,6 +6,7 @@
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
+use super::reading::Pressure;
 use super::request::{Companion, Demand, Sharing};
 use crate::ids::{NodeName, PodUid};
 use crate::units::{Bytes, Millis};
@@ -31,6 +32,8 @@ pub struct Resident {
     pub uid: PodUid,
     pub gpus: GpuSet,
     pub per_gpu: Bytes,
+    /// What its processes have beyond that, on each of its GPUs at least.
+    pub beyond: Bytes,
     pub sharing: Sharing,
     pub priority: i32,
     pub companion: Companion,
@@ -177,7 +180,7 @@ impl<'a> Search<'a> {
         let resident = branch.order[next];
         branch.take(resident);
         self.descend(branch, next + 1, price.plus(resident));
-        branch.put_back(resident);
+        branch.put_back(resident, &self.room.gpus);
         // Without this one its equals are no better: it would have been taken in their place.
         let equals =
             branch.order[next..].iter().take_while(|other| likeness(other) == likeness(resident)).count();
@@ -225,21 +228,37 @@ impl<'a> Branch<'a> {
         self.freed = self.freed.plus(resident);
     }
 
-    fn put_back(&mut self, resident: &'a Resident) {
-        resident.gpus.iter().for_each(|place| self.state[place].charge(resident.per_gpu, resident.sharing));
+    fn put_back(&mut self, resident: &'a Resident, before: &[Gpu]) {
+        for place in resident.gpus.iter() {
+            let gpu = &mut self.state[place];
+            gpu.charge(resident.per_gpu, resident.sharing);
+            let (pressure, starting) = (before[place].pressure, before[place].starting);
+            *gpu = Gpu { taken: gpu.taken + resident.beyond, pressure, starting, ..*gpu };
+        }
         self.chosen.pop();
         self.freed = Shortfall::of(self.chosen.iter().copied());
     }
 }
 
 /// What tells residents apart in the search; those that are alike can stand in for each other.
-fn likeness(resident: &Resident) -> (GpuSet, Bytes, Sharing, u64, Bytes, i32) {
+fn likeness(resident: &Resident) -> (GpuSet, [Bytes; 2], Sharing, u64, Bytes, i32) {
     let Companion { cpu, memory } = resident.companion;
-    (resident.gpus, resident.per_gpu, resident.sharing, cpu.0, memory, resident.priority)
+    let vram = [resident.per_gpu, resident.beyond];
+    (resident.gpus, vram, resident.sharing, cpu.0, memory, resident.priority)
 }
 
-fn discharge(state: &mut [Gpu], resident: &Resident) {
-    resident.gpus.iter().for_each(|place| state[place].discharge(resident.per_gpu, resident.sharing));
+/// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
+/// engine is busy.
+pub fn discharge(state: &mut [Gpu], resident: &Resident) {
+    for place in resident.gpus.iter() {
+        let gpu = &mut state[place];
+        gpu.discharge(resident.per_gpu, resident.sharing);
+        gpu.taken = gpu.taken.minus(resident.beyond);
+        if gpu.tenants == 0 {
+            gpu.pressure = Pressure::NONE;
+            gpu.starting = false;
+        }
+    }
 }
 
 /// Calls `visit` with `chosen` and each subset of `size` of the `places`, in lexicographic order, until it breaks.

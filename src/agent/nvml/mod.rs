@@ -92,10 +92,10 @@ struct Failure {
 #[derive(Debug, thiserror::Error)]
 enum NvmlProblem {
     #[error(
-        "no NVIDIA driver: {library} not found ({cause}); on a GPU node, mount the driver's libraries into the agent \
-         or name the library with --nvml-lib"
+        "no NVIDIA driver: {cause}; on a GPU node, mount the driver's libraries into the agent or name the library with \
+         --nvml-lib"
     )]
-    NoLibrary { library: String, cause: String },
+    NoLibrary { cause: String },
     #[error(
         "{library} is there, but the NVIDIA kernel module is not loaded; see that nvidia-smi works on the node"
     )]
@@ -169,7 +169,8 @@ impl NvmlProblem {
     fn of(cause: NvmlError, options: &NvmlOptions) -> Self {
         let library = options.library_name();
         match cause {
-            NvmlError::LibloadingError(cause) => Self::NoLibrary { library, cause: cause.to_string() },
+            // The loader names the library itself.
+            NvmlError::LibloadingError(cause) => Self::NoLibrary { cause: cause.to_string() },
             NvmlError::DriverNotLoaded => Self::NoModule { library },
             NvmlError::LibRmVersionMismatch => Self::Mismatch { library },
             NvmlError::FailedToLoadSymbol(symbol) => Self::NotNvml { library, symbol },

@@ -29,6 +29,9 @@ pub trait OwnerSource: Send {
         gpus: &'a mut [GpuReport],
         pods: &'a [PodOnNode],
     ) -> BoxFuture<'a, Vec<Missing>>;
+
+    /// What would stand in the way if there were a process now. Nothing is asked, only looked for.
+    fn lacks(&self) -> Vec<Missing>;
 }
 
 /// The kernel and the kubelet.
@@ -59,9 +62,22 @@ impl OwnerSource for Owners {
                 by_allocation(gpus, &by_cgroup.unsaid, allocations, pods);
                 reasons.extend(problem.map(|problem| problem.to_string()));
             }
-            reasons.into_iter().map(|reason| Missing { part: Part::Owners, reason }).collect()
+            reasons.into_iter().map(missing).collect()
         })
     }
+
+    fn lacks(&self) -> Vec<Missing> {
+        let proc = self.cgroups.proc();
+        let no_proc = (!proc.is_dir()).then(|| {
+            format!("there is no {}: mount the host's /proc there, or name it with --proc", proc.display())
+        });
+        let no_kubelet = self.pod_resources.no_socket().map(|error| error.to_string());
+        no_proc.into_iter().chain(no_kubelet).map(missing).collect()
+    }
+}
+
+fn missing(reason: String) -> Missing {
+    Missing { part: Part::Owners, reason }
 }
 
 /// What the cgroups left open.

@@ -37,7 +37,7 @@ pub struct Allocation {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodResourcesError {
     #[error(
-        "there is no socket at {}: mount the kubelet's pod-resources folder there, or name it with --pod-resources",
+        "there is no kubelet's socket at {}: mount its pod-resources folder there, or name it with --pod-resources",
         socket.display()
     )]
     NoSocket { socket: PathBuf },
@@ -99,11 +99,19 @@ impl PodResources {
         (known, self.failed.as_ref().map(|(_, error)| error.clone()))
     }
 
+    /// Whether there is nobody to ask.
+    pub fn no_socket(&self) -> Option<PodResourcesError> {
+        let no_socket = || PodResourcesError::NoSocket { socket: self.socket.clone() };
+        (!self.socket.exists()).then(no_socket)
+    }
+
     /// Asks now.
     async fn list(&mut self) -> Result<Vec<Allocation>, PodResourcesError> {
         // A connection outlives the file: only who connects must find it.
-        if self.channel.is_none() && !self.socket.exists() {
-            return Err(PodResourcesError::NoSocket { socket: self.socket.clone() });
+        if self.channel.is_none()
+            && let Some(error) = self.no_socket()
+        {
+            return Err(error);
         }
         let channel = self.channel.get_or_insert_with(|| connection(&self.socket)).clone();
         let mut client = PodResourcesListerClient::new(channel).max_decoding_message_size(MAX_ANSWER);

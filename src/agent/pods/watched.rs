@@ -70,8 +70,11 @@ impl Seen {
     fn take(&mut self, event: Result<Event<Pod>, watcher::Error>) {
         match event {
             Ok(event) => {
-                self.problem = None;
                 self.apply(event);
+                // While a first list is coming in there is none yet.
+                if self.pods.is_some() {
+                    self.problem = None;
+                }
             }
             Err(error) => {
                 let problem = format!("the node's pods cannot be watched: {error}");

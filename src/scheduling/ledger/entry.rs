@@ -45,6 +45,8 @@ pub struct Waiting {
     pub hint: Option<Hint>,
     pub hold: Option<Hold>,
     pub refused: Option<Refused>,
+    /// How often in a row it was woken, asked, and was refused again.
+    pub in_vain: u32,
 }
 
 /// A filter that passed no node: whom to wake when one would pass.
@@ -55,7 +57,7 @@ pub struct Refused {
     /// The nodes it asked about.
     pub asked: Arc<NodeSet>,
     /// How often it was woken since it last asked.
-    pub wakes: u32,
+    pub unanswered: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

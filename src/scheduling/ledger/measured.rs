@@ -5,7 +5,7 @@
 
 use super::book::{Book, Tenant};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::device::Gpu;
+use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::policy::{Policy, TelemetryRules};
 use crate::scheduling::reading::{Freshness, GpuReading, Reading};
 use crate::scheduling::request::Sharing;
@@ -87,6 +87,17 @@ impl Book {
         let beyond: Bytes = seen.attributed.iter().map(beyond).sum();
         let least = if seen.used.is_none() { margin } else { Bytes::ZERO };
         (beyond + self.unexplained_on(place).believed()).max(least)
+    }
+
+    /// What a pod's processes have beyond its promise on each of these GPUs, at least.
+    pub fn beyond(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
+        let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
+        let Some(reading) = self.reading.as_ref().filter(|_| is_believed) else { return Bytes::ZERO };
+        let on = |place: usize| {
+            let seen = seen(reading, place, &self.devices[place].uuid)?;
+            Some(seen.attributed_to(uid)?.minus(per_gpu))
+        };
+        gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
     }
 
     /// What a pod was promised on a GPU; nothing, if it is not charged there.

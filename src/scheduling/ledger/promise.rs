@@ -11,6 +11,7 @@ use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::preempt::discharge;
 use crate::scheduling::rank;
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Demand, Sharing};
@@ -115,7 +116,9 @@ impl Ledger {
         self.set_hint(uid, None);
         match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             Some(Phase::Waiting(waiting)) => {
-                waiting.refused = None;
+                if waiting.refused.take().is_some_and(|refused| refused.unanswered > 0) {
+                    waiting.in_vain = waiting.in_vain.saturating_add(1);
+                }
                 let failed = waiting.offered.take();
                 waiting.tries += u32::from(failed.is_some());
                 (waiting.tries, failed)
@@ -137,6 +140,7 @@ impl Ledger {
         self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered = Some(node.clone());
+            waiting.in_vain = 0;
         }
     }
 
@@ -153,9 +157,9 @@ impl Ledger {
             if leaving.contains(victim) {
                 return Err(Conflict::VictimGone);
             }
-            let victim = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let charge = book.charge_of(victim).ok_or(Conflict::VictimGone)?;
-            charge.gpus.iter().for_each(|g| gpus[g].discharge(victim.demand.per_gpu, victim.demand.sharing));
+            let entry = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
+            let resident = self.resident(victim, entry, book).ok_or(Conflict::VictimGone)?;
+            discharge(&mut gpus, &resident);
         }
         let demand = &entry.demand;
         let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;

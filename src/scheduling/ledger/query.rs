@@ -8,6 +8,7 @@ use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::policy::{Eviction, Policy};
 use crate::scheduling::preempt::{Resident, Room};
 use crate::scheduling::reading::Reading;
+use crate::scheduling::request::Sharing;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -139,12 +140,17 @@ impl Ledger {
         self.books.iter().map(|(name, book)| (name, &book.view))
     }
 
-    fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
+    pub(super) fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
         let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
         Some(Resident {
             uid: uid.clone(),
             gpus: charge.gpus,
             per_gpu: entry.demand.per_gpu,
+            // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
+            beyond: match entry.demand.sharing {
+                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, charge.gpus),
+                Sharing::Exclusive => Bytes::ZERO,
+            },
             sharing: entry.demand.sharing,
             priority: entry.demand.priority,
             companion: entry.demand.companion,

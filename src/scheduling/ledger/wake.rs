@@ -5,7 +5,7 @@
 //! named here, and nobody else: a pod that is woken in vain costs the scheduler a whole round.
 
 use super::Ledger;
-use super::entry::{Phase, Refused};
+use super::entry::{Phase, PodEntry, Refused, Waiting};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::node::NodeKind;
@@ -19,8 +19,10 @@ use std::sync::Arc;
 
 /// An API event that made room has woken the pod already: it asks again within this time.
 const LEFT_ALONE: Millis = Millis::seconds(1);
-/// A pod that was woken and did not ask was kept back by something Stowage does not see. It is woken again after twice
-/// the time, up to this.
+/// A pod that is woken, asks, and is refused again (somebody was faster, or a figure hovers about a limit) is woken less
+/// and less often, but within this time: no refusal outlives its cause by five seconds.
+const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
+/// A pod that was woken and did not ask is kept back by something Stowage does not see.
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 
 /// A pod that no node fitted when it last asked.
@@ -30,8 +32,10 @@ pub struct Refusal {
     pub key: PodKey,
     pub demand: Demand,
     asked: Arc<NodeSet>,
-    /// Whether room of its own is open to it, if it has any.
-    own_room: Option<bool>,
+    /// Room of its own, if it has any, and whether it is open.
+    own_room: Option<(NodeName, bool)>,
+    /// It was woken a moment ago, and has not asked yet: the room it was woken for is not for the next one.
+    is_on_its_way: bool,
 }
 
 impl Ledger {
@@ -39,21 +43,37 @@ impl Ledger {
     pub fn note_refused(&mut self, uid: &PodUid, asked: NodeSet) {
         let at = self.now;
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.refused = Some(Refused { at, asked: Arc::new(asked), wakes: 0 });
+            waiting.refused = Some(Refused { at, asked: Arc::new(asked), unanswered: 0 });
             self.refused.insert(uid.clone());
         }
     }
 
-    /// The next `limit` pods that were refused and are due for another look, in turn.
+    /// Whoever waits may have been refused by someone of whom this ledger knows nothing: the last leader, or this process
+    /// before its restart.
+    pub fn suppose_all_refused(&mut self) {
+        let snapshot = self.snapshot();
+        let waits =
+            |entry: &PodEntry| matches!(&entry.phase, Phase::Waiting(waiting) if waiting.hint.is_none());
+        let waiting = self.entries().into_iter().filter(|(_, entry)| waits(entry));
+        let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
+        for uid in waiting {
+            self.note_refused(&uid, snapshot.set_of(0..snapshot.nodes().len()));
+        }
+    }
+
+    /// The next `limit` pods that were refused and are due for another look, in turn; and all that were woken and are on
+    /// their way.
     pub fn refusals(&mut self, limit: usize) -> Vec<Refusal> {
         let entries = &self.entries;
         self.refused.retain(|uid| entries.get(uid).is_some_and(|entry| entry.refused().is_some()));
         let (before, after): (Vec<_>, Vec<_>) =
             self.refused.iter().partition(|uid| self.looked_at.as_ref().is_some_and(|last| *uid <= last));
-        let due: Vec<Refusal> =
-            after.into_iter().chain(before).filter_map(|uid| self.due_refusal(uid)).take(limit).collect();
-        self.looked_at = due.last().map(|refusal| refusal.uid.clone());
-        due
+        let in_turn = || after.iter().chain(&before).filter_map(|uid| self.refusal(uid));
+        let due: Vec<Refusal> = in_turn().filter(|refusal| !refusal.is_on_its_way).take(limit).collect();
+        let Some(last) = due.last().map(|refusal| refusal.uid.clone()) else { return Vec::new() };
+        let refusals = in_turn().filter(|refusal| refusal.is_on_its_way).chain(due).collect();
+        self.looked_at = Some(last);
+        refusals
     }
 
     /// The pod was woken.
@@ -62,29 +82,48 @@ impl Ledger {
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase)
             && let Some(refused) = &mut waiting.refused
         {
-            *refused = Refused { at, wakes: refused.wakes + 1, asked: refused.asked.clone() };
+            *refused = Refused { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
         }
     }
 
-    fn due_refusal(&self, uid: &PodUid) -> Option<Refusal> {
+    /// `None` for a pod that is left alone for now and has no claim.
+    fn refusal(&self, uid: &PodUid) -> Option<Refusal> {
         let entry = self.entries.get(uid)?;
-        let refused = entry.refused().filter(|refused| refused.at + pause(refused.wakes) <= self.now)?;
+        let Phase::Waiting(Waiting { refused: Some(refused), in_vain, .. }) = &entry.phase else {
+            return None;
+        };
+        let is_due = refused.at + pause(refused.unanswered, *in_vain) <= self.now;
+        if !is_due && refused.unanswered == 0 {
+            return None;
+        }
         Some(Refusal {
             uid: uid.clone(),
             key: entry.key.clone(),
             demand: entry.demand.clone(),
             asked: refused.asked.clone(),
-            own_room: self.own_room(uid).map(|(_, verdict)| verdict.is_ok()),
+            own_room: self.own_room(uid).map(|(node, verdict)| (node, verdict.is_ok())),
+            is_on_its_way: !is_due,
         })
     }
 }
 
-/// Those who would find a place now, each beside those before it: of ten that wait for one GPU, one is woken. Higher
-/// priority first, then by UID.
+/// Those who would find a place now, each beside those before it and those who are on their way: of ten that wait for one
+/// GPU, one is woken. Higher priority first, then by UID.
 pub fn whom_to_wake(mut refusals: Vec<Refusal>, snapshot: &Snapshot) -> Vec<Refusal> {
-    refusals.sort_by(|a, b| (Reverse(a.demand.priority), &a.uid).cmp(&(Reverse(b.demand.priority), &b.uid)));
+    let order =
+        |refusal: &Refusal| (!refusal.is_on_its_way, Reverse(refusal.demand.priority), refusal.uid.clone());
+    refusals.sort_by_cached_key(order);
     let mut taken: BTreeMap<NodeName, Vec<Gpu>> = BTreeMap::new();
-    refusals.retain(|refusal| refusal.own_room.unwrap_or_else(|| take_a_seat(refusal, snapshot, &mut taken)));
+    refusals.retain(|refusal| {
+        let fits = match &refusal.own_room {
+            // On a node that the scheduler did not name, nothing that Stowage says helps.
+            Some((node, is_open)) => {
+                *is_open && snapshot.nodes_in(&refusal.asked).any(|asked| asked.name == *node)
+            }
+            None => take_a_seat(refusal, snapshot, &mut taken),
+        };
+        fits && !refusal.is_on_its_way
+    });
     refusals
 }
 
@@ -106,8 +145,12 @@ fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut BTreeMap<Node
     false
 }
 
-fn pause(wakes: u32) -> Millis {
-    LEFT_ALONE.times(1 << wakes.min(8)).min(LONGEST_PAUSE)
+/// How long a pod is left alone that was woken so often without asking, or asked so often in vain.
+fn pause(unanswered: u32, in_vain: u32) -> Millis {
+    match unanswered {
+        0 => LEFT_ALONE.times(1 << in_vain.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
+        _ => LEFT_ALONE.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
+    }
 }
 
 #[cfg(test)]
@@ -116,8 +159,9 @@ mod tests {
 
     #[test]
     fn who_is_woken_in_vain_is_left_alone_for_longer_each_time() {
-        let pauses: Vec<u64> = (0..8).map(|wakes| pause(wakes).0 / 1000).collect();
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+        let seconds = |pauses: [Millis; 8]| pauses.map(|pause| pause.0 / 1000);
+        assert_eq!(seconds(std::array::from_fn(|n| pause(n as u32 + 1, 0))), [2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(seconds(std::array::from_fn(|n| pause(0, n as u32))), [1, 2, 4, 4, 4, 4, 4, 4]);
+        assert_eq!(pause(u32::MAX, u32::MAX), LONGEST_PAUSE);
     }
 }

@@ -23,13 +23,24 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let pressure = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
         .prop_map(|(kv, queue)| Pressure { kv_cache: kv.and_then(Percent::new), queue });
     let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
-    let flags = (any::<bool>(), proptest::bool::weighted(0.2), proptest::bool::weighted(0.2));
+    let rarely = || proptest::bool::weighted(0.2);
+    let flags = (any::<bool>(), rarely(), rarely(), rarely());
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, pressure, taken).prop_map(
-        |(capacity, charged, hinted, tenants, (exclusive, slice, starting), health, pressure, taken)| Gpu {
+        |(
+            capacity,
+            charged,
+            hinted,
+            tenants,
+            (exclusive, slice, starting, engine_hinted),
+            health,
+            pressure,
+            taken,
+        )| Gpu {
             capacity: Bytes(capacity),
             charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
             hinted: Bytes(hinted),
+            engine_hinted,
             tenants,
             exclusive: exclusive && tenants == 1,
             starting,
@@ -113,7 +124,7 @@ proptest! {
     #[test]
     fn pack_chooses_as_brute_force_does(gpus in prop::collection::vec(gpu(), 0..8), demand in demand()) {
         let cost = |set: &Vec<usize>| {
-            let taken = |g: &usize| match demand.sharing {
+            let taken = |g: &usize| gpus[*g].engine_hinted && demand.terms.engine || match demand.sharing {
                 Sharing::Shared => gpus[*g].charged.0 + gpus[*g].taken.0 + gpus[*g].hinted.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
                 Sharing::Exclusive => gpus[*g].hinted.0 > 0,
             };
@@ -197,7 +208,7 @@ proptest! {
         proposed in 0usize..9,
     ) {
         let mut gpus = vec![Gpu {
-            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, taken: Bytes::ZERO,
+            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, engine_hinted: false, taken: Bytes::ZERO,
             pressure: Pressure::default(), tenants: 0, exclusive: false, starting: false, slice: false,
             health: Health::Healthy,
         }; 4];
@@ -209,7 +220,7 @@ proptest! {
                 let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
                 let companion = Companion { cpu: crate::units::MilliCpu(i as u64), memory: Bytes::ZERO };
                 let grace = Millis::seconds(1);
-                candidates.push(Resident { uid, gpus: on, per_gpu: Bytes(per_gpu), sharing, priority, companion, grace });
+                candidates.push(Resident { uid, gpus: on, per_gpu: Bytes(per_gpu), beyond: Bytes::ZERO, sharing, priority, companion, grace });
             }
         }
         let shortfall = Shortfall::of(candidates.iter().take(proposed % 3));

@@ -229,10 +229,12 @@ impl Bench {
         let known: Vec<GpuUuid> =
             self.ledger.node(&name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
         for gpu in &reading.gpus {
-            let Some(used) = gpu.used.filter(|_| known.contains(&gpu.uuid)) else {
+            if !known.contains(&gpu.uuid) {
                 self.unexplained.remove(&gpu.uuid);
                 continue;
-            };
+            }
+            // A figure that is missing once takes nothing back.
+            let Some(used) = gpu.used else { continue };
             let attributed: u64 = gpu.attributed.iter().map(|(_, bytes)| bytes.0).sum();
             let mut still_to_come = 0;
             for (uid, entry) in self.ledger.entries() {

@@ -13,6 +13,8 @@ pub struct Script {
     pub init_error: Option<u32>,
     /// What `nvmlDeviceGetCount` answers, if not success.
     pub count_error: Option<u32>,
+    /// `nvmlDeviceGetCount` does not return until the script says otherwise.
+    pub hangs: bool,
     pub gpus: Vec<Gpu>,
     /// Events in the order in which they happen. A test only ever appends; each is delivered once.
     pub xids: Vec<Xid>,
@@ -90,6 +92,7 @@ impl Default for Script {
             driver_version: "580.95.05".into(),
             init_error: None,
             count_error: None,
+            hangs: false,
             gpus: Vec::new(),
             xids: Vec::new(),
         }

@@ -3,12 +3,13 @@
 use crate::abi::{
     EVENT_XID, Event, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, TIMEOUT, code, put, put_text,
 };
-use crate::world::world;
+use crate::world::{World, world};
 use std::ffi::{c_char, c_uint, c_ulonglong};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
-/// How often a wait looks for an event: well below any wait that the agent asks for.
-const EVENT_POLL: Duration = Duration::from_millis(5);
+/// How often a wait looks at the script: well below any wait that the agent asks for.
+const POLL: Duration = Duration::from_millis(5);
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlInit_v2() -> u32 {
@@ -32,12 +33,24 @@ pub extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uin
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> u32 {
-    let mut world = world();
-    world.refresh();
+    let world = when_it_no_longer_hangs();
     code(world.script().and_then(|script| match script.count_error {
         Some(error) => Err(error),
         None => put(count, script.gpus.len() as c_uint),
     }))
+}
+
+/// The world as it is now, once the script lets the caller on. Others may call meanwhile.
+fn when_it_no_longer_hangs() -> MutexGuard<'static, World> {
+    loop {
+        let mut world = world();
+        world.refresh();
+        if !world.script().is_ok_and(|script| script.hangs) {
+            return world;
+        }
+        drop(world);
+        std::thread::sleep(POLL);
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -87,7 +100,7 @@ pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut Event, timeout_ms
             Ok(None) if Instant::now() >= until => return TIMEOUT,
             Ok(None) => {
                 drop(world);
-                std::thread::sleep(EVENT_POLL);
+                std::thread::sleep(POLL);
             }
         }
     }

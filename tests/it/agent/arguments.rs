@@ -1,0 +1,153 @@
+//! What a person meets: a look at a bare machine, and flags that are wrong.
+
+use super::world::{World, busy, engine_at, gpu, stowage_agent, text};
+use crate::served::eventually;
+use serde_json::Value;
+use std::process::Output;
+
+/// A sentence or two on one line of a wide terminal, not an essay.
+const LONGEST_LINE: usize = 240;
+
+fn runs(arguments: &[&str]) -> Output {
+    stowage_agent().args(arguments).output().unwrap()
+}
+
+/// Exit code and what stands on stderr.
+fn fails(arguments: &[&str]) -> (i32, String) {
+    let output = runs(arguments);
+    assert_eq!(text(&output.stdout), "", "errors go to stderr");
+    (output.status.code().unwrap(), text(&output.stderr).to_owned())
+}
+
+#[test]
+fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (library, socket, proc) = (nowhere("libnvidia-ml.so.1"), nowhere("kubelet.sock"), nowhere("proc"));
+    let bare =
+        ["--once", "--node", "bare", "--nvml-lib", &library, "--pod-resources", &socket, "--proc", &proc];
+    let output = runs(&bare);
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
+    let printed = text(&output.stdout);
+    assert!(printed.starts_with("Node bare\n"), "{printed}");
+    let lines: Vec<&str> = printed.lines().collect();
+    let says = |start: &str, parts: &[&str]| {
+        let is_it = |line: &&&str| line.starts_with(start) && parts.iter().all(|part| line.contains(part));
+        assert_eq!(lines.iter().filter(is_it).count(), 1, "{start} {parts:?} once in\n{printed}");
+    };
+    says("Missing: GPUs: no NVIDIA driver", &[&library, "--nvml-lib"]);
+    says("Missing: pods of this node: there is no kubeconfig", &["--kubeconfig"]);
+    says("Missing: whose a process is: there is no kubelet's socket", &[&socket, "--pod-resources"]);
+    says("Missing: whose a process is: there is no ", &[&proc, "--proc"]);
+    let longest = lines.iter().map(|line| line.len()).max().unwrap();
+    assert!(longest < LONGEST_LINE + folder.path().as_os_str().len(), "{printed}");
+    let report: Value = serde_json::from_slice(&runs(&[&bare[..], &["--json"]].concat()).stdout).unwrap();
+    let parts: Vec<&str> = report["missing"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|missing| missing["part"].as_str().unwrap())
+        .collect();
+    assert_eq!((&report["gpus"], &parts[..]), (&Value::Null, &["pods", "gpus", "owners", "owners"][..]));
+}
+
+#[test]
+fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
+    let world = World::of([gpu("a")]);
+    std::fs::remove_file(world.library()).unwrap();
+    world.pod("llama", |pod| engine_at(pod, 1));
+    let report = world.look_until(&[], |report| report["engines"][0].is_object());
+    assert_eq!((&report["gpus"], report["missing"][0]["part"].as_str()), (&Value::Null, Some("gpus")));
+}
+
+#[test]
+fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let nowhere = folder.path().join("nowhere");
+    let nowhere = nowhere.to_str().unwrap();
+    let cases: [(i32, &[&str], &[&str]); 14] = [
+        (1, &[], &["nobody to report to", "--extender https://HOST:PORT"]),
+        (2, &["--extender", "stowage:9446"], &["neither https:// nor http://", "such as https://"]),
+        (2, &["--extender", "https://stowage/v1"], &["more than a host and a port"]),
+        (1, &["--extender", "https://stowage"], &["https://stowage:9446", "give --ca FILE"]),
+        (1, &["--extender", "https://stowage", "--ca", nowhere], &[nowhere]),
+        (1, &["--extender", "http://10.0.0.1", "--token-file", nowhere], &["in the clear", "https://"]),
+        (1, &["--once", "--node", "Node_A"], &["--node", "\"Node_A\"", "kubectl get nodes"]),
+        (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
+        (1, &["--once", "--kubeconfig", nowhere], &["--kubeconfig", nowhere, "No such file"]),
+        (2, &["--every", "5"], &["--every", "100..=10000"]),
+        (2, &["--gpu-memory", "much"], &["--gpu-memory", "much"]),
+        (2, &["--json"], &["--once"]),
+        (2, &["--once", "--json", "--print"], &["--json", "--print"]),
+        (2, &["--extenders", "x"], &["--extender"]),
+    ];
+    for (code, arguments, parts) in cases {
+        let (ended, error) = fails(arguments);
+        assert_eq!(ended, code, "{arguments:?}: {error}");
+        assert!(error.starts_with("error: "), "{error}");
+        parts
+            .iter()
+            .for_each(|part| assert!(error.contains(part), "{arguments:?}: {error} does not say {part}"));
+        let longest = error.lines().map(str::len).max().unwrap();
+        assert!(longest < LONGEST_LINE, "{error}");
+    }
+}
+
+#[test]
+fn a_look_whose_report_nobody_takes_says_why_and_fails() {
+    let world = World::of([gpu("a")]);
+    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = world.agent(&["--once", "--extender", &format!("http://{dead}")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).contains("GPU-a"), "what it saw is printed all the same");
+    let error = text(&output.stderr);
+    let lines: Vec<&str> = error.lines().collect();
+    let [why, end] = &lines[..] else { panic!("{error}") };
+    assert!(why.contains(&dead.to_string()) && why.contains("refused"), "{error}");
+    assert_eq!(*end, "error: nobody took the report");
+}
+
+#[test]
+fn help_names_every_source_the_agent_has() {
+    let output = runs(&["--help"]);
+    let help = text(&output.stdout);
+    for flag in [
+        "--node",
+        "--extender",
+        "--ca",
+        "--token-file",
+        "--every",
+        "--nvml-lib",
+        "--gpu-memory",
+        "--pod-resources",
+        "--proc",
+        "--hf-cache",
+        "--kserve-models",
+        "--kubeconfig",
+        "--once",
+        "--print",
+        "--json",
+    ] {
+        assert!(help.contains(flag), "{flag} is not in\n{help}");
+    }
+    assert!(help.lines().all(|line| line.chars().count() <= 100), "{help}");
+}
+
+#[test]
+fn the_tables_name_pods_and_what_nobody_owns() {
+    let world = World::of([busy("a", &[(10, 10), (11, 2)])]);
+    let llama = world.pod("llama", |_| {});
+    world.runs_in(10, &llama);
+    world.runs(11, "0::/system.slice/x.service\n");
+    let tables = || {
+        let output = world.agent(&["--once", "--print"]).output().unwrap();
+        assert!(output.status.success());
+        text(&output.stdout).to_owned()
+    };
+    let mut printed = String::new();
+    eventually("the pods are listed", || {
+        printed = tables();
+        printed.contains("default/llama 10.0 GiB")
+    });
+    assert!(printed.contains("nobody in Kubernetes 2.0 GiB") && !printed.contains("Missing"), "{printed}");
+}

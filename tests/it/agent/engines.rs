@@ -1,0 +1,107 @@
+//! What engines print, from their pages into the extender's books.
+
+use super::world::{Engine, GIB, World, agents_at, bound_to, engine_at, gpu, measured, reported_until};
+use crate::served::eventually;
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use stowage::scheduling::reading::Pressure;
+use stowage::units::Percent;
+
+const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
+const VLLM_ASLEEP: &str = include_str!("../../fixtures/engines/vllm-0.12-asleep.txt");
+const SGLANG: &str = include_str!("../../fixtures/engines/sglang.txt");
+
+/// The engine of the pod with this UID.
+fn engine_of<'a>(report: &'a Value, pod: &Value) -> &'a Value {
+    let engines = report["engines"].as_array();
+    let found = engines.into_iter().flatten().find(|engine| engine["pod"] == pod["metadata"]["uid"]);
+    found.unwrap_or(&Value::Null)
+}
+
+fn is_serving(report: &Value, pod: &Value) -> bool {
+    engine_of(report, pod)["state"] == "serving"
+}
+
+#[test]
+fn the_fullest_rank_and_the_sum_of_queues_of_an_engine_reach_the_books() {
+    let world = World::of([gpu("a")]);
+    let engine = Engine::serving(&world, VLLM);
+    let llama = world.pod("llama", |pod| {
+        bound_to(pod, "GPU-a", 20 * GIB);
+        engine_at(pod, engine.port);
+    });
+    let extender = world.extender();
+    let _agent = world.start(&agents_at(&extender));
+    let report = reported_until(&extender, "it serves", |report| is_serving(report, &llama));
+    let shown = engine_of(&report, &llama);
+    for (key, value) in [
+        ("engine", json!("vllm")),
+        ("gpus", json!(["GPU-a"])),
+        ("model", json!("meta-llama/Llama-3.1-8B-Instruct")),
+        ("kvCacheUsage", json!(0.6342857142857143)),
+        ("kvCacheTokens", json!(877_008)),
+        ("waiting", json!(3)),
+        ("running", json!(21)),
+        ("problem", Value::Null),
+    ] {
+        assert_eq!(shown[key], value, "{key}");
+    }
+    let full = Pressure { kv_cache: Percent::new(64), queue: Some(3) };
+    eventually("the books have it", || measured(&extender, "GPU-a").unwrap().pressure == full);
+    engine.shows(VLLM_ASLEEP);
+    eventually("asleep it is no neighbour", || {
+        measured(&extender, "GPU-a").unwrap().pressure == Pressure::NONE
+    });
+}
+
+#[test]
+fn an_engine_is_found_by_a_port_its_pod_declares() {
+    let world = World::of([gpu("a")]);
+    let engine = Engine::serving(&world, SGLANG);
+    let llama = world.pod("llama", |pod| {
+        pod["spec"]["containers"][0]["ports"] = json!([{ "containerPort": engine.port }]);
+    });
+    let report = world.look_until(&[], |report| is_serving(report, &llama));
+    let shown = engine_of(&report, &llama);
+    assert_eq!((&shown["engine"], &shown["kvCacheUsage"]), (&json!("sglang"), &json!(0.71)));
+}
+
+#[test]
+fn one_engine_that_is_dead_and_one_that_hangs_take_nothing_from_a_good_one() {
+    let world = World::of([gpu("a")]);
+    let engine = Engine::serving(&world, VLLM);
+    // The kernel takes the connection, and nobody ever reads from it.
+    let hung = TcpListener::bind("127.0.0.1:0").unwrap();
+    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let at = |port| move |pod: &mut Value| engine_at(pod, port);
+    let good = world.pod("good", at(engine.port));
+    let hung = world.pod("hung", at(hung.local_addr().unwrap().port()));
+    let dead = world.pod("dead", at(dead));
+    let problem =
+        |report: &Value, pod| engine_of(report, pod)["problem"].as_str().unwrap_or_default().to_owned();
+    let report = world.look_until(&[], |report| {
+        is_serving(report, &good) && !problem(report, &hung).is_empty() && !problem(report, &dead).is_empty()
+    });
+    assert!(problem(&report, &hung).contains("has not answered in full"), "{report:#}");
+    assert!(problem(&report, &dead).contains("nobody listens"), "{report:#}");
+    for pod in [&hung, &dead] {
+        let shown = engine_of(&report, pod);
+        assert_eq!((&shown["state"], &shown["kvCacheUsage"]), (&json!("starting"), &Value::Null));
+    }
+}
+
+#[test]
+fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
+    let world = World::of([gpu("a")]);
+    let engine = Engine::serving(&world, VLLM);
+    let llama = world.pod("llama", |pod| {
+        bound_to(pod, "GPU-a", 20 * GIB);
+        engine_at(pod, engine.port);
+    });
+    let extender = world.extender();
+    let _agent = world.start(&agents_at(&extender));
+    reported_until(&extender, "it serves", |report| is_serving(report, &llama));
+    engine.end(&world);
+    reported_until(&extender, "it is away", |report| engine_of(report, &llama)["state"] == "unreachable");
+    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, Pressure::default());
+}

@@ -1,0 +1,118 @@
+//! What the driver says: memory, processes, slices, links, health. From the library into the extender's books.
+
+use super::world::{GIB, NODE, World, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid};
+use crate::served::{Served, eventually, pod};
+use mock_nvml::{Gpu, Script, Slice, Xid};
+use serde_json::{Value, json};
+use stowage::control_plane::NoticeKind;
+use stowage::ids::NodeName;
+use stowage::scheduling::device::Health;
+
+/// The health of a node's GPUs in the books, by UUID.
+fn healths(extender: &Served) -> Vec<(String, Health)> {
+    let ledger = extender.service.ledger();
+    let node = ledger.node(&NodeName::parse(NODE).unwrap());
+    node.iter()
+        .flat_map(|node| node.devices.iter())
+        .map(|device| (device.uuid.to_string(), device.health))
+        .collect()
+}
+
+/// The GPU on which a pod ends up.
+fn bound(extender: &Served, pod: &Value) -> String {
+    assert_eq!(extender.passed(pod, &[NODE]), [NODE]);
+    assert_eq!(extender.bind(pod, NODE), "");
+    extender.entry(pod).unwrap().devices().unwrap()[0].to_string()
+}
+
+#[test]
+fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
+    let world = World::of([Gpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
+    let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
+    world.runs_in(10, &llama);
+    world.runs(11, "0::/system.slice/a-notebook.service\n");
+    let extender = world.extender();
+    let _agent = world.start(&agents_at(&extender));
+    let report = reported_until(&extender, "the agent reports", |report| {
+        report["gpus"][0]["processes"][0]["pod"].is_string() && report["missing"].is_null()
+    });
+    let gpu = &report["gpus"][0];
+    let of_llama = json!({ "pid": 10, "usedBytes": 20 * GIB, "pod": uid(&llama) });
+    let of_nobody = json!({ "pid": 11, "usedBytes": 40 * GIB });
+    assert_eq!(gpu["processes"], json!([of_llama, of_nobody]));
+    assert_eq!((&gpu["totalBytes"], &gpu["usedBytes"]), (&json!(80 * GIB), &json!(60 * GIB)));
+    assert_eq!((&gpu["model"], &gpu["utilizationPercent"]), (&json!("NVIDIA-H100-80GB-HBM3"), &json!(73)));
+    assert_eq!(report["findings"], Value::Null);
+    let measured = measured(&extender, "GPU-a").unwrap();
+    assert_eq!(measured.attributed.len(), 1);
+    // Of 80 GiB, 8 are headroom, 0.6 the driver's, 20 promised, and what nobody in Kubernetes owns is 40.
+    eventually("what nobody owns is believed", || extender.passed(&pod("large", "20Gi"), &[NODE]).is_empty());
+    assert_eq!(extender.passed(&pod("small", "10Gi"), &[NODE]), [NODE]);
+}
+
+#[test]
+fn slices_stand_behind_the_gpu_they_are_cut_from() {
+    let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
+    let with_process = Slice { processes: busy("x", &[(10, 4)]).processes, used: 4 * GIB, ..slice("x") };
+    let slices = [(0, with_process), (3, slice("y"))].into();
+    let world = World::of([Gpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
+    let llama = world.pod("llama", |_| {});
+    world.runs_in(10, &llama);
+    let report = world.look(&[]);
+    let shown: Vec<_> =
+        report["gpus"].as_array().unwrap().iter().map(|g| (&g["uuid"], &g["parent"])).collect();
+    let (a, none) = (json!("GPU-a"), Value::Null);
+    let [x, y, b] = ["MIG-x", "MIG-y", "GPU-b"].map(|uuid| json!(uuid));
+    assert_eq!(shown, [(&a, &none), (&x, &a), (&y, &a), (&b, &none)]);
+    assert_eq!(report["gpus"][1]["processes"][0]["pod"], uid(&llama));
+    let extender = world.extender();
+    let _agent = world.start(&agents_at(&extender));
+    eventually("the books have them", || healths(&extender).iter().any(|(uuid, _)| uuid == "MIG-y"));
+    assert!(measured(&extender, "MIG-x").is_some_and(|slice| slice.attributed.len() == 1));
+}
+
+#[test]
+fn gpus_that_reach_each_other_share_an_island() {
+    let linked = |letter, nvlink| Gpu { nvlink, ..gpu(letter) };
+    let report = World::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]).look(&[]);
+    let islands: Vec<_> =
+        report["gpus"].as_array().unwrap().iter().map(|gpu| gpu["nvlinkIsland"].as_u64()).collect();
+    assert_eq!(islands, [Some(0), None, Some(0)]);
+}
+
+#[test]
+fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
+    let world = World::of([gpu("a"), gpu("b")]);
+    let small = pod("small", "10Gi");
+    let extender = world.extender_with([small.clone()]);
+    let agent = world.start(&agents_at(&extender));
+    eventually("the books have both", || healths(&extender).len() == 2);
+    // They are read in this order: once the second has had its effect, the first has had none.
+    let xids = vec![Xid { gpu: 1, xid: 13 }, Xid { gpu: 0, xid: 48 }];
+    world.play(&Script { xids, ..script([gpu("a"), gpu("b")]) });
+    let report = reported_until(&extender, "it drains", |r| r["gpus"][0]["health"] == "draining");
+    assert!(report["gpus"][0]["healthReason"].as_str().unwrap().contains("XID 48"), "{report:#}");
+    assert_eq!(report["gpus"][1]["health"], "healthy");
+    assert!(agent.line_with("reports an error of a GPU").contains("xid=13"), "both are logged");
+    assert_eq!(bound(&extender, &small), "GPU-b");
+}
+
+#[test]
+fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
+    let world = World::of([gpu("a"), gpu("b")]);
+    world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
+    world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));
+    let small = pod("small", "10Gi");
+    let extender = world.extender_with([small.clone()]);
+    let _agent = world.start(&agents_at(&extender));
+    eventually("the books have both", || healths(&extender).len() == 2);
+    world.play(&script([Gpu { lost: true, ..gpu("a") }, gpu("b")]));
+    let report = reported_until(&extender, "it is lost", |r| r["gpus"][0]["health"] == "lost");
+    assert_eq!(report["gpus"][0]["totalBytes"], 80 * GIB, "its size is remembered");
+    eventually("its pod is told", || !extender.notices().is_empty());
+    let notices = extender.notices();
+    let [(name, NoticeKind::GpuLost, told)] = &notices[..] else { panic!("{notices:?}") };
+    assert!(name == "llama" && told.contains("GPU-a is out of order"), "{told}");
+    assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
+    assert_eq!(bound(&extender, &small), "GPU-b");
+}

@@ -1,0 +1,71 @@
+//! How an agent starts, ends and goes on: signals, a driver that hangs, a log that a person can read.
+
+use super::world::{Engine, World, agents_at, engine_at, gpu, reported, reported_until, script};
+use mock_nvml::Script;
+use serde_json::Value;
+
+const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
+
+#[test]
+fn either_signal_ends_it_in_order() {
+    let world = World::of([gpu("a")]);
+    for name in ["TERM", "INT"] {
+        let extender = world.extender();
+        let agent = world.start(&agents_at(&extender));
+        reported_until(&extender, "it reports", |report| report["gpus"][0]["uuid"] == "GPU-a");
+        agent.signal(name);
+        let (status, lines) = agent.ended();
+        assert_eq!(status.code(), Some(0), "{name}");
+        assert!(lines.last().unwrap().contains("stopped"), "{lines:?}");
+    }
+}
+
+#[test]
+fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_the_end() {
+    let world = World::of([gpu("a")]);
+    let engine = Engine::serving(&world, VLLM);
+    world.pod("llama", |pod| engine_at(pod, engine.port));
+    let extender = world.extender();
+    let agent = world.start(&agents_at(&extender));
+    let serves = |report: &Value| report["engines"][0]["state"] == "serving";
+    reported_until(&extender, "all is well", |report| serves(report) && report["gpus"][0].is_object());
+    let hanging = Script { hangs: true, ..script([gpu("a")]) };
+    world.play(&hanging);
+    let is_blind = |report: &Value| report["gpus"].is_null() && report["missing"][0]["part"] == "gpus";
+    let report = reported_until(&extender, "its figures are missing", is_blind);
+    assert!(
+        report["missing"][0]["reason"].as_str().unwrap().contains("the driver does not answer"),
+        "{report:#}"
+    );
+    assert!(serves(&report), "{report:#}");
+    world.play(&script([gpu("a")]));
+    reported_until(&extender, "it has come back", |report| report["gpus"][0].is_object());
+    world.play(&hanging);
+    reported_until(&extender, "it hangs again", is_blind);
+    agent.signal("TERM");
+    let (status, _) = agent.ended();
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn what_goes_on_is_logged_once() {
+    let world = World::of([gpu("a")]);
+    let extender = world.extender();
+    let agent = world.start(&agents_at(&extender));
+    reported_until(&extender, "it reports", |report| report["gpus"][0].is_object());
+    world.play(&Script { hangs: true, ..script([gpu("a")]) });
+    let first = reported_until(&extender, "it hangs", |report| report["gpus"].is_null());
+    let later = |report: &Value| report["sequence"].as_u64() > first["sequence"].as_u64().map(|s| s + 5);
+    reported_until(&extender, "it hangs on", later);
+    world.play(&script([gpu("a")]));
+    reported_until(&extender, "it has come back", |report| report["gpus"][0].is_object());
+    assert_eq!(reported(&extender)["missing"], Value::Null);
+    agent.signal("TERM");
+    let (_, lines) = agent.ended();
+    let about_gpus = |what: &str| lines.iter().filter(|line| line.contains(what)).count();
+    assert_eq!(
+        (about_gpus("WARN stowage::agent::run: missing: Gpus"), about_gpus("no longer missing: Gpus")),
+        (1, 1),
+        "{lines:#?}"
+    );
+}

@@ -1,0 +1,67 @@
+//! Whose a process is, and what comes of it where that is not as it was meant.
+
+use super::world::fake_kubelet::given;
+use super::world::{GIB, World, agents_at, bound_to, busy, gpu, reported_until, uid};
+use crate::served::{Served, eventually};
+use serde_json::{Value, json};
+use stowage::control_plane::NoticeKind;
+
+/// The pod of the first process of the first GPU.
+fn owner(report: &Value) -> &Value {
+    &report["gpus"][0]["processes"][0]["pod"]
+}
+
+#[test]
+fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
+    let world = World::of([busy("a", &[(10, 10)])]);
+    let stranger = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
+    world.runs_in(10, &stranger);
+    assert_eq!(owner(&world.look(&[])), uid(&stranger));
+}
+
+#[test]
+fn a_process_whose_cgroup_says_nothing_is_the_pods_that_was_handed_its_gpu() {
+    let mut world = World::of([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
+    let plugin = |pod: &mut Value| {
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "nvidia.com/gpu": "1" });
+    };
+    let llama = world.pod("llama", plugin);
+    [10, 11].into_iter().for_each(|pid| world.runs(pid, "0::/\n"));
+    world.kubelet.answers(Ok(vec![given("default", "llama", "nvidia.com/gpu", &["GPU-a"])]));
+    let report = world.look_until(&[], |report| owner(report).is_string());
+    assert_eq!(owner(&report), uid(&llama));
+    assert_eq!(report["gpus"][1]["processes"], json!([{ "pid": 11, "usedBytes": 10 * GIB }]), "nobody's");
+}
+
+/// What the pods are told of a finding, which is counted once however often it is reported.
+fn told(world: &World, extender: &Served, kind: &str) -> (String, NoticeKind, String) {
+    let _agent = world.start(&agents_at(extender));
+    let is_repeated = |report: &Value| {
+        report["findings"][0]["kind"] == kind
+            && report["sequence"].as_u64().is_some_and(|sequence| sequence > 5)
+    };
+    reported_until(extender, "it is found", is_repeated);
+    eventually("its pod is told", || !extender.notices().is_empty());
+    assert_eq!(extender.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}")), 1);
+    extender.notices().swap_remove(0)
+}
+
+#[test]
+fn a_pod_that_runs_elsewhere_than_it_was_put_is_found_and_told() {
+    let world = World::of([gpu("a"), busy("b", &[(10, 10)])]);
+    let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
+    world.runs_in(10, &llama);
+    let (name, kind, text) = told(&world, &world.extender(), "drift");
+    assert_eq!((name.as_str(), kind), ("llama", NoticeKind::Drift));
+    assert!(text.contains("run on GPU-b") && text.contains("recorded GPU-a"), "{text}");
+}
+
+#[test]
+fn a_pod_that_uses_more_than_it_was_granted_is_found_and_told() {
+    let world = World::of([busy("a", &[(10, 24)])]);
+    let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
+    world.runs_in(10, &llama);
+    let (name, kind, text) = told(&world, &world.extender(), "over-grant");
+    assert_eq!((name.as_str(), kind), ("llama", NoticeKind::OverGrant));
+    assert!(text.contains("24.0 GiB") && text.contains("20.0 GiB"), "{text}");
+}

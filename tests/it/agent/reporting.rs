@@ -1,0 +1,146 @@
+//! An agent and its extenders: with TLS and a token, and where either starts anew.
+
+use super::world::{NODE, Running, World, agents_at, gpu, reported, reported_until, text};
+use crate::agent_auth::Guarded;
+use crate::client::Client;
+use crate::served::{Served, doors, eventually};
+use crate::tls::{Ca, Files};
+use axum::body::Bytes;
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use stowage::extender::server;
+use stowage::extender::tls::{ServerFiles, load_server};
+use tokio_util::sync::CancellationToken;
+
+/// An agents' address of an extender that a test closes as a whole, connections and all.
+struct Open<'a> {
+    extender: &'a Served,
+    stop: CancellationToken,
+    serving: tokio::task::JoinHandle<std::io::Result<()>>,
+}
+
+impl<'a> Open<'a> {
+    fn at(extender: &'a Served, listener: TcpListener) -> Self {
+        listener.set_nonblocking(true).unwrap();
+        let stop = CancellationToken::new();
+        let (mut doors, _) = doors();
+        doors.agents.listener = listener;
+        let serving = extender.spawn(server::serve(extender.extender.clone(), doors, stop.clone()));
+        Self { extender, stop, serving }
+    }
+
+    fn close(self) {
+        self.stop.cancel();
+        self.extender.run(self.serving).unwrap().unwrap();
+    }
+}
+
+/// The sequence numbers that came in, by boot id: of every report, in order.
+#[derive(Clone, Default)]
+struct Recorded(Arc<Mutex<BTreeMap<String, Vec<u64>>>>);
+
+impl Recorded {
+    /// Takes reports as an extender does; answers where.
+    fn start(&self, world: &World) -> SocketAddr {
+        let recorded = self.clone();
+        let take = move |body: Bytes| async move {
+            let report: Value = serde_json::from_slice(&body).unwrap();
+            let boot = report["bootId"].as_str().unwrap().to_owned();
+            recorded.0.lock().entry(boot).or_default().push(report["sequence"].as_u64().unwrap());
+            r#"{"accepted":1,"dropped":0}"#
+        };
+        let router = axum::Router::new().route("/v1/reports", axum::routing::post(take));
+        let listener = world.runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        world.runtime.spawn(async { axum::serve(listener, router).await.unwrap() });
+        address
+    }
+}
+
+fn outcomes(extender: &Served, outcome: &str) -> u64 {
+    extender.metric(&format!("stowage_agent_reports_total{{outcome=\"{outcome}\"}}"))
+}
+
+#[test]
+fn an_agent_that_starts_anew_counts_from_one_under_another_boot_id_and_is_believed() {
+    let world = World::of([gpu("a")]);
+    let (extender, recorded) = (world.extender(), Recorded::default());
+    let record = format!("http://{}", recorded.start(&world));
+    let start = || -> Running {
+        let both = ["--every", "100", "--extender", &agents_at(&extender), "--extender", &record];
+        Running::start(&mut world.agent(&both))
+    };
+    let first = start();
+    reported_until(&extender, "the first has reported a while", |report| {
+        report["sequence"].as_u64().is_some_and(|sequence| sequence > 3)
+    });
+    drop(first);
+    let before = reported(&extender);
+    let _second = start();
+    let after = reported_until(&extender, "the second reports", |r| r["bootId"] != before["bootId"]);
+    assert_eq!(after["gpus"][0]["uuid"], "GPU-a");
+    assert_eq!(outcomes(&extender, "old"), 0);
+    let boots = recorded.0.lock().clone();
+    assert_eq!(boots.len(), 2);
+    for sequences in boots.values() {
+        assert!(sequences[0] == 1 && sequences.is_sorted_by(|one, next| one < next), "{boots:?}");
+    }
+}
+
+#[test]
+fn an_extender_that_starts_anew_is_told_all_by_itself() {
+    let world = World::of([gpu("a")]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let first = world.extender();
+    let open = Open::at(&first, listener);
+    let agent = world.start(&format!("http://{address}"));
+    reported_until(&first, "it reports", |report| report["gpus"][0].is_object());
+    agent.line_with("accepted");
+    open.close();
+    agent.line_with("unreachable");
+    // Nothing is in its books.
+    let second = world.extender();
+    assert_eq!(reported(&second), Value::Null);
+    let open = Open::at(&second, TcpListener::bind(address).unwrap());
+    reported_until(&second, "it reports to the new one", |report| report["gpus"][0].is_object());
+    agent.signal("TERM");
+    let (status, lines) = agent.ended();
+    assert!(status.success());
+    let again = lines.iter().filter(|line| line.contains("reports to")).count();
+    assert_eq!(again, 1, "said once that it is away, and once that it is back: {lines:#?}");
+    open.close();
+}
+
+#[test]
+fn with_tls_and_a_token_an_agent_is_heard_on_its_own_node_and_on_no_other() {
+    let (world, guarded, files) = (World::of([gpu("a")]), Guarded::start(), Files::new());
+    let ca = Ca::new("ours");
+    let server = ca.issue_for("localhost");
+    let (cert, key) = (files.write("tls.crt", &server.cert), files.write("tls.key", &server.key));
+    let (mut doors, [_, address, _]) = doors();
+    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let stop = CancellationToken::new();
+    let served = &guarded.served;
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    let (ca, token) = (files.write("ca.crt", &ca.pem), files.write("token", &guarded.token("node-b")));
+    let extender = format!("https://localhost:{}", address.port());
+    let [ca, token] = [&ca, &token].map(|path| path.to_str().unwrap());
+    let flags = ["--ca", ca, "--token-file", token, "--extender", &extender];
+    let look = world.agent(&[&["--once"], &flags[..]].concat()).output().unwrap();
+    assert_eq!(look.status.code(), Some(1));
+    assert!(text(&look.stderr).contains("which cannot speak for node-a"), "{}", text(&look.stderr));
+    let agent = Running::start(&mut world.agent(&[&["--every", "100"], &flags[..]].concat()));
+    agent.line_with("refused (403)");
+    assert_eq!(Client::connect(served.operators).get("/debug/reports").json(), serde_json::json!({}));
+    // As the kubelet does when it renews one.
+    files.write("token", &guarded.token(NODE));
+    eventually("its own token is read", || reported(served)["gpus"][0]["uuid"] == "GPU-a");
+    agent.signal("TERM");
+    assert_eq!(agent.ended().0.code(), Some(0));
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}

@@ -1,0 +1,345 @@
+//! The world around one agent: everything it asks is real but for what is behind it.
+//!
+//! Nothing here asserts what an agent says of it.
+
+use crate::client::{Client, PATIENCE};
+use crate::served::{Cluster, Served, eventually, node};
+use axum::http::{StatusCode, Uri};
+use mock_nvml::{Gpu, Mock, Process, Script};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Instant;
+use stowage::agent::ownership::pod_resources;
+use stowage::demo::api_server::ApiServer;
+use stowage::ids::NodeName;
+use stowage::scheduling::reading::GpuReading;
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+// The kubelet that the unit tests of ownership ask, through the same generated code.
+#[path = "../../../src/agent/ownership/fake_kubelet.rs"]
+#[expect(dead_code, reason = "this world's kubelet never fails")]
+pub mod fake_kubelet;
+
+use fake_kubelet::FakeKubelet;
+
+pub const NODE: &str = "node-a";
+/// A GiB, as scripts and reports count.
+pub const GIB: u64 = 1 << 30;
+
+/// One node and its cluster.
+pub struct World {
+    folder: TempDir,
+    mock: Mock,
+    pub kubelet: FakeKubelet,
+    pub api: ApiServer,
+    pub runtime: Runtime,
+}
+
+impl World {
+    /// A node with these GPUs, and nothing else on it.
+    pub fn of(gpus: impl IntoIterator<Item = Gpu>) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("proc")).unwrap();
+        let mock = Mock::install(folder.path(), &script(gpus)).unwrap();
+        let (kubelet, api) =
+            runtime.block_on(async { (FakeKubelet::start(vec![]), ApiServer::start().await.unwrap()) });
+        let world = Self { folder, mock, kubelet, api, runtime };
+        std::fs::write(world.kubeconfig(), kubeconfig(&world.api.uri().to_string())).unwrap();
+        world
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.folder().join("kubeconfig")
+    }
+
+    /// The driver's library.
+    pub fn library(&self) -> &Path {
+        self.mock.library()
+    }
+
+    /// Changes what the driver says.
+    pub fn play(&self, script: &Script) {
+        self.mock.play(script).unwrap();
+    }
+
+    /// A process in `/proc`, in that cgroup.
+    pub fn runs(&self, pid: u32, cgroup: &str) {
+        let folder = self.folder().join("proc").join(pid.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        let stat = format!("{pid} (engine) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0");
+        std::fs::write(folder.join("stat"), stat).unwrap();
+        std::fs::write(folder.join("cgroup"), cgroup).unwrap();
+    }
+
+    /// The same for a process of a pod, as a kubelet with the systemd driver and containerd places it.
+    pub fn runs_in(&self, pid: u32, pod: &Value) {
+        let uid = uid(pod).replace('-', "_");
+        let slice = format!("kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice");
+        self.runs(pid, &format!("0::/kubepods.slice/{slice}/cri-containerd-{}.scope\n", "c".repeat(64)));
+    }
+
+    /// A pod of this node with an address of its own; `edit` makes it what the test is about.
+    pub fn pod(&self, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
+        let limits = json!({ "stowage.dev/vram": "20Gi" });
+        let mut pod = json!({
+            "metadata": { "name": name, "labels": {}, "annotations": {} },
+            "spec": {
+                "schedulerName": "stowage", "nodeName": NODE,
+                "containers": [{ "name": "engine", "resources": { "limits": limits } }],
+            },
+            "status": { "phase": "Running", "podIP": Ipv4Addr::LOCALHOST.to_string() },
+        });
+        edit(&mut pod);
+        Value::clone(&self.api.create("pods", pod).unwrap())
+    }
+
+    /// `stowage agent` with all of this world, and `more`.
+    pub fn agent(&self, more: &[&str]) -> Command {
+        let mut command = stowage_agent();
+        command
+            .args(["--node", NODE, "--nvml-lib"])
+            .arg(self.library())
+            .arg("--proc")
+            .arg(self.folder().join("proc"))
+            .arg("--pod-resources")
+            .arg(self.kubelet.socket())
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .args(more);
+        command
+    }
+
+    /// What `--once --json` prints.
+    pub fn look(&self, more: &[&str]) -> Value {
+        let output = self.agent(&[&["--once", "--json"], more].concat()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The same once it says what a test waits for: a list or an engine may take longer than a look on a busy machine.
+    pub fn look_until(&self, more: &[&str], is_there: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let report = self.look(more);
+            if is_there(&report) {
+                return report;
+            }
+            assert!(started.elapsed() < PATIENCE, "it never came to this: {report:#}");
+        }
+    }
+
+    /// The extender of a cluster with this node and the pods that are known to the API server.
+    pub fn extender(&self) -> Served {
+        self.extender_with([])
+    }
+
+    /// The same where these pods wait.
+    pub fn extender_with(&self, waiting: impl IntoIterator<Item = Value>) -> Served {
+        let mut cluster = Cluster::of(&[]);
+        cluster.nodes.push(node(NODE));
+        let known = self.api.list("pods");
+        cluster.with(known.iter().map(|pod| Value::clone(pod))).with(waiting).serve()
+    }
+
+    /// The agent as it runs on a node, but ten times a second; it reports to `extender`.
+    pub fn start(&self, extender: &str) -> Running {
+        Running::start(&mut self.agent(&["--every", "100", "--extender", extender]))
+    }
+}
+
+/// The command in an environment that says nothing of clusters or caches.
+pub fn stowage_agent() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+    let said = ["HOME", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "KUBECONFIG", "NODE_NAME", "RUST_LOG"];
+    for name in said {
+        command.env_remove(name);
+    }
+    command.env_remove("KUBERNETES_SERVICE_HOST").arg("agent");
+    command
+}
+
+fn kubeconfig(server: &str) -> String {
+    let cluster = json!({ "name": "one", "cluster": { "server": server } });
+    let context = json!({ "name": "here", "context": { "cluster": "one", "user": "me" } });
+    let user = json!({ "name": "me", "user": {} });
+    json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "here",
+        "clusters": [cluster], "contexts": [context], "users": [user],
+    })
+    .to_string()
+}
+
+/// An agent that reports until it is told to stop, or dropped.
+pub struct Running {
+    child: Child,
+    log: Receiver<String>,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let (lines, log) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+        });
+        Self { child, log }
+    }
+
+    /// The next line of its log that has `text` in it.
+    pub fn line_with(&self, text: &str) -> String {
+        let started = Instant::now();
+        loop {
+            match self.log.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
+                Ok(line) if line.contains(text) => return line,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    panic!("its log never said {text:?}")
+                }
+            }
+        }
+    }
+
+    pub fn signal(&self, name: &str) {
+        let kill = format!("kill -{name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
+    }
+
+    /// Until it has ended by itself.
+    pub fn ended(mut self) -> (ExitStatus, Vec<String>) {
+        let mut lines = Vec::new();
+        // Its log ends with it.
+        while let Ok(line) = self.log.recv_timeout(PATIENCE) {
+            lines.push(line);
+        }
+        let ended = self.child.try_wait().unwrap();
+        let ended = ended.or_else(|| self.child.wait().ok());
+        (ended.unwrap(), lines)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An engine that answers what a test lays out for it.
+pub struct Engine {
+    pub port: u16,
+    pages: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Engine {
+    /// One that is ready, with this metrics page.
+    pub fn serving(world: &World, metrics: &'static str) -> Self {
+        let pages = Arc::new(Mutex::new(BTreeMap::from([("/metrics", metrics), ("/health", "")])));
+        let (known, stop) = (pages.clone(), CancellationToken::new());
+        let answer =
+            move |uri: Uri| async move { known.lock().get(uri.path()).copied().ok_or(StatusCode::NOT_FOUND) };
+        let router = axum::Router::new().fallback(answer);
+        let listener = world.runtime.block_on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stopped = stop.clone().cancelled_owned();
+        let task = world.runtime.spawn(async {
+            axum::serve(listener, router).with_graceful_shutdown(stopped).await.unwrap();
+        });
+        Self { port, pages, stop, task }
+    }
+
+    pub fn shows(&self, metrics: &'static str) {
+        self.pages.lock().insert("/metrics", metrics);
+    }
+
+    /// Until nobody listens any more and its connections are closed.
+    pub fn end(self, world: &World) {
+        self.stop.cancel();
+        world.runtime.block_on(self.task).unwrap();
+    }
+}
+
+/// Makes a pod one of an engine on that port.
+pub fn engine_at(pod: &mut Value, port: u16) {
+    pod["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(port.to_string());
+}
+
+/// Makes a pod one that Stowage gave this much on these GPUs.
+pub fn bound_to(pod: &mut Value, gpus: &str, granted: u64) {
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(gpus);
+    pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!(granted.to_string());
+}
+
+/// The node's latest report, as operators see it; null before the first.
+pub fn reported(extender: &Served) -> Value {
+    let mut board = Client::connect(extender.operators).get("/debug/reports").json();
+    board[NODE]["report"].take()
+}
+
+/// The same once it says what a test waits for.
+pub fn reported_until(extender: &Served, what: &str, is_there: impl Fn(&Value) -> bool) -> Value {
+    let mut report = Value::Null;
+    eventually(what, || {
+        report = reported(extender);
+        is_there(&report)
+    });
+    report
+}
+
+/// What the books have measured on a GPU of the node.
+pub fn measured(extender: &Served, gpu: &str) -> Option<GpuReading> {
+    let ledger = extender.service.ledger();
+    let reading = ledger.reading(&NodeName::parse(NODE).unwrap())?;
+    reading.gpus.iter().find(|reading| reading.uuid.as_str() == gpu).cloned()
+}
+
+/// Where the node's agent finds an extender.
+pub fn agents_at(extender: &Served) -> String {
+    format!("http://{}", extender.agents)
+}
+
+pub fn uid(pod: &Value) -> &str {
+    pod["metadata"]["uid"].as_str().unwrap()
+}
+
+pub fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+// ---- what the driver says ----
+
+pub fn script(gpus: impl IntoIterator<Item = Gpu>) -> Script {
+    Script { gpus: gpus.into_iter().collect(), ..Script::default() }
+}
+
+pub fn gpu(letter: &str) -> Gpu {
+    Gpu { uuid: format!("GPU-{letter}"), ..Gpu::default() }
+}
+
+/// A GPU with these processes, by PID and GiB, and nothing else on it.
+pub fn busy(letter: &str, processes: &[(u32, u64)]) -> Gpu {
+    let used = processes.iter().map(|(_, gib)| gib * GIB).sum();
+    Gpu { used, processes: processes.iter().map(|(pid, gib)| process(*pid, *gib)).collect(), ..gpu(letter) }
+}
+
+pub fn process(pid: u32, gib: u64) -> Process {
+    Process { pid, used: Some(gib * GIB), ..Process::default() }
+}
