@@ -40,7 +40,7 @@ fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
     };
     says("Missing: GPUs: no NVIDIA driver", &[&library, "--nvml-lib"]);
     says("Missing: pods of this node: there is no kubeconfig", &["--kubeconfig"]);
-    says("Missing: whose a process is: there is no kubelet's socket", &[&socket, "--pod-resources"]);
+    says("Missing: whose a process is: there is no socket of a kubelet", &[&socket, "--pod-resources"]);
     says("Missing: whose a process is: there is no ", &[&proc, "--proc"]);
     let longest = lines.iter().map(|line| line.len()).max().unwrap();
     assert!(longest < LONGEST_LINE + folder.path().as_os_str().len(), "{printed}");
