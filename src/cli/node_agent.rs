@@ -1,6 +1,7 @@
 //! `stowage agent`: its arguments, and the sources they name.
 
-use crate::agent::models::{NodeModels, usual_hugging_face_caches};
+use crate::agent::models::images::NodeImages;
+use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
 use crate::agent::nvml::{Nvml, NvmlOptions};
 use crate::agent::ownership::Owners;
 use crate::agent::pods::watched::WatchedPods;
@@ -33,8 +34,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Milliseconds from one report to the next
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
+    /// Milliseconds from one report to the next; a report counts as fresh for 5 s
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=4000))]
     every: u64,
 
     /// Another NVML library than the driver's own
@@ -110,25 +111,26 @@ impl AgentArgs {
         };
         let nvml =
             NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
+        let mut models: Vec<Box<dyn ModelSource>> =
+            vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
+        // Without a cluster there are no names for the pods, and no engines are found; all else is told.
+        let pods: Box<dyn PodSource> = match cluster::connect(self.kubeconfig.as_deref()).await {
+            Ok(client) => {
+                models.push(Box::new(NodeImages::start(client.clone(), &node)));
+                Box::new(WatchedPods::start(client, &node))
+            }
+            Err(error) if self.kubeconfig.is_none() => Box::new(NoPods(error.to_string())),
+            Err(error) => return Err(error).context("--kubeconfig"),
+        };
         Ok(AgentOptions {
             every: Duration::from_millis(self.every),
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
-            pods: pods(self.kubeconfig, &node).await?,
-            models: Box::new(NodeModels::new(hf_caches, self.kserve_models)),
+            pods,
+            models: Box::new(Together(models)),
             publisher,
             node,
         })
-    }
-}
-
-/// Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named must be
-/// there.
-async fn pods(kubeconfig: Option<PathBuf>, node: &NodeName) -> Result<Box<dyn PodSource>> {
-    match cluster::connect(kubeconfig.as_deref()).await {
-        Ok(client) => Ok(Box::new(WatchedPods::start(client, node))),
-        Err(error) if kubeconfig.is_none() => Ok(Box::new(NoPods(error.to_string()))),
-        Err(error) => Err(error).context("--kubeconfig"),
     }
 }
 

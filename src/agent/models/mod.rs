@@ -1,9 +1,10 @@
 //! The models of which something is on this node, and how near to a GPU it is.
 //!
-//! [`hugging_face`] and [`kserve`] know where model folders are, [`weights`] what lies in one, [`page_cache`] whether it is
+//! [`images`] asks the Node object. [`hugging_face`] and [`kserve`] know where model folders are, [`weights`] what lies in one, [`page_cache`] whether it is
 //! in memory, [`walk`] what a look may cost. What engines hold is read off their reports. Nothing here fetches or removes.
 
 pub mod hugging_face;
+pub mod images;
 pub mod kserve;
 pub mod page_cache;
 pub mod walk;
@@ -38,6 +39,20 @@ pub struct ModelScan {
 pub trait ModelSource: Send {
     /// Blocks for as long as the disk does.
     fn models(&mut self) -> ModelScan;
+}
+
+/// Several sources as one.
+pub struct Together(pub Vec<Box<dyn ModelSource>>);
+
+impl ModelSource for Together {
+    fn models(&mut self) -> ModelScan {
+        let scans = self.0.iter_mut().map(|source| source.models());
+        scans.fold(ModelScan::default(), |mut all, scan| {
+            all.models.extend(scan.models);
+            all.problems.extend(scan.problems);
+            all
+        })
+    }
 }
 
 /// A model's folder that was found.

@@ -48,8 +48,7 @@ mod tests {
             links in prop::collection::vec((0usize..8, 0usize..8), 0..12)
         ) {
             let linked = |one: usize, other: usize| links.contains(&(one, other)) || links.contains(&(other, one));
-            let islands = of(8, linked);
-            for (from, island) in islands.into_iter().enumerate() {
+            for (from, island) in of(8, linked).into_iter().enumerate() {
                 let mut reached = vec![from];
                 let mut next = 0;
                 while next < reached.len() {

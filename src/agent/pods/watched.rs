@@ -3,6 +3,7 @@
 //! What was seen stays while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
+use crate::agent::cause::root_cause;
 use crate::ids::{NodeName, PodUid};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -11,7 +12,6 @@ use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
@@ -110,15 +110,6 @@ impl Seen {
             pods.retain(|known, _| known.as_str() != uid);
         }
     }
-}
-
-/// What lies deepest says most: "connection refused" rather than "service error".
-fn root_cause(error: &dyn Error) -> String {
-    let mut deepest = error;
-    while let Some(source) = deepest.source() {
-        deepest = source;
-    }
-    deepest.to_string()
 }
 
 #[cfg(test)]

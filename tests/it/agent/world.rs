@@ -58,6 +58,7 @@ impl World {
         let (kubelet, api) =
             runtime.block_on(async { (FakeKubelet::start(vec![]), ApiServer::start().await.unwrap()) });
         let world = Self { folder, mock, kubelet, api, runtime };
+        world.api.create("nodes", node(NODE)).unwrap();
         world.asks(&world.api.uri().to_string());
         world
     }
