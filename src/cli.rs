@@ -141,7 +141,7 @@ impl Cli {
                 Ok(ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
-                log_to_stderr(if args.is_look() { "error" } else { "info" });
+                log_to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
                 let outcome = runtime.block_on(args.run());
                 // A driver or a name server that hangs has a thread, and nobody waits for it.
                 runtime.shutdown_background();
@@ -161,6 +161,10 @@ impl Cli {
         }
     }
 }
+
+/// The client's own log repeats at each try what the agent says once.
+const LOG_OF_AGENT: &str = "info,kube_client=off";
+const LOG_OF_LOOK: &str = "error,kube_client=off";
 
 impl DemoArgs {
     fn show(&self) -> Show {

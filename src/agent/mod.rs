@@ -13,6 +13,7 @@
 //! where a pod goes, and nothing here knows the extender but its address.
 
 pub mod blocking;
+pub mod cause;
 pub mod engines;
 pub mod findings;
 pub mod models;

@@ -19,11 +19,19 @@ pub fn tables(report: &NodeReport, pods: &[PodOnNode]) -> String {
     let mut text = format!("Node {}\n", report.node);
     match report.gpus.as_deref() {
         Some([]) => text += "\nNo GPU.\n",
-        Some(gpus) => text += &section("GPUs", &gpu_table(gpus, &names)),
+        Some(gpus) => {
+            text += &section("GPUs", &gpu_table(gpus, &names));
+            gpus.iter().filter_map(health_line).for_each(|line| text += &line);
+        }
         None => {}
     }
     if !report.engines.is_empty() {
         text += &section("Engines", &engine_table(&report.engines, &names));
+        report
+            .engines
+            .iter()
+            .filter_map(|engine| problem_line(engine, &names))
+            .for_each(|line| text += &line);
     }
     if !report.models.is_empty() {
         text += &section("Models", &model_table(&report.models));
@@ -42,7 +50,9 @@ type Names<'a> = BTreeMap<&'a PodUid, &'a PodOnNode>;
 const TAKES_TEXT: &str = "a String takes any text";
 
 fn section(title: &str, table: &Table) -> String {
-    format!("\n{title}\n{table}\n")
+    // Cells are filled up to their column's width, the last one too.
+    let rows = table.lines().map(|row| row.trim_end().to_owned() + "\n");
+    format!("\n{title}\n{}", rows.collect::<String>())
 }
 
 fn table(header: &[&str], right: &[usize]) -> Table {
@@ -70,7 +80,7 @@ fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
             or_unknown(gpu.used_bytes),
             gpu.total_bytes.to_string(),
             or_unknown(gpu.utilization_percent.map(|percent| format!("{percent} %"))),
-            health(gpu),
+            health(gpu).into(),
             or_unknown(gpu.numa_node),
             or_unknown(gpu.nvlink_island),
             processes(gpu.processes.as_deref(), names),
@@ -79,16 +89,22 @@ fn gpu_table(gpus: &[GpuReport], names: &Names<'_>) -> Table {
     table
 }
 
-fn health(gpu: &GpuReport) -> String {
-    let word = match gpu.health {
+fn health(gpu: &GpuReport) -> &'static str {
+    match gpu.health {
         Health::Healthy => "healthy",
         Health::Draining => "draining",
         Health::Lost => "lost",
-    };
-    match &gpu.health_reason {
-        Some(reason) => format!("{word}: {reason}"),
-        None => word.into(),
     }
+}
+
+/// Reasons are sentences, and would make a table wider than any terminal.
+fn health_line(gpu: &GpuReport) -> Option<String> {
+    let reason = gpu.health_reason.as_ref()?;
+    Some(format!("\n{} is {}: {reason}\n", gpu.uuid, health(gpu)))
+}
+
+fn problem_line(engine: &EngineReport, names: &Names<'_>) -> Option<String> {
+    Some(format!("\nThe engine of {}: {}\n", pod_name(&engine.pod, names), engine.problem.as_ref()?))
 }
 
 /// `team-a/llama 12.0 GiB, nobody in Kubernetes 0.3 GiB`
@@ -105,8 +121,7 @@ fn processes(processes: Option<&[ProcessReport]>, names: &Names<'_>) -> String {
 }
 
 fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
-    let header =
-        ["Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age", "Problem"];
+    let header = ["Pod", "Engine", "Model", "State", "KV cache", "Tokens", "Waiting", "Running", "Age"];
     let mut table = table(&header, &[4, 5, 6, 7, 8]);
     for engine in engines {
         table.add_row([
@@ -119,7 +134,6 @@ fn engine_table(engines: &[EngineReport], names: &Names<'_>) -> Table {
             or_unknown(engine.waiting),
             or_unknown(engine.running),
             seconds(engine.age_millis),
-            engine.problem.clone().unwrap_or_default(),
         ]);
     }
     table
@@ -175,16 +189,21 @@ fn finding_line(finding: &Finding, names: &Names<'_>) -> String {
     }
 }
 
-fn missing_line(missing: &Missing) -> String {
-    let part = match missing.part {
+/// What is missing, and why.
+pub fn missing_line(missing: &Missing) -> String {
+    format!("{}: {}", part(missing.part), missing.reason)
+}
+
+/// What a person calls a part of a report.
+pub fn part(part: Part) -> &'static str {
+    match part {
         Part::Gpus => "GPUs",
         Part::Processes => "processes on the GPUs",
         Part::Owners => "whose a process is",
         Part::Pods => "pods of this node",
         Part::Engines => "engines",
         Part::Models => "models",
-    };
-    format!("{part}: {}", missing.reason)
+    }
 }
 
 fn pod_name(pod: &PodUid, names: &Names<'_>) -> String {
@@ -212,9 +231,10 @@ mod tests {
             "node": "node-a", "bootId": "b", "sequence": 1,
             "gpus": [{
                 "uuid": "GPU-1", "index": 0, "model": "H100", "totalBytes": 80u64 << 30, "usedBytes": 13u64 << 30,
+                "health": "draining", "healthReason": "it is worn",
                 "processes": [{ "pid": 1, "usedBytes": 12u64 << 30, "pod": "u" }, { "pid": 2, "usedBytes": 1u64 << 30 }],
             }],
-            "engines": [{ "pod": "u", "engine": "vllm", "gpus": ["GPU-1"], "state": "serving", "kvCacheUsage": 0.97, "ageMillis": 1234 }],
+            "engines": [{ "pod": "u", "engine": "vllm", "gpus": ["GPU-1"], "state": "serving", "kvCacheUsage": 0.97, "ageMillis": 1234, "problem": "it is tired" }],
             "models": [{ "model": "org/m", "tier": "partial", "source": "huggingface" }],
             "missing": [{ "part": "pods", "reason": "no cluster" }],
         }))
@@ -226,7 +246,9 @@ mod tests {
             "pod u 12.0 GiB",
             "nobody in Kubernetes 1.0 GiB",
             "97 %",
-            "1.2 s",
+            "1.2 s\n",
+            "The engine of pod u: it is tired",
+            "GPU-1 is draining: it is worn",
             "on disk, in part",
             "Missing: pods of this node: no cluster",
         ] {

@@ -10,7 +10,7 @@ use super::print;
 use super::publish::{Outcome, PublishState, Publisher};
 use super::round::{Round, Rounds, Sources};
 use crate::ids::NodeName;
-use crate::report::{Missing, NodeReport};
+use crate::report::{Missing, Part};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -51,7 +51,7 @@ pub async fn run(options: AgentOptions) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("no signal handler")?;
     let mut ticks = tokio::time::interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut known = BTreeSet::new();
+    let mut known = Vec::new();
     info!(%node, "reporting every {} ms", every.as_millis());
     loop {
         let stop = async {
@@ -63,7 +63,7 @@ pub async fn run(options: AgentOptions) -> Result<()> {
         let turn = async {
             ticks.tick().await;
             let Round { report, as_of, .. } = rounds.next().await;
-            tell_news(&report, &mut known);
+            tell_news(&report.missing, &mut known);
             publisher.publish(report, as_of).await;
         };
         tokio::select! {
@@ -124,10 +124,13 @@ fn boot_id() -> String {
 }
 
 /// Logs what is missing when that changes, not each second.
-fn tell_news(report: &NodeReport, known: &mut BTreeSet<String>) {
-    let line = |missing: &Missing| format!("{:?}: {}", missing.part, missing.reason);
-    let now: BTreeSet<String> = report.missing.iter().map(line).collect();
-    now.difference(known).for_each(|line| warn!("missing: {line}"));
-    known.difference(&now).for_each(|line| info!("no longer missing: {line}"));
-    *known = now;
+fn tell_news(missing: &[Missing], known: &mut Vec<Missing>) {
+    for news in missing.iter().filter(|missing| !known.contains(missing)) {
+        warn!("missing: {}", print::missing_line(news));
+    }
+    let parts = |list: &[Missing]| -> BTreeSet<Part> { list.iter().map(|missing| missing.part).collect() };
+    for part in parts(known).difference(&parts(missing)) {
+        info!("no longer missing: {}", print::part(*part));
+    }
+    *known = missing.to_vec();
 }

@@ -20,7 +20,9 @@ pub enum ConnectError {
         "there is no kubeconfig here, nor a pod's service account; name the cluster with --kubeconfig FILE"
     )]
     Nowhere,
-    #[error("{reason}; repair it, or name another with --kubeconfig FILE")]
+    #[error(
+        "the kubeconfig in KUBECONFIG or ~/.kube/config: {reason}; repair it, or name another with --kubeconfig FILE"
+    )]
     Usual { reason: String },
     #[error("the API server's client could not be set up: {0}")]
     Client(#[from] Box<kube::Error>),
@@ -66,7 +68,10 @@ fn nowhere(error: &InferConfigError) -> ConnectError {
         Some(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => {
             ConnectError::Nowhere
         }
-        Some(error) => ConnectError::Usual { reason: error.to_string() },
+        // Behind its first line, a parser draws the place.
+        Some(error) => {
+            ConnectError::Usual { reason: error.to_string().lines().next().unwrap_or_default().into() }
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! pod that wants it names the same: `stowage.dev/model: oci://REGISTRY/NAME:TAG`.
 
 use super::{ModelScan, ModelSource};
+use crate::agent::cause::root_cause;
 use crate::ids::{ModelId, NodeName};
 use crate::report::ModelReport;
 use crate::scheduling::loading::Tier;
@@ -56,7 +57,10 @@ async fn look(nodes: Api<Node>, name: NodeName, scan: Arc<Mutex<ModelScan>>) {
             // What was there is there still: images go more slowly than API servers come back.
             Err(error) => ModelScan {
                 models: scan.lock().models.clone(),
-                problems: vec![format!("images: the Node object {name} cannot be read: {error}")],
+                problems: vec![format!(
+                    "images: the Node object {name} cannot be read: {}",
+                    root_cause(&error)
+                )],
             },
         };
         *scan.lock() = found;

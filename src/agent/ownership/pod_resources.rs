@@ -37,7 +37,7 @@ pub struct Allocation {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PodResourcesError {
     #[error(
-        "there is no kubelet's socket at {}: mount its pod-resources folder there, or name it with --pod-resources",
+        "there is no socket of a kubelet at {}: mount its pod-resources folder there, or name it with --pod-resources",
         socket.display()
     )]
     NoSocket { socket: PathBuf },

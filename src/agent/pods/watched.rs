@@ -3,6 +3,7 @@
 //! What was seen stays while the watch is down: pods come and go more slowly than API servers restart.
 
 use super::{PodOnNode, PodSource};
+use crate::agent::cause::root_cause;
 use crate::ids::{NodeName, PodUid};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -77,9 +78,11 @@ impl Seen {
                 }
             }
             Err(error) => {
-                let problem = format!("the node's pods cannot be watched: {error}");
-                if self.problem.as_ref() != Some(&problem) {
-                    tracing::warn!("{problem}");
+                let problem =
+                    format!("the API server does not list this node's pods: {}", root_cause(&error));
+                // Before there is a list, the report says so.
+                if self.pods.is_some() && self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!("{problem}; those known stay");
                 }
                 self.problem = Some(problem);
             }
@@ -106,5 +109,20 @@ impl Seen {
         if let (Some(pods), Some(uid)) = (&mut self.pods, &pod.metadata.uid) {
             pods.retain(|known, _| known.as_str() != uid);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn until_the_first_list_is_whole_there_is_none_and_a_reason() {
+        let reason = "not yet".to_owned();
+        let mut seen = Seen { pods: None, listing: BTreeMap::new(), problem: Some(reason.clone()) };
+        seen.take(Ok(Event::Init));
+        assert_eq!((&seen.pods, &seen.problem), (&None, &Some(reason)));
+        seen.take(Ok(Event::InitDone));
+        assert_eq!((seen.pods, seen.problem), (Some(BTreeMap::new()), None));
     }
 }

@@ -1,9 +1,12 @@
 //! What a person meets: a look at a bare machine, and flags that are wrong.
 
-use super::world::{World, busy, engine_at, gpu, stowage_agent, text};
+use super::world::{NOBODYS, World, busy, engine_at, gpu, stowage_agent, text};
 use crate::served::eventually;
-use serde_json::Value;
+use axum::Json;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
 use std::process::Output;
+use tokio::net::TcpListener;
 
 /// A sentence or two on one line of a wide terminal, not an essay.
 const LONGEST_LINE: usize = 240;
@@ -37,7 +40,7 @@ fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
     };
     says("Missing: GPUs: no NVIDIA driver", &[&library, "--nvml-lib"]);
     says("Missing: pods of this node: there is no kubeconfig", &["--kubeconfig"]);
-    says("Missing: whose a process is: there is no kubelet's socket", &[&socket, "--pod-resources"]);
+    says("Missing: whose a process is: there is no socket of a kubelet", &[&socket, "--pod-resources"]);
     says("Missing: whose a process is: there is no ", &[&proc, "--proc"]);
     let longest = lines.iter().map(|line| line.len()).max().unwrap();
     assert!(longest < LONGEST_LINE + folder.path().as_os_str().len(), "{printed}");
@@ -55,9 +58,47 @@ fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
 fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
     let world = World::of([gpu("a")]);
     std::fs::remove_file(world.library()).unwrap();
-    world.pod("llama", |pod| engine_at(pod, 1));
+    world.pod("llama", |pod| engine_at(pod, NOBODYS));
     let report = world.look_until(&[], |report| report["engines"][0].is_object());
     assert_eq!((&report["gpus"], report["missing"][0]["part"].as_str()), (&Value::Null, Some("gpus")));
+}
+
+#[test]
+fn a_kubeconfig_of_the_surroundings_that_is_broken_is_told_in_one_line() {
+    let world = World::of([gpu("a")]);
+    for broken in ["[", "kind: Config"] {
+        std::fs::write(world.kubeconfig(), broken).unwrap();
+        let mut look = stowage_agent();
+        let look = look.args(["--once", "--nvml-lib"]).arg(world.library());
+        let output = look.env("KUBECONFIG", world.kubeconfig()).output().unwrap();
+        assert!(output.status.success());
+        let printed = text(&output.stdout);
+        let is_it = |line: &str| line.contains("KUBECONFIG") && line.ends_with("--kubeconfig FILE");
+        assert_eq!(printed.lines().filter(|line| is_it(line)).count(), 1, "{printed}");
+    }
+}
+
+#[test]
+fn an_api_server_that_says_no_or_is_away_is_told_by_its_root_cause() {
+    let world = World::of([gpu("a")]);
+    let reason = |report: &Value| report["missing"][0]["reason"].as_str().unwrap_or_default().to_owned();
+    let no = json!({
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden",
+        "message": "pods is forbidden: the agent may not list them",
+    });
+    let router = axum::Router::new().fallback(|| async { (StatusCode::FORBIDDEN, Json(no)) });
+    let listener = world.runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    let refusing = world.runtime.spawn(async { axum::serve(listener, router).await.unwrap() });
+    world.asks(&format!("http://{address}"));
+    world.look_until(&[], |report| reason(report).contains("the agent may not list them"));
+    refusing.abort();
+    assert!(world.runtime.block_on(refusing).unwrap_err().is_cancelled());
+    let report = world.look_until(&[], |report| reason(report).contains("refused"));
+    assert_eq!(
+        (&report["missing"][0]["part"], &report["missing"][1]["part"]),
+        (&json!("pods"), &json!("models"))
+    );
 }
 
 #[test]
@@ -75,7 +116,7 @@ fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
         (1, &["--once", "--node", "Node_A"], &["--node", "\"Node_A\"", "kubectl get nodes"]),
         (1, &["--once", "--node", "a b"], &["--node", "\"a b\""]),
         (1, &["--once", "--kubeconfig", nowhere], &["--kubeconfig", nowhere, "No such file"]),
-        (2, &["--every", "5"], &["--every", "100..=10000"]),
+        (2, &["--every", "5"], &["--every", "100..=4000"]),
         (2, &["--gpu-memory", "much"], &["--gpu-memory", "much"]),
         (2, &["--json"], &["--once"]),
         (2, &["--once", "--json", "--print"], &["--json", "--print"]),
@@ -96,14 +137,14 @@ fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
 #[test]
 fn a_look_whose_report_nobody_takes_says_why_and_fails() {
     let world = World::of([gpu("a")]);
-    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let output = world.agent(&["--once", "--extender", &format!("http://{dead}")]).output().unwrap();
+    let dead = format!("http://127.0.0.1:{NOBODYS}");
+    let output = world.agent(&["--once", "--extender", &dead]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).contains("GPU-a"), "what it saw is printed all the same");
     let error = text(&output.stderr);
     let lines: Vec<&str> = error.lines().collect();
     let [why, end] = &lines[..] else { panic!("{error}") };
-    assert!(why.contains(&dead.to_string()) && why.contains("refused"), "{error}");
+    assert!(why.contains(&dead) && why.contains("refused"), "{error}");
     assert_eq!(*end, "error: nobody took the report");
 }
 

@@ -1,6 +1,8 @@
 //! What engines print, from their pages into the extender's books.
 
-use super::world::{Engine, GIB, World, agents_at, bound_to, engine_at, gpu, measured, reported_until};
+use super::world::{
+    Engine, GIB, NOBODYS, World, agents_at, bound_to, engine_at, gpu, measured, reported_until,
+};
 use crate::served::eventually;
 use serde_json::{Value, json};
 use std::net::TcpListener;
@@ -72,11 +74,10 @@ fn one_engine_that_is_dead_and_one_that_hangs_take_nothing_from_a_good_one() {
     let engine = Engine::serving(&world, VLLM);
     // The kernel takes the connection, and nobody ever reads from it.
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let at = |port| move |pod: &mut Value| engine_at(pod, port);
     let good = world.pod("good", at(engine.port));
     let hung = world.pod("hung", at(hung.local_addr().unwrap().port()));
-    let dead = world.pod("dead", at(dead));
+    let dead = world.pod("dead", at(NOBODYS));
     let problem =
         |report: &Value, pod| engine_of(report, pod)["problem"].as_str().unwrap_or_default().to_owned();
     let report = world.look_until(&[], |report| {

@@ -1,6 +1,6 @@
 //! Models on the node's disks and in its engines.
 
-use super::world::{Engine, World, engine_at, gpu};
+use super::world::{Engine, GIB, World, engine_at, gpu};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -37,11 +37,14 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
     fetched(&cache, "org/whole", &[("model.safetensors", 9000), ("config.json", 10)]);
     fetched(&cache, "org/part", &[("model-00001-of-00002.safetensors", 5000)]);
     fetched(&cache, HELD, &[("model.safetensors", 7000)]);
+    let images = json!([{ "names": ["r.io/org/image:1"], "sizeBytes": 3 * GIB }]);
+    world.api.patch_status("nodes/node-a", &json!({ "status": { "images": images } })).unwrap();
     let engine = Engine::serving(&world, VLLM);
     world.pod("llama", |pod| engine_at(pod, engine.port));
     let arguments = ["--hf-cache", cache.to_str().unwrap()];
     let is_held = |report: &Value| {
-        report["models"].as_array().is_some_and(|models| models.iter().any(|m| m["tier"] == "resident"))
+        let models = report["models"].as_array();
+        ["engine", "image"].iter().all(|by| models.is_some_and(|all| all.iter().any(|m| m["source"] == *by)))
     };
     let report = world.look_until(&arguments, is_held);
     let (tier, bytes, source) = found(&report, "org/whole");
@@ -52,6 +55,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
     assert_eq!((bytes, source), (9000, "huggingface"));
     assert_eq!(found(&report, "org/part"), ("partial", 5000, "huggingface"));
     assert_eq!(found(&report, HELD), ("resident", 7000, "engine"), "the disk knows what it weighs");
+    assert_eq!(found(&report, "oci://r.io/org/image:1"), ("disk", 3 * GIB, "image"));
     assert_eq!(report["missing"], Value::Null);
 }
 

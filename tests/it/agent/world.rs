@@ -34,6 +34,8 @@ pub mod fake_kubelet;
 use fake_kubelet::FakeKubelet;
 
 pub const NODE: &str = "node-a";
+/// A port on which nothing listens: it needs a privilege, and no service has it.
+pub const NOBODYS: u16 = 1;
 /// A GiB, as scripts and reports count.
 pub const GIB: u64 = 1 << 30;
 
@@ -56,8 +58,14 @@ impl World {
         let (kubelet, api) =
             runtime.block_on(async { (FakeKubelet::start(vec![]), ApiServer::start().await.unwrap()) });
         let world = Self { folder, mock, kubelet, api, runtime };
-        std::fs::write(world.kubeconfig(), kubeconfig(&world.api.uri().to_string())).unwrap();
+        world.api.create("nodes", node(NODE)).unwrap();
+        world.asks(&world.api.uri().to_string());
         world
+    }
+
+    /// Has agents look for their pods at this server.
+    pub fn asks(&self, server: &str) {
+        std::fs::write(self.kubeconfig(), kubeconfig(server)).unwrap();
     }
 
     pub fn folder(&self) -> &Path {

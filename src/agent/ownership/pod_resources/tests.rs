@@ -73,7 +73,7 @@ async fn a_socket_that_is_not_there_is_named_with_the_way_out() {
     assert_eq!(known, []);
     let problem = problem.unwrap();
     assert_eq!(problem, PodResourcesError::NoSocket { socket: kubelet.socket() });
-    assert!(problem.to_string().contains("mount the kubelet's pod-resources folder"), "{problem}");
+    assert!(problem.to_string().contains("mount its pod-resources folder"), "{problem}");
 }
 
 #[tokio::test]
