@@ -1,30 +1,42 @@
 //! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
 
 use super::chronicle::{GpuView, News, PodView};
+use super::reported::Engines;
+use crate::report::EngineState;
 use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-const BAR: usize = 30;
+const BAR: usize = 16;
+/// `KV 97 % · 40 waiting · serving`, and a little.
+const ENGINES: usize = 31;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
 
 pub struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
-    /// Lines of the table that stand at the bottom of the terminal.
-    drawn: usize,
+    /// The table that stands at the bottom of the terminal.
+    drawn: Vec<String>,
 }
 
 impl Screen {
     pub fn stdout() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal(), out: Box::new(std::io::stdout()), drawn: 0 }
+        Self {
+            is_terminal: std::io::stdout().is_terminal(),
+            out: Box::new(std::io::stdout()),
+            drawn: Vec::new(),
+        }
     }
 
     /// For when stdout is for a program to read.
     pub fn stderr() -> Self {
-        Self { is_terminal: std::io::stderr().is_terminal(), out: Box::new(std::io::stderr()), drawn: 0 }
+        Self {
+            is_terminal: std::io::stderr().is_terminal(),
+            out: Box::new(std::io::stderr()),
+            drawn: Vec::new(),
+        }
     }
 
     pub fn line(&mut self, text: &str) {
@@ -41,6 +53,12 @@ impl Screen {
         if self.is_terminal {
             tokio::time::sleep(READING_TIME).await;
         }
+    }
+
+    /// Something that no object of the API server tells.
+    pub fn aside(&mut self, text: &str) {
+        let styled = self.paint(&format!("   ~ {text}"), Style::new().bold());
+        self.line(&styled);
     }
 
     pub fn news(&mut self, news: &News) {
@@ -72,25 +90,31 @@ impl Screen {
     /// On a terminal the table stays at the bottom and is drawn over; elsewhere nothing is drawn between chapters.
     pub fn update(&mut self, gpus: &[GpuView]) {
         if self.is_terminal {
-            self.table(gpus);
+            let rows = self.rows(gpus);
+            if rows != self.drawn {
+                self.table(rows);
+            }
         }
     }
 
     /// The table as it stands, to stay.
     pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
-        self.table(gpus);
-        self.drawn = 0;
+        let rows = self.rows(gpus);
+        self.table(rows);
+        self.drawn.clear();
     }
 
-    fn table(&mut self, gpus: &[GpuView]) {
+    /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to draw over it.
+    fn table(&mut self, rows: Vec<String>) {
         self.erase();
-        let rows: Vec<String> = gpus
-            .iter()
-            .enumerate()
-            .map(|(i, gpu)| self.row(gpu, i == 0 || gpus[i - 1].node != gpu.node))
-            .collect();
-        self.drawn = rows.len();
-        rows.iter().for_each(|row| self.put(row));
+        let (cut, wrap) = if self.is_terminal { ("\x1b[?7l", "\x1b[?7h") } else { ("", "") };
+        rows.iter().for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
+        self.drawn = rows;
+    }
+
+    fn rows(&self, gpus: &[GpuView]) -> Vec<String> {
+        let names_node = |i: usize| i == 0 || gpus[i - 1].node != gpus[i].node;
+        gpus.iter().enumerate().map(|(i, gpu)| self.row(gpu, names_node(i))).collect()
     }
 
     fn row(&self, gpu: &GpuView, names_node: bool) -> String {
@@ -106,16 +130,20 @@ impl Screen {
         );
         let node = if names_node { gpu.node } else { "" };
         let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
-        let amounts = format!("{:>4}/{:<3} GiB", used >> 30, gpu.promisable >> 30);
-        format!("   {node:<7} {} {model:<5} {bar} {amounts}  {}", gpu.index, tenants(gpu))
+        let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
+        let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
+        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.pressure.queue > Some(0));
+        let style = if is_busy { Style::new().red() } else { Style::new() };
+        let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
+        format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu))
     }
 
     fn erase(&mut self) {
-        if self.drawn > 0 {
-            let up = self.drawn;
+        let up = self.drawn.len();
+        if up > 0 {
             // A screen that cannot be written to shows nothing; the demo's verdict does not depend on it.
             let _ = write!(self.out, "\x1b[{up}A\x1b[J");
-            self.drawn = 0;
+            self.drawn.clear();
         }
     }
 
@@ -144,11 +172,51 @@ fn tenants(gpu: &GpuView) -> String {
     named.collect::<Vec<_>>().join(", ")
 }
 
-/// `node-a GPU 0, 1`
+/// `KV 35 % · 0 waiting · serving`, as the agent reported it.
+fn engines(engines: &Engines) -> String {
+    let states = states(&engines.states);
+    let serves = |state: &EngineState| {
+        !matches!(state, EngineState::Starting | EngineState::Loading | EngineState::Sleeping)
+    };
+    if !engines.states.iter().any(serves) {
+        return states;
+    }
+    let kv = engines.pressure.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
+    let waiting = engines.pressure.queue.map_or("?".into(), |queue| queue.to_string());
+    format!("KV {kv} % · {waiting} waiting · {states}")
+}
+
+/// `serving`, or `2 serving, 1 loading`.
+fn states(states: &[EngineState]) -> String {
+    const IN_ORDER: [(EngineState, &str); 6] = [
+        (EngineState::Serving, "serving"),
+        (EngineState::Starting, "starting"),
+        (EngineState::Loading, "loading"),
+        (EngineState::Sleeping, "sleeping"),
+        (EngineState::Draining, "draining"),
+        (EngineState::Unreachable, "unreachable"),
+    ];
+    let count = |state| states.iter().filter(|one| **one == state).count();
+    let present: Vec<_> =
+        IN_ORDER.iter().map(|(state, word)| (count(*state), word)).filter(|(n, _)| *n > 0).collect();
+    match present[..] {
+        [(_, word)] => (*word).to_owned(),
+        _ => present.iter().map(|(n, word)| format!("{n} {word}")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// `node-a GPU 0 and 1`
 fn seat(pod: &PodView) -> String {
     let node = pod.node.as_deref().unwrap_or_default();
     let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
     format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
+}
+
+/// `node-a GPU 0` of `GPU-node-a-0`, as the demo's GPUs are called.
+pub fn gpu_name(uuid: &str) -> String {
+    let name = uuid.trim_start_matches("GPU-");
+    let (node, index) = name.rsplit_once('-').unwrap_or((name, "?"));
+    format!("{node} GPU {index}")
 }
 
 /// The reasons alone: before them stands how many nodes there are, after them the same again about preemption.
