@@ -154,7 +154,7 @@ pub struct ModelReport {
     /// What is there, in bytes of weights; 0 if that is not known.
     #[serde(default)]
     pub bytes: Bytes,
-    /// Where it was found: `huggingface`, `kserve`, `engine`.
+    /// Where it was found: `huggingface`, `kserve`, `image`, `engine`.
     pub source: String,
 }
 

@@ -83,12 +83,13 @@ impl Rounds {
         let findings = findings(&pods, listed);
         self.scan(&mut missing).await;
         self.sequence += 1;
+        let scanned = self.scanned.models.iter().cloned();
         let report = NodeReport {
             node: self.node.clone(),
             boot_id: self.boot_id.clone(),
             sequence: self.sequence,
             age_millis: age(taken),
-            models: models::merge(&self.scanned.models, models::held_by_engines(&engines)),
+            models: models::merged(scanned.chain(models::held_by_engines(&engines))),
             gpus,
             engines,
             findings,

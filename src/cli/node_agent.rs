@@ -1,6 +1,7 @@
 //! `stowage agent`: its arguments, and the sources they name.
 
-use crate::agent::models::NodeModels;
+use crate::agent::models::images::NodeImages;
+use crate::agent::models::{ModelSource, NodeModels, Together, usual_hugging_face_caches};
 use crate::agent::nvml::{Nvml, NvmlOptions};
 use crate::agent::ownership::Owners;
 use crate::agent::pods::watched::WatchedPods;
@@ -53,7 +54,7 @@ pub struct AgentArgs {
     #[arg(long, value_name = "DIR", default_value = "/proc")]
     proc: PathBuf,
 
-    /// A Hugging Face cache, the folder with models--* in it; once for each
+    /// A Hugging Face cache, the folder with models--* in it; once for each [default: where the hub's client keeps its own]
     #[arg(long, value_name = "DIR")]
     hf_cache: Vec<PathBuf>,
 
@@ -106,24 +107,30 @@ impl AgentArgs {
             true => None,
             false => Some(Publisher::new(self.extender, self.token_file, self.ca)?),
         };
+        let hf_caches = match self.hf_cache.is_empty() {
+            true => usual_hugging_face_caches(|variable| std::env::var_os(variable)),
+            false => self.hf_cache,
+        };
         let nvml =
             NvmlOptions { library: self.nvml_lib, gpu_memory: self.gpu_memory, ..NvmlOptions::default() };
+        let mut models: Vec<Box<dyn ModelSource>> =
+            vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
+        // Without a cluster there are no names for the pods, and no engines are found; all else is told.
+        let pods: Box<dyn PodSource> = match cluster::connect(self.kubeconfig.as_deref()).await {
+            Ok(client) => {
+                models.push(Box::new(NodeImages::start(client.clone(), &node)));
+                Box::new(WatchedPods::start(client, &node))
+            }
+            Err(error) => Box::new(NoPods(error.to_string())),
+        };
         Ok(AgentOptions {
             every: Duration::from_millis(self.every),
             gpus: Box::new(Nvml::new(nvml)),
             owners: Box::new(Owners::new(self.proc, self.pod_resources)),
-            pods: pods(self.kubeconfig, &node).await,
-            models: Box::new(NodeModels::new(self.hf_cache, self.kserve_models)),
+            pods,
+            models: Box::new(Together(models)),
             publisher,
             node,
         })
-    }
-}
-
-/// Without a cluster there are no names for the pods, and no engines are found; all else is told.
-async fn pods(kubeconfig: Option<PathBuf>, node: &NodeName) -> Box<dyn PodSource> {
-    match cluster::connect(kubeconfig.as_deref()).await {
-        Ok(client) => Box::new(WatchedPods::start(client, node)),
-        Err(error) => Box::new(NoPods(error.to_string())),
     }
 }

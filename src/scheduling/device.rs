@@ -126,7 +126,8 @@ impl Gpu {
 
     /// Whether what runs here lets such a tenant join.
     pub fn admits(&self, demand: &Demand) -> bool {
-        !(demand.terms.engine && self.starting) && !demand.terms.exceeded_by(self.pressure)
+        let would_disturb = demand.terms.engine && self.starting;
+        !would_disturb && !demand.terms.exceeded_by(self.pressure)
     }
 
     /// Whether there would still be room if every hint came true.

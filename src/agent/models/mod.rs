@@ -1,22 +1,201 @@
-//! Models on this node.
+//! The models of which something is on this node, and how near to a GPU it is.
+//!
+//! [`images`] asks the Node object. [`hugging_face`] and [`kserve`] know where model folders are, [`weights`] what lies in one, [`page_cache`] whether it is
+//! in memory, [`walk`] what a look may cost. What engines hold is read off their reports. Nothing here fetches or removes.
 
-use crate::report::{EngineReport, ModelReport};
+pub mod hugging_face;
+pub mod images;
+pub mod kserve;
+pub mod page_cache;
+pub mod walk;
+pub mod weights;
 
-/// Who can tell which models are on the node. It may block for as long as a disk does.
-pub trait ModelSource: Send {
-    fn models(&mut self) -> ModelScan;
-}
+use crate::ids::ModelId;
+use crate::report::{EngineReport, EngineState, ModelReport};
+use crate::scheduling::loading::Tier;
+use crate::units::Bytes;
+use hugging_face::HuggingFace;
+use kserve::Kserve;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+use walk::Walk;
+use weights::{Extent, Weights};
 
+/// A model takes minutes to come or go: half a minute late is early.
+const EVERY: Duration = Duration::from_secs(30);
+
+/// What a scan found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelScan {
+    /// In order of model; what is there twice, twice.
     pub models: Vec<ModelReport>,
+    /// What could not be looked at, and why.
     pub problems: Vec<String>,
 }
 
-pub fn held_by_engines(_: &[EngineReport]) -> Vec<ModelReport> {
-    Vec::new()
+/// Who knows which models are on the node.
+pub trait ModelSource: Send {
+    /// Blocks for as long as the disk does.
+    fn models(&mut self) -> ModelScan;
 }
 
-pub fn merge(scanned: &[ModelReport], held: Vec<ModelReport>) -> Vec<ModelReport> {
-    [scanned, &held].concat()
+/// Several sources as one.
+pub struct Together(pub Vec<Box<dyn ModelSource>>);
+
+impl ModelSource for Together {
+    fn models(&mut self) -> ModelScan {
+        let scans = self.0.iter_mut().map(|source| source.models());
+        scans.fold(ModelScan::default(), |mut all, scan| {
+            all.models.extend(scan.models);
+            all.problems.extend(scan.problems);
+            all
+        })
+    }
 }
+
+/// A model's folder that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    pub model: ModelId,
+    pub weights: Weights,
+}
+
+/// The node's folders of models, looked at each half minute at most.
+#[derive(Debug)]
+pub struct NodeModels {
+    hugging_face: Vec<HuggingFace>,
+    kserve: Vec<Kserve>,
+    last: Option<(Instant, ModelScan)>,
+    round: u64,
+}
+
+impl NodeModels {
+    /// The folders of Hugging Face caches, and the local paths of KServe's volumes.
+    pub fn new(hugging_face: Vec<PathBuf>, kserve: Vec<PathBuf>) -> Self {
+        Self {
+            hugging_face: hugging_face.into_iter().map(HuggingFace::new).collect(),
+            kserve: kserve.into_iter().map(Kserve::new).collect(),
+            last: None,
+            round: 0,
+        }
+    }
+
+    fn models_at(&mut self, now: Instant, wall_clock: SystemTime) -> ModelScan {
+        if let Some((_, scan)) =
+            self.last.as_ref().filter(|(at, _)| now.saturating_duration_since(*at) < EVERY)
+        {
+            return scan.clone();
+        }
+        let scan = self.scan(wall_clock);
+        self.last = Some((now, scan.clone()));
+        scan
+    }
+
+    /// Each place has its own time: one on a disk that hangs takes none of the others'.
+    fn scan(&mut self, wall_clock: SystemTime) -> ModelScan {
+        self.round += 1;
+        let mut scan = ModelScan::default();
+        for place in &mut self.hugging_face {
+            let mut walk = Walk::start(Instant::now());
+            let found = place.scan(&mut walk, wall_clock);
+            scan.add(&found, "huggingface", self.round, &walk);
+        }
+        for place in &self.kserve {
+            let mut walk = Walk::start(Instant::now());
+            let found = place.scan(&mut walk);
+            scan.add(&found, "kserve", self.round, &walk);
+        }
+        scan.models.sort_by(|a, b| a.model.cmp(&b.model));
+        scan
+    }
+}
+
+impl ModelSource for NodeModels {
+    fn models(&mut self) -> ModelScan {
+        self.models_at(Instant::now(), SystemTime::now())
+    }
+}
+
+impl ModelScan {
+    fn add(&mut self, found: &[Found], source: &str, round: u64, walk: &Walk) {
+        self.models.extend(found.iter().map(|found| ModelReport {
+            model: found.model.clone(),
+            tier: tier(&found.weights, round),
+            bytes: found.weights.bytes(),
+            source: source.into(),
+        }));
+        self.problems.extend(walk.reasons());
+    }
+}
+
+fn tier(weights: &Weights, round: u64) -> Tier {
+    match weights.extent {
+        Extent::Part => Tier::Partial,
+        Extent::Whole if page_cache::holds_most(&weights.files, round) => Tier::PageCache,
+        Extent::Whole => Tier::Disk,
+    }
+}
+
+/// Where the hub's client keeps its cache if nobody says otherwise, as far as that is a folder here. `variable` looks up the
+/// environment.
+pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let below = |name: &str, path: &str| Some(PathBuf::from(variable(name)?).join(path));
+    let places = [
+        variable("HF_HUB_CACHE").map(PathBuf::from),
+        below("HF_HOME", "hub"),
+        below("XDG_CACHE_HOME", "huggingface/hub"),
+        below("HOME", ".cache/huggingface/hub"),
+    ];
+    let mut found: Vec<PathBuf> = places.into_iter().flatten().filter(|place| place.is_dir()).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
+/// What the engines hold of their models, in their order. Of an engine that sleeps without its weights, that is still
+/// starting or that does not answer, nothing is known to be there.
+pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
+    let held = |engine: &EngineReport| {
+        let tier = match (engine.state, engine.sleep_level) {
+            (EngineState::Serving | EngineState::Draining, _) => Tier::Resident,
+            (EngineState::Loading, _) => Tier::Loading,
+            (EngineState::Sleeping, Some(1)) => Tier::Sleeping,
+            (EngineState::Sleeping | EngineState::Starting | EngineState::Unreachable, _) => return None,
+        };
+        let model = engine.model.clone()?;
+        Some(ModelReport { model, tier, bytes: Bytes::ZERO, source: "engine".into() })
+    };
+    engines.iter().filter_map(held).collect()
+}
+
+/// Each model once, in order: where it is nearest to a GPU, and of equals where most of it is. An engine doesn't tell what
+/// its weights weigh; a whole copy on disk does.
+pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
+    let mut by_model: BTreeMap<ModelId, (ModelReport, Bytes)> = BTreeMap::new();
+    for report in models {
+        let whole = if report.tier == Tier::Partial { Bytes::ZERO } else { report.bytes };
+        match by_model.get_mut(&report.model) {
+            Some((best, weight)) => {
+                *weight = whole.max(*weight);
+                if rank(&report) > rank(best) {
+                    *best = report;
+                }
+            }
+            None => drop(by_model.insert(report.model.clone(), (report, whole))),
+        }
+    }
+    let weighed = |(report, weight): (ModelReport, Bytes)| match report.bytes {
+        Bytes::ZERO => ModelReport { bytes: weight, ..report },
+        _ => report,
+    };
+    by_model.into_values().map(weighed).collect()
+}
+
+fn rank(report: &ModelReport) -> (Tier, Bytes, &str) {
+    (report.tier, report.bytes, &report.source)
+}
+
+#[cfg(test)]
+mod tests;

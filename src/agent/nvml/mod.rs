@@ -4,9 +4,9 @@
 //! cannot be read leaves only that figure out; a GPU that was seen once keeps its place in the sample until NVML no longer
 //! counts it. Calls block: ask on a thread of its own. Which pod a process belongs to is not known here.
 //!
-//! - [`session`]: one opening of the library, and a sample through it. [`gpu`]: one GPU and its slices.
-//! - [`health`]: what makes a GPU draining or lost. [`xids`]: the driver's error events, on a thread of their own.
-//! - [`islands`]: which GPUs reach each other over NVLink.
+//! - `session`: one opening of the library, and a sample through it. `gpu`: one GPU and its slices.
+//! - `health`: what makes a GPU draining or lost. `xids`: the driver's error events, on a thread of their own.
+//! - `islands`: which GPUs reach each other over NVLink.
 
 mod gpu;
 mod health;

@@ -199,7 +199,8 @@ fn a_gpu_that_nvml_no_longer_counts_is_gone() {
 
 #[test]
 fn one_call_that_fails_costs_one_figure() {
-    let figures: [(&str, fn(&GpuReport) -> bool); 5] = [
+    type IsOut = fn(&GpuReport) -> bool;
+    let figures: [(&str, IsOut); 5] = [
         ("nvmlDeviceGetUtilizationRates", |gpu| gpu.utilization_percent.is_none()),
         ("nvmlDeviceGetComputeRunningProcesses_v3", |gpu| gpu.processes.is_none()),
         ("nvmlDeviceGetMPSComputeRunningProcesses_v3", |gpu| gpu.processes == Some(vec![])),

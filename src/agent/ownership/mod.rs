@@ -10,7 +10,7 @@ mod fake_kubelet;
 pub mod pod_resources;
 
 use super::pods::PodOnNode;
-use crate::ids::{PodKey, PodUid};
+use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::report::{GpuReport, Missing, Part, ProcessReport};
 use cgroup::{Cgroups, Place};
 use futures::future::BoxFuture;
@@ -143,7 +143,7 @@ fn only_holder(gpu: &GpuReport, allocations: &[Allocation], pods: &[PodOnNode]) 
 }
 
 /// An index is a whole GPU's: its slices have it too.
-fn is(id: &crate::ids::GpuUuid, gpu: &GpuReport) -> bool {
+fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
     match id.index() {
         Some(index) => gpu.parent.is_none() && gpu.index == index,
         None => *id == gpu.uuid,

@@ -2,7 +2,6 @@
 
 use super::fake_kubelet::{FakeKubelet, given};
 use super::*;
-use crate::ids::GpuUuid;
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -106,7 +106,7 @@ impl Book {
         let entry = entries.get(uid)?;
         let charge = self.charge_of(entry)?;
         let place = self.devices.iter().position(|device| device.uuid == *gpu)?;
-        charge.gpus.contains(place).then(|| match entry.demand.sharing {
+        charge.gpus.contains(place).then_some(match entry.demand.sharing {
             Sharing::Shared => entry.demand.per_gpu,
             Sharing::Exclusive => capacity,
         })

@@ -1,0 +1,284 @@
+//! Models in a Hugging Face cache: `models--org--name/{refs,blobs,snapshots}`.
+//!
+//! A snapshot is a folder of links to blobs; what is still being fetched is a blob called `….incomplete`. A model that has
+//! not changed since the last scan is not looked into again.
+
+use super::Found;
+use super::walk::{Problem, Walk, changed};
+use super::weights::{Extent, Weights, weights};
+use crate::ids::ModelId;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+use std::path::{Component, Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// What the names of models' folders begin with; a cache holds datasets too.
+const MODEL_PREFIX: &str = "models--";
+
+/// A commit is 40 characters.
+const MAX_REF: u64 = 256;
+
+/// A folder that changed more recently may change again without its time showing it: file systems count in ticks, and some
+/// in seconds.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// One cache, and what was found in it.
+#[derive(Debug)]
+pub struct HuggingFace {
+    folder: PathBuf,
+    known: BTreeMap<String, Known>,
+}
+
+#[derive(Debug, Clone)]
+struct Known {
+    mark: Mark,
+    weights: Option<Weights>,
+}
+
+/// What changes whenever a model does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Mark {
+    snapshot: PathBuf,
+    snapshot_changed: Option<SystemTime>,
+    blobs_changed: Option<SystemTime>,
+}
+
+impl HuggingFace {
+    /// `folder` is a `HF_HUB_CACHE`, or a `HF_HOME` with one in it.
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder, known: BTreeMap::new() }
+    }
+
+    pub fn scan(&mut self, walk: &mut Walk, now: SystemTime) -> Vec<Found> {
+        let hub =
+            Some(self.folder.join("hub")).filter(|hub| hub.is_dir()).unwrap_or_else(|| self.folder.clone());
+        let names = walk.names(&hub);
+        self.known.retain(|name, _| names.contains(name));
+        names.iter().filter_map(|name| self.model(&hub, name, walk, now)).collect()
+    }
+
+    fn model(&mut self, hub: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<Found> {
+        let model = name.strip_prefix(MODEL_PREFIX)?.replace("--", "/");
+        let folder = hub.join(name);
+        match ModelId::parse(&model) {
+            Ok(model) => {
+                let weights = self.weights(&folder, name, walk, now)?;
+                Some(Found { model, weights })
+            }
+            Err(error) => {
+                walk.tell(Problem::NoModelName { path: folder, error });
+                None
+            }
+        }
+    }
+
+    fn weights(&mut self, folder: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<Weights> {
+        if !walk.may_look_at(folder) {
+            return self.known.get(name)?.weights.clone();
+        }
+        let mark = Mark::of(folder, walk);
+        if let Some(known) = self.known.get(name).filter(|known| known.mark == mark) {
+            return known.weights.clone();
+        }
+        let weights = look_into(folder, &mark.snapshot, walk);
+        if walk.is_over() {
+            return self.known.get(name)?.weights.clone();
+        }
+        if mark.is_settled(now) {
+            self.known.insert(name.into(), Known { mark, weights: weights.clone() });
+        }
+        weights
+    }
+}
+
+impl Mark {
+    fn of(folder: &Path, walk: &mut Walk) -> Self {
+        let snapshot = snapshot(folder, walk);
+        let (snapshot_changed, blobs_changed) = (changed(&snapshot), changed(&folder.join("blobs")));
+        Self { snapshot, snapshot_changed, blobs_changed }
+    }
+
+    fn is_settled(&self, now: SystemTime) -> bool {
+        let is_old = |changed: &SystemTime| now.duration_since(*changed).is_ok_and(|age| age >= SETTLED);
+        [self.snapshot_changed, self.blobs_changed].iter().flatten().all(is_old)
+    }
+}
+
+/// What an engine would load that is told no revision: the one `refs/main` names. Whoever names a commit leaves no
+/// reference: then the newest.
+fn snapshot(folder: &Path, walk: &mut Walk) -> PathBuf {
+    let snapshots = folder.join("snapshots");
+    if let Some(commit) = commit(&folder.join("refs/main"), walk) {
+        return snapshots.join(commit);
+    }
+    let paths = walk.names_if_any(&snapshots).into_iter().map(|name| snapshots.join(name));
+    let newest = paths.max_by_key(|path| (changed(path), path.clone()));
+    newest.unwrap_or(snapshots)
+}
+
+fn commit(reference: &Path, walk: &mut Walk) -> Option<String> {
+    let mut text = String::new();
+    walk.open(reference, MAX_REF)?.read_to_string(&mut text).ok()?;
+    let commit = text.trim();
+    let mut parts = Path::new(commit).components();
+    let is_name = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+    is_name.then(|| commit.into())
+}
+
+fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<Weights> {
+    let blobs = walk.names_if_any(&folder.join("blobs"));
+    let found = if snapshot.is_dir() { weights(snapshot, walk) } else { None };
+    match is_being_fetched(&blobs) {
+        true => Some(Weights { extent: Extent::Part, ..found.unwrap_or_default() }),
+        false => found,
+    }
+}
+
+/// Whether a folder into which the hub's client fetches holds a file that is not finished.
+pub fn is_being_fetched(names: &BTreeSet<String>) -> bool {
+    names.iter().any(|name| name.ends_with(".incomplete"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+    use std::time::Instant;
+    use tempfile::TempDir;
+
+    struct Cache {
+        folder: TempDir,
+        source: HuggingFace,
+    }
+
+    fn cache() -> Cache {
+        let folder = tempfile::tempdir().unwrap();
+        let source = HuggingFace::new(folder.path().into());
+        Cache { folder, source }
+    }
+
+    impl Cache {
+        fn path(&self, path: &str) -> PathBuf {
+            self.folder.path().join(path)
+        }
+
+        /// A model of one blob, as the hub's client leaves it.
+        fn fetched(&self, model: &str, commit: &str, bytes: u64) {
+            let folder = self.path(model);
+            for sub in ["refs", "blobs", &format!("snapshots/{commit}")] {
+                fs::create_dir_all(folder.join(sub)).unwrap();
+            }
+            fs::write(folder.join("refs/main"), commit).unwrap();
+            File::create(folder.join(format!("blobs/of-{commit}"))).unwrap().set_len(bytes).unwrap();
+            let link = folder.join(format!("snapshots/{commit}/model.safetensors"));
+            symlink(format!("../../blobs/of-{commit}"), link).unwrap();
+        }
+
+        /// Of each model its name, its extent and its bytes; and the reasons.
+        fn scan_at(&mut self, now: SystemTime) -> (Vec<(String, Extent, u64)>, Vec<String>) {
+            let mut walk = Walk::start(Instant::now());
+            let found = self.source.scan(&mut walk, now);
+            let of = |found: Found| (found.model.to_string(), found.weights.extent, found.weights.bytes().0);
+            (found.into_iter().map(of).collect(), walk.reasons())
+        }
+
+        fn scan(&mut self) -> (Vec<(String, Extent, u64)>, Vec<String>) {
+            self.scan_at(SystemTime::now())
+        }
+    }
+
+    fn whole(model: &str, bytes: u64) -> (String, Extent, u64) {
+        (model.into(), Extent::Whole, bytes)
+    }
+
+    fn part(model: &str, bytes: u64) -> (String, Extent, u64) {
+        (model.into(), Extent::Part, bytes)
+    }
+
+    #[test]
+    fn models_are_found_by_their_folders_and_nothing_else_is() {
+        let mut cache = cache();
+        cache.fetched("models--meta-llama--Llama-3.1-8B", "c1", 16);
+        cache.fetched("models--gpt2", "c1", 5);
+        cache.fetched("datasets--squad", "c1", 7);
+        fs::create_dir_all(cache.path("models--empty/snapshots/x")).unwrap();
+        fs::write(cache.path("models--file"), "").unwrap();
+        fs::write(cache.path("version.txt"), "1").unwrap();
+        assert_eq!(cache.scan(), (vec![whole("gpt2", 5), whole("meta-llama/Llama-3.1-8B", 16)], vec![]));
+    }
+
+    #[test]
+    fn a_home_with_a_hub_in_it_is_as_good() {
+        let mut cache = cache();
+        cache.fetched("hub/models--gpt2", "c1", 5);
+        assert_eq!(cache.scan().0, [whole("gpt2", 5)]);
+    }
+
+    #[test]
+    fn a_model_that_is_being_fetched_is_there_in_part() {
+        let mut cache = cache();
+        cache.fetched("models--a", "c1", 5);
+        fs::write(cache.path("models--a/blobs/x.incomplete"), "123").unwrap();
+        fs::create_dir_all(cache.path("models--b/blobs")).unwrap();
+        fs::write(cache.path("models--b/blobs/x.incomplete"), "123").unwrap();
+        assert_eq!(cache.scan(), (vec![part("a", 5), part("b", 0)], vec![]));
+    }
+
+    #[test]
+    fn the_revision_that_main_names_counts_and_without_one_the_newest() {
+        let mut cache = cache();
+        cache.fetched("models--a", "c1", 5);
+        cache.fetched("models--a", "c2", 6);
+        assert_eq!(cache.scan().0, [whole("a", 6)]);
+        fs::write(cache.path("models--a/refs/main"), "c1\n").unwrap();
+        assert_eq!(cache.scan().0, [whole("a", 5)]);
+        fs::write(cache.path("models--a/refs/main"), "c3").unwrap();
+        assert_eq!(cache.scan().0, [], "it has not begun");
+        let newer = SystemTime::now() + Duration::from_secs(9);
+        File::open(cache.path("models--a/snapshots/c1")).unwrap().set_modified(newer).unwrap();
+        for none in ["../../../etc", "", "/", "..", &"x".repeat(999)] {
+            fs::write(cache.path("models--a/refs/main"), none).unwrap();
+            assert_eq!(cache.scan().0, [whole("a", 5)], "{none}");
+        }
+    }
+
+    #[test]
+    fn a_blob_that_was_removed_makes_a_part_of_the_whole() {
+        let mut cache = cache();
+        cache.fetched("models--a", "c1", 5);
+        let later = SystemTime::now() + SETTLED;
+        assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
+        fs::remove_file(cache.path("models--a/blobs/of-c1")).unwrap();
+        assert_eq!(cache.scan_at(later).0, [part("a", 0)]);
+        fs::remove_dir_all(cache.path("models--a")).unwrap();
+        assert_eq!(cache.scan_at(later).0, []);
+        assert!(cache.source.known.is_empty());
+    }
+
+    #[test]
+    fn a_model_that_has_settled_is_not_looked_into_again() {
+        let mut cache = cache();
+        cache.fetched("models--a", "c1", 5);
+        assert_eq!(cache.scan().0, [whole("a", 5)]);
+        assert!(cache.source.known.is_empty(), "it may be changing");
+        let later = SystemTime::now() + SETTLED;
+        assert_eq!(cache.scan_at(later).0, [whole("a", 5)]);
+        cache.source.known.get_mut("models--a").unwrap().weights.as_mut().unwrap().files[0].bytes = Bytes(77);
+        assert_eq!(cache.scan_at(later).0, [whole("a", 77)]);
+    }
+
+    #[test]
+    fn a_folder_whose_name_is_no_models_is_told() {
+        let mut cache = cache();
+        cache.fetched("models--a b", "c1", 5);
+        cache.fetched("models--", "c1", 5);
+        let (found, reasons) = cache.scan();
+        assert_eq!(found, []);
+        assert!(
+            reasons.len() == 2 && reasons.iter().all(|reason| reason.contains("no name of a model")),
+            "{reasons:?}"
+        );
+    }
+}

@@ -1,0 +1,102 @@
+//! Models that KServe keeps on the node: `models/<name>/…` below the local path of the node group's volume.
+//!
+//! Its agent fetches each model of the node's LocalModelNode into a folder of the model's name, and removes what is not
+//! named any more. That name is the LocalModelCache's, which is not the model's own: pods that are to be matched to it name
+//! it in their label.
+
+use super::Found;
+use super::hugging_face::is_being_fetched;
+use super::walk::{Problem, Walk};
+use super::weights::{Extent, Weights, weights};
+use crate::ids::ModelId;
+use std::path::{Path, PathBuf};
+
+/// Where the hub's client keeps what it has not finished, if it fetches into a plain folder.
+const UNFINISHED: &str = ".cache/huggingface/download";
+
+/// One volume of local models.
+#[derive(Debug)]
+pub struct Kserve {
+    folder: PathBuf,
+}
+
+impl Kserve {
+    /// `folder` is the volume's local path.
+    pub fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Everything anew: a file that grows leaves its folder's time as it is.
+    pub fn scan(&self, walk: &mut Walk) -> Vec<Found> {
+        let models = self.folder.join("models");
+        let names = walk.names(&models);
+        names.iter().filter_map(|name| model(&models.join(name), name, walk)).collect()
+    }
+}
+
+fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<Found> {
+    if !walk.may_look_at(folder) || !folder.is_dir() {
+        return None;
+    }
+    match ModelId::parse(name) {
+        Ok(model) => {
+            look_into(folder, walk).filter(|_| !walk.is_over()).map(|weights| Found { model, weights })
+        }
+        Err(error) => {
+            walk.tell(Problem::NoModelName { path: folder.into(), error });
+            None
+        }
+    }
+}
+
+fn look_into(folder: &Path, walk: &mut Walk) -> Option<Weights> {
+    let unfinished = walk.names_if_any(&folder.join(UNFINISHED));
+    let found = weights(folder, walk);
+    match is_being_fetched(&unfinished) {
+        true => Some(Weights { extent: Extent::Part, ..found.unwrap_or_default() }),
+        false => found,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::time::Instant;
+
+    #[test]
+    fn each_folder_of_weights_is_a_model_and_what_is_unfinished_a_part() {
+        let folder = tempfile::tempdir().unwrap();
+        for (path, text) in [
+            ("models/llama/model.safetensors", "12345"),
+            ("models/llama/config.json", "{}"),
+            ("models/qwen/model-00001-of-00002.safetensors", "123"),
+            ("models/phi/model.safetensors", "12"),
+            ("models/phi/.cache/huggingface/download/x.incomplete", "1"),
+            ("models/none/readme", "1"),
+            ("models/file", ""),
+            ("models/a b/model.safetensors", "1"),
+        ] {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let mut walk = Walk::start(Instant::now());
+        let found = Kserve::new(folder.path().into()).scan(&mut walk);
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| (found.model.as_str(), found.weights.extent, found.weights.bytes().0))
+            .collect();
+        assert_eq!(found, [("llama", Extent::Whole, 5), ("phi", Extent::Part, 2), ("qwen", Extent::Part, 3)]);
+        let reasons = walk.reasons();
+        assert!(reasons.len() == 1 && reasons[0].contains("no name of a model"), "{reasons:?}");
+    }
+
+    #[test]
+    fn a_volume_without_models_is_a_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut walk = Walk::start(Instant::now());
+        assert!(Kserve::new(folder.path().into()).scan(&mut walk).is_empty());
+        assert!(walk.reasons()[0].contains("there is no folder"), "{:?}", walk.reasons());
+    }
+}

@@ -1,0 +1,152 @@
+//! Whether a model's weights are in the kernel's page cache, so that the next engine need not wait for the disk.
+//!
+//! A byte is read here and there on the condition that it takes no waiting (`RWF_NOWAIT`): the kernel refuses where the page
+//! is not in memory. It may fetch that page all the same, so each round reads elsewhere, and few.
+
+use super::weights::WeightFile;
+use rustix::fs::{Advice, fadvise};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use std::fs::File;
+use std::io::IoSliceMut;
+
+/// Bytes read of one model a round. Engines read weights from end to end, so most models are there as a whole or not at
+/// all, and 16 tell; what the kernel fetches for them is 64 KiB a round, and cannot by itself make a model look cached.
+const SAMPLES: u64 = 16;
+
+/// The part of a step by which the samples of one round lie beside those of the last, of 2^16: the golden ratio's, which
+/// keeps away longest from where it has been.
+const GOLDEN: u64 = 40_503;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Seen {
+    InMemory,
+    OnDisk,
+    /// The file system cannot be asked; network disks cannot.
+    Unknown,
+}
+
+/// Whether more than half of what was looked at is in memory. A file system that cannot tell counts as "no".
+pub fn holds_most(files: &[WeightFile], round: u64) -> bool {
+    let mut opened = Opened::default();
+    is_most(samples(files, round).map(|(file, at)| opened.look(file, at)))
+}
+
+fn is_most(seen: impl Iterator<Item = Seen>) -> bool {
+    let (cached, asked) =
+        seen.fold((0, 0), |(cached, asked), seen| (cached + u64::from(seen == Seen::InMemory), asked + 1));
+    asked > 0 && 2 * cached > asked
+}
+
+/// Evenly over all files, one after another: which, and where in it.
+fn samples(files: &[WeightFile], round: u64) -> impl Iterator<Item = (&WeightFile, u64)> {
+    let total: u64 = files.iter().map(|file| file.bytes.0).sum();
+    let step = (total / SAMPLES).max(1);
+    let shift = ((u128::from(round.wrapping_mul(GOLDEN) & 0xffff) * u128::from(step)) >> 16) as u64;
+    let places = (0..SAMPLES).map(move |n| n * step + shift).filter(move |at| *at < total);
+    places.filter_map(|at| place(files, at))
+}
+
+fn place(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
+    for file in files {
+        match at.checked_sub(file.bytes.0) {
+            Some(beyond) => at = beyond,
+            None => return Some((file, at)),
+        }
+    }
+    None
+}
+
+/// The file looked at last: samples come in order.
+#[derive(Default)]
+struct Opened<'a>(Option<(&'a WeightFile, Option<File>)>);
+
+impl<'a> Opened<'a> {
+    fn look(&mut self, file: &'a WeightFile, at: u64) -> Seen {
+        if self.0.as_ref().is_none_or(|(opened, _)| *opened != file) {
+            self.0 = Some((file, open(file)));
+        }
+        match &self.0 {
+            Some((_, Some(file))) => is_in_memory(file, at),
+            _ => Seen::Unknown,
+        }
+    }
+}
+
+fn open(file: &WeightFile) -> Option<File> {
+    let file = File::open(&file.path).ok()?;
+    // Without it the kernel would fetch the neighbourhood of every byte too.
+    fadvise(&file, 0, None, Advice::Random).ok()?;
+    Some(file)
+}
+
+fn is_in_memory(file: &File, at: u64) -> Seen {
+    let mut byte = [0];
+    match preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
+        Ok(1..) => Seen::InMemory,
+        Err(Errno::AGAIN) => Seen::OnDisk,
+        // It has become shorter, or cannot be asked.
+        Ok(0) | Err(_) => Seen::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn file(path: impl AsRef<Path>, bytes: u64) -> WeightFile {
+        WeightFile { path: path.as_ref().into(), bytes: Bytes(bytes) }
+    }
+
+    #[test]
+    fn more_than_half_is_most_and_what_cannot_be_asked_is_not() {
+        use Seen::{InMemory, OnDisk, Unknown};
+        assert!(is_most([InMemory, InMemory, OnDisk].into_iter()));
+        assert!(!is_most([InMemory, OnDisk].into_iter()));
+        assert!(!is_most([InMemory, Unknown, Unknown].into_iter()));
+        assert!(!is_most([].into_iter()));
+    }
+
+    #[test]
+    fn a_file_just_written_is_in_memory_where_the_file_system_can_be_asked() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, vec![1; 1 << 20]).unwrap();
+        let can_be_asked = is_in_memory(&File::open(&path).unwrap(), 0) != Seen::Unknown;
+        assert_eq!(holds_most(&[file(&path, 1 << 20)], 3), can_be_asked);
+    }
+
+    #[test]
+    fn a_file_that_is_gone_or_shorter_than_it_was_is_not_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        std::fs::write(&path, "1").unwrap();
+        assert!(!holds_most(&[file(&path, 1 << 20)], 1));
+        assert!(!holds_most(&[file(folder.path().join("gone"), 9)], 0));
+        assert!(!holds_most(&[], 0));
+    }
+
+    #[test]
+    fn each_round_looks_elsewhere() {
+        let files = [file("a", 10 << 30)];
+        let rounds =
+            (0..1000).flat_map(|round| samples(&files, round).map(|(_, at)| at >> 12).collect::<Vec<_>>());
+        assert_eq!(rounds.collect::<BTreeSet<_>>().len(), 1000 * SAMPLES as usize);
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_lies_in_its_file(sizes in proptest::collection::vec(0u64..1 << 40, 0..9), round: u64) {
+            let files: Vec<_> = sizes.iter().map(|size| file("a", *size)).collect();
+            let total: u64 = sizes.iter().sum();
+            let samples: Vec<_> = samples(&files, round).collect();
+            prop_assert_eq!(samples.len() as u64, total.min(SAMPLES));
+            for (file, at) in samples {
+                prop_assert!(at < file.bytes.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The node's models put together: folders, engines, and the best of both.
+
+use super::*;
+use proptest::prelude::*;
+use serde_json::json;
+use std::fs;
+
+fn engine(model: Option<&str>, state: &str, level: Option<u8>) -> EngineReport {
+    serde_json::from_value(json!({
+        "pod": "p", "engine": "vllm", "gpus": [], "state": state, "model": model, "sleepLevel": level,
+    }))
+    .unwrap()
+}
+
+fn model(name: &str, tier: Tier, bytes: u64, source: &str) -> ModelReport {
+    ModelReport { model: ModelId::parse(name).unwrap(), tier, bytes: Bytes(bytes), source: source.into() }
+}
+
+#[test]
+fn an_engine_holds_its_model_by_its_state() {
+    for (state, level, tier) in [
+        ("serving", None, Some(Tier::Resident)),
+        ("draining", None, Some(Tier::Resident)),
+        ("loading", None, Some(Tier::Loading)),
+        ("sleeping", Some(1), Some(Tier::Sleeping)),
+        ("sleeping", Some(2), None),
+        ("sleeping", None, None),
+        ("starting", None, None),
+        ("unreachable", None, None),
+    ] {
+        let held = held_by_engines(&[engine(Some("llama"), state, level)]);
+        let expected: Vec<_> = tier.map(|tier| model("llama", tier, 0, "engine")).into_iter().collect();
+        assert_eq!(held, expected, "{state}");
+    }
+    assert_eq!(held_by_engines(&[engine(None, "serving", None)]), []);
+}
+
+#[test]
+fn of_a_model_found_twice_the_nearer_counts_and_the_disk_knows_its_weight() {
+    let merged = merged([
+        model("b", Tier::Disk, 10, "kserve"),
+        model("a", Tier::Partial, 3, "huggingface"),
+        model("b", Tier::Resident, 0, "engine"),
+        model("a", Tier::Sleeping, 0, "engine"),
+        model("c", Tier::Partial, 3, "huggingface"),
+        model("c", Tier::Partial, 7, "kserve"),
+    ]);
+    assert_eq!(
+        merged,
+        [
+            model("a", Tier::Sleeping, 0, "engine"),
+            model("b", Tier::Resident, 10, "engine"),
+            model("c", Tier::Partial, 7, "kserve"),
+        ],
+        "a part does not tell what the whole weighs"
+    );
+}
+
+fn any_model() -> impl Strategy<Value = ModelReport> {
+    let tier = prop::sample::select(vec![
+        Tier::Partial,
+        Tier::Disk,
+        Tier::PageCache,
+        Tier::Sleeping,
+        Tier::Resident,
+    ]);
+    ("[ab]", tier, 0u64..3, "[xy]").prop_map(|(name, tier, bytes, source)| model(&name, tier, bytes, &source))
+}
+
+proptest! {
+    #[test]
+    fn what_is_merged_is_the_same_in_any_order(
+        (models, shuffled) in prop::collection::vec(any_model(), 0..8)
+            .prop_flat_map(|models| (Just(models.clone()), Just(models).prop_shuffle())),
+    ) {
+        let one = merged(models.clone());
+        prop_assert_eq!(&one, &merged(shuffled));
+        for report in &one {
+            let best = models.iter().filter(|model| model.model == report.model).map(|model| model.tier).max();
+            prop_assert_eq!(Some(report.tier), best);
+        }
+        prop_assert!(one.windows(2).all(|pair| pair[0].model < pair[1].model));
+    }
+}
+
+fn put(folder: &std::path::Path, path: &str, text: &str) {
+    let path = folder.join(path);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}
+
+#[test]
+fn places_are_put_together_and_one_that_fails_hides_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    put(folder.path(), "hf/models--org--a/snapshots/c/model.safetensors", "12345");
+    put(folder.path(), "hf/models--org--a/refs/main", "c");
+    put(folder.path(), "kserve/models/b/model-00001-of-00002.safetensors", "123");
+    let mut source = NodeModels::new(vec![path("missing"), path("hf")], vec![path("kserve")]);
+    let scan = source.models();
+    let [b, a] = &scan.models[..] else { panic!("{scan:?}") };
+    assert!(matches!(a.tier, Tier::Disk | Tier::PageCache), "the file system decides what it tells");
+    assert_eq!(*a, model("org/a", a.tier, 5, "huggingface"));
+    assert_eq!(*b, model("b", Tier::Partial, 3, "kserve"));
+    assert!(scan.problems.len() == 1 && scan.problems[0].contains("missing"), "{:?}", scan.problems);
+}
+
+#[test]
+fn folders_are_looked_at_each_half_minute() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("models")).unwrap();
+    let mut source = NodeModels::new(vec![], vec![folder.path().into()]);
+    let (now, clock) = (Instant::now(), SystemTime::now());
+    assert_eq!(source.models_at(now, clock).models, []);
+    put(folder.path(), "models/a/model.gguf", "1");
+    assert_eq!(source.models_at(now + EVERY - Duration::from_millis(1), clock).models, []);
+    assert_eq!(source.models_at(now + EVERY, clock).models.len(), 1);
+}
+
+#[test]
+fn the_usual_places_are_those_that_are_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let home = folder.path().join(".cache/huggingface/hub");
+    fs::create_dir_all(&home).unwrap();
+    let variable = |name: &str| match name {
+        "HOME" => Some(folder.path().into()),
+        "XDG_CACHE_HOME" => Some(folder.path().join(".cache").into()),
+        "HF_HOME" => Some("/nonexistent".into()),
+        _ => None,
+    };
+    assert_eq!(usual_hugging_face_caches(variable), [home]);
+    assert!(usual_hugging_face_caches(|_| None).is_empty());
+}

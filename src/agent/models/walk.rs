@@ -1,0 +1,248 @@
+//! A look at folders that somebody else fills: bounded in entries and in time, and every limit it meets is told.
+//!
+//! Only what a layout names is looked at, never what a link leads to in turn. Nothing here knows what a model is.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Entries read of one folder. The largest models have a few hundred files, and a node a few hundred models.
+pub const MAX_ENTRIES: usize = 10_000;
+
+/// Reasons kept of one scan; a cache on a broken disk has one for each of its files.
+const MAX_PROBLEMS: usize = 16;
+
+/// For one scan. Local folders take milliseconds; a network disk may take seconds and is looked at on a thread of its own.
+const MAX_SCAN: Duration = Duration::from_secs(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    #[error("there is no folder {}: mount it into the agent's container, or don't name it", path.display())]
+    NoFolder { path: PathBuf },
+    #[error("{} cannot be read: {error}", path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("{} has more than {MAX_ENTRIES} entries; the others are not looked at", path.display())]
+    TooMany { path: PathBuf },
+    #[error("{} has entries whose names are not UTF-8, {name:?} for one; they are left out", path.display())]
+    NotUtf8 { path: PathBuf, name: std::ffi::OsString },
+    #[error("{} is no name of a model: {error}", path.display())]
+    NoModelName { path: PathBuf, error: crate::ids::InvalidName },
+    #[error("{} is larger than {limit} bytes, and is not read", path.display())]
+    TooLarge { path: PathBuf, limit: u64 },
+    #[error("{} is no index of weights: {reason}; fetch the model again", path.display())]
+    NoIndex { path: PathBuf, reason: String },
+    #[error("the scan took longer than {} s and ended before {}", MAX_SCAN.as_secs(), path.display())]
+    TooSlow { path: PathBuf },
+}
+
+/// One scan.
+#[derive(Debug)]
+pub struct Walk {
+    ends: Instant,
+    problems: Vec<Problem>,
+    untold: usize,
+    is_over: bool,
+}
+
+impl Walk {
+    pub fn start(now: Instant) -> Self {
+        Self { ends: now + MAX_SCAN, problems: vec![], untold: 0, is_over: false }
+    }
+
+    /// What went wrong, in the order in which it did.
+    pub fn reasons(&self) -> Vec<String> {
+        let more = (self.untold > 0).then(|| format!("and {} problems more", self.untold));
+        self.problems.iter().map(ToString::to_string).chain(more).collect()
+    }
+
+    pub fn tell(&mut self, problem: Problem) {
+        if self.problems.len() < MAX_PROBLEMS {
+            self.problems.push(problem);
+        } else {
+            self.untold += 1;
+        }
+    }
+
+    /// Whether there is time left to look at `path`.
+    pub fn may_look_at(&mut self, path: &Path) -> bool {
+        if !self.is_over && Instant::now() >= self.ends {
+            self.is_over = true;
+            self.tell(Problem::TooSlow { path: path.into() });
+        }
+        !self.is_over
+    }
+
+    /// It has run out of time: what was found last may lack something.
+    pub fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// The names in a folder, in order; nothing, and a reason, if it cannot be read.
+    pub fn names(&mut self, path: &Path) -> BTreeSet<String> {
+        match fs::read_dir(path) {
+            Ok(entries) => self.listed(path, entries),
+            Err(error) => {
+                self.tell(not_listed(path, error));
+                BTreeSet::new()
+            }
+        }
+    }
+
+    /// The same, of a folder that need not be there.
+    pub fn names_if_any(&mut self, path: &Path) -> BTreeSet<String> {
+        if path.is_dir() { self.names(path) } else { BTreeSet::new() }
+    }
+
+    fn listed(&mut self, path: &Path, entries: fs::ReadDir) -> BTreeSet<String> {
+        let (mut names, mut seen, mut odd) = (BTreeSet::new(), 0, None);
+        for entry in entries {
+            if !self.may_look_at(path) {
+                break;
+            }
+            if seen == MAX_ENTRIES {
+                self.tell(Problem::TooMany { path: path.into() });
+                break;
+            }
+            seen += 1;
+            match entry.map(|entry| entry.file_name().into_string()) {
+                Ok(Ok(name)) => drop(names.insert(name)),
+                Ok(Err(name)) => drop(odd.get_or_insert(name)),
+                // A folder that fails once is not tried again: some fail for ever.
+                Err(error) => {
+                    self.tell(Problem::Unreadable { path: path.into(), error });
+                    break;
+                }
+            }
+        }
+        if let Some(name) = odd {
+            self.tell(Problem::NotUtf8 { path: path.into(), name });
+        }
+        names
+    }
+
+    /// A regular file of this size at most, opened: a pipe would never end.
+    pub fn open(&mut self, path: &Path, limit: u64) -> Option<io::Take<File>> {
+        let opened = match file_size(path)? {
+            size if size > limit => Err(Problem::TooLarge { path: path.into(), limit }),
+            _ => File::open(path).map_err(|error| Problem::Unreadable { path: path.into(), error }),
+        };
+        match opened {
+            // It may have grown since.
+            Ok(file) => Some(file.take(limit)),
+            Err(problem) => {
+                self.tell(problem);
+                None
+            }
+        }
+    }
+}
+
+fn not_listed(path: &Path, error: io::Error) -> Problem {
+    let path = path.into();
+    match error.kind() {
+        io::ErrorKind::NotFound => Problem::NoFolder { path },
+        _ => Problem::Unreadable { path, error },
+    }
+}
+
+/// Of a regular file, or what a link to one leads to; `None` for anything else, such as a link to nothing or to itself.
+pub fn file_size(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().filter(fs::Metadata::is_file).map(|metadata| metadata.len())
+}
+
+/// When something last came into a folder or left it.
+pub fn changed(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).ok()?.modified().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::symlink;
+
+    fn walk() -> Walk {
+        Walk::start(Instant::now())
+    }
+
+    #[test]
+    fn a_folder_of_very_many_files_is_read_in_part_and_that_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        for n in 0..MAX_ENTRIES + 5 {
+            File::create(folder.path().join(n.to_string())).unwrap();
+        }
+        let mut walk = walk();
+        assert_eq!(walk.names(folder.path()).len(), MAX_ENTRIES);
+        assert!(walk.reasons()[0].contains("more than 10000 entries"), "{:?}", walk.reasons());
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_is_left_out_and_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [&b"models--\xff"[..], b"\xfe", b"good"] {
+            fs::write(folder.path().join(OsStr::from_bytes(name)), "").unwrap();
+        }
+        let mut walk = walk();
+        assert_eq!(walk.names(folder.path()), BTreeSet::from(["good".into()]));
+        let reasons = walk.reasons();
+        assert!(reasons.len() == 1 && reasons[0].contains("not UTF-8"), "{reasons:?}");
+    }
+
+    #[test]
+    fn a_folder_that_is_not_there_or_no_folder_or_a_loop_is_a_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "").unwrap();
+        symlink(path("loop"), path("loop")).unwrap();
+        let mut walk = walk();
+        for name in ["missing", "file", "loop"] {
+            assert_eq!(walk.names(&path(name)), BTreeSet::new());
+        }
+        let reasons = walk.reasons();
+        assert!(reasons[0].contains("there is no folder") && reasons[0].contains("mount it"), "{reasons:?}");
+        assert!(
+            reasons[1].contains("cannot be read") && reasons[2].contains("cannot be read"),
+            "{reasons:?}"
+        );
+        assert_eq!(walk.names_if_any(&path("missing")), BTreeSet::new());
+        assert_eq!(walk.reasons().len(), 3);
+    }
+
+    #[test]
+    fn a_scan_that_is_out_of_time_ends_and_says_so_once() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("a"), "").unwrap();
+        let mut walk = Walk { ends: Instant::now(), problems: vec![], untold: 0, is_over: false };
+        assert_eq!(walk.names(folder.path()), BTreeSet::new());
+        assert_eq!(walk.names(folder.path()), BTreeSet::new());
+        let reasons = walk.reasons();
+        assert!(reasons.len() == 1 && reasons[0].contains("took longer"), "{reasons:?}");
+    }
+
+    #[test]
+    fn only_a_regular_file_within_the_limit_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let sparse = folder.path().join("sparse");
+        File::create(&sparse).unwrap().set_len(2 << 30).unwrap();
+        let mut walk = walk();
+        assert!(walk.open(&sparse, 100).is_none());
+        assert!(walk.reasons()[0].contains("larger than 100 bytes"), "{:?}", walk.reasons());
+        assert!(walk.open(&sparse, 4 << 30).is_some());
+        assert!(walk.open(folder.path(), 100).is_none());
+        assert!(walk.open(&folder.path().join("missing"), 100).is_none());
+        assert_eq!(walk.reasons().len(), 1);
+    }
+
+    #[test]
+    fn no_more_reasons_are_kept_than_anybody_reads() {
+        let mut walk = walk();
+        for n in 0..100 {
+            walk.tell(Problem::NoFolder { path: format!("/{n}").into() });
+        }
+        assert_eq!(walk.reasons().len(), MAX_PROBLEMS + 1);
+        assert_eq!(walk.reasons().last().unwrap(), "and 84 problems more");
+    }
+}

@@ -1,0 +1,352 @@
+//! The weights in a model's folder, and whether all of them are there.
+//!
+//! The folder is laid out as Hugging Face lays it out, whoever filled it: shards with an index that names them, shards that
+//! count themselves (`-00001-of-00004`), or single files. Nothing here opens a file of weights.
+
+use super::walk::{Problem, Walk, file_size};
+use crate::units::Bytes;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::io::BufReader;
+use std::path::{Component, Path, PathBuf};
+
+/// The largest indexes in public name 150,000 tensors in 15 MB.
+const MAX_INDEX: u64 = 32 << 20;
+
+/// The largest models in public come in a few hundred shards.
+const MAX_SHARDS: usize = 10_000;
+
+/// What engines load, in the order in which they prefer it where a folder has more than one.
+const FORMATS: [Format; 3] = [
+    Format {
+        index: Some("model.safetensors.index.json"),
+        main: "model",
+        extension: ".safetensors",
+        others: Others::Count,
+    },
+    Format {
+        index: Some("pytorch_model.bin.index.json"),
+        main: "pytorch_model",
+        extension: ".bin",
+        others: Others::AreNone,
+    },
+    Format { index: None, main: "model", extension: ".gguf", others: Others::Count },
+];
+
+#[derive(Debug)]
+struct Format {
+    index: Option<&'static str>,
+    /// What the file is called, or its shards begin with, that engines load where there is no index.
+    main: &'static str,
+    extension: &'static str,
+    others: Others,
+}
+
+/// Files of the extension under other names.
+#[derive(Debug, PartialEq, Eq)]
+enum Others {
+    /// They are weights too.
+    Count,
+    /// Much is called `.bin`: optimizers, training arguments.
+    AreNone,
+}
+
+/// What is there of a model's weights.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Weights {
+    pub files: Vec<WeightFile>,
+    pub extent: Extent,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightFile {
+    pub path: PathBuf,
+    pub bytes: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Extent {
+    Whole,
+    #[default]
+    Part,
+}
+
+impl Weights {
+    pub fn bytes(&self) -> Bytes {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+/// `None` if nothing in the folder is or names weights.
+pub fn weights(folder: &Path, walk: &mut Walk) -> Option<Weights> {
+    let names = walk.names(folder);
+    FORMATS.iter().find_map(|format| of_format(format, folder, &names, walk))
+}
+
+fn of_format(format: &Format, folder: &Path, names: &BTreeSet<String>, walk: &mut Walk) -> Option<Weights> {
+    if let Some(index) = format.index.filter(|index| names.contains(*index)) {
+        let shards = shards(&folder.join(index), walk);
+        // An index that cannot be read leaves open what is missing.
+        let missing = if shards.is_some() { Missing::None } else { Missing::Some };
+        let shards = shards.unwrap_or_else(|| counted(format, names).0);
+        return Some(found(folder, shards, missing, walk));
+    }
+    let (files, missing) = counted(format, names);
+    (!files.is_empty()).then(|| found(folder, files, missing, walk))
+}
+
+/// Files that should be there and are known not to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    None,
+    Some,
+}
+
+fn found(folder: &Path, names: BTreeSet<String>, missing: Missing, walk: &mut Walk) -> Weights {
+    let wanted = names.len();
+    let mut files = Vec::with_capacity(wanted);
+    for name in names {
+        let path = folder.join(&name);
+        if !walk.may_look_at(&path) {
+            break;
+        }
+        let size = is_below(&name).then(|| file_size(&path)).flatten();
+        // An empty file is a download that has not begun.
+        if let Some(size) = size.filter(|size| *size > 0) {
+            files.push(WeightFile { path, bytes: Bytes(size) });
+        }
+    }
+    let is_whole = files.len() == wanted && wanted > 0 && missing == Missing::None;
+    Weights { files, extent: if is_whole { Extent::Whole } else { Extent::Part } }
+}
+
+/// An index leads nowhere out of its folder.
+fn is_below(name: &str) -> bool {
+    Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+/// The files that an index names.
+fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
+    let file = walk.open(index, MAX_INDEX)?;
+    match serde_json::from_reader::<_, Index>(BufReader::new(file)) {
+        Ok(index) => Some(index.weight_map.0),
+        Err(error) => {
+            walk.tell(Problem::NoIndex { path: index.into(), reason: error.to_string() });
+            None
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Shards,
+}
+
+/// The values of a map from tensors to files, each once: the map itself would take a hundred times as much.
+struct Shards(BTreeSet<String>);
+
+impl<'de> Deserialize<'de> for Shards {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Tensors)
+    }
+}
+
+struct Tensors;
+
+impl<'de> Visitor<'de> for Tensors {
+    type Value = Shards;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from tensors to files")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Shards, A::Error> {
+        let mut shards = BTreeSet::new();
+        while let Some((IgnoredAny, file)) = map.next_entry::<_, String>()? {
+            shards.insert(file);
+            if shards.len() > MAX_SHARDS {
+                return Err(A::Error::custom(format_args!("it names more than {MAX_SHARDS} files")));
+            }
+        }
+        Ok(Shards(shards))
+    }
+}
+
+/// The files of a format by their names alone, and whether shards are missing among them.
+fn counted(format: &Format, names: &BTreeSet<String>) -> (BTreeSet<String>, Missing) {
+    let sets = sets(format, names);
+    let main: Vec<&Set> =
+        sets.iter().filter(|((stem, _), _)| *stem == format.main).map(|(_, set)| set).collect();
+    let meant = match (&main[..], &format.others) {
+        ([], Others::Count) => sets.values().collect(),
+        _ => main,
+    };
+    let missing = meant.iter().any(|set| set.files.len() < set.total);
+    let files = meant.iter().flat_map(|set| &set.files).map(ToString::to_string).collect();
+    (files, if missing { Missing::Some } else { Missing::None })
+}
+
+/// One file, or the shards that belong together.
+#[derive(Debug, Default)]
+struct Set<'a> {
+    files: Vec<&'a str>,
+    total: usize,
+}
+
+/// By what they are called without extension and number, and by how many they say they are.
+fn sets<'a>(format: &Format, names: &'a BTreeSet<String>) -> BTreeMap<(&'a str, usize), Set<'a>> {
+    let mut sets: BTreeMap<_, Set<'a>> = BTreeMap::new();
+    for name in names {
+        let Some(stem) = name.strip_suffix(format.extension) else { continue };
+        let (stem, total) = shard(stem).unwrap_or((stem, 1));
+        let set = sets.entry((stem, total)).or_default();
+        set.files.push(name);
+        set.total = total;
+    }
+    sets
+}
+
+/// `model-00001-of-00004` as `model` and 4.
+fn shard(stem: &str) -> Option<(&str, usize)> {
+    let (numbered, total) = stem.rsplit_once("-of-")?;
+    let (stem, number) = numbered.rsplit_once('-')?;
+    let (number, total): (usize, usize) = (number.parse().ok()?, total.parse().ok()?);
+    (1..=total).contains(&number).then_some((stem, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+    use std::os::unix::fs::symlink;
+    use std::time::Instant;
+    use tempfile::TempDir;
+
+    /// A folder with these files of so many bytes, and an index over some of them.
+    fn folder(files: &[(&str, u64)], indexed: Option<(&str, &[&str])>) -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, bytes) in files {
+            File::create(folder.path().join(name)).unwrap().set_len(*bytes).unwrap();
+        }
+        if let Some((index, shards)) = indexed {
+            let map: BTreeMap<String, &str> =
+                shards.iter().enumerate().map(|(n, shard)| (format!("layer.{n}"), *shard)).collect();
+            let index_text =
+                serde_json::json!({ "metadata": { "total_size": 1e300 }, "weight_map": map }).to_string();
+            fs::write(folder.path().join(index), index_text).unwrap();
+        }
+        folder
+    }
+
+    fn seen(folder: &TempDir) -> (Option<(Extent, u64)>, Vec<String>) {
+        let mut walk = Walk::start(Instant::now());
+        let weights = weights(folder.path(), &mut walk);
+        (weights.map(|weights| (weights.extent, weights.bytes().0)), walk.reasons())
+    }
+
+    fn of(files: &[(&str, u64)]) -> Option<(Extent, u64)> {
+        let (weights, reasons) = seen(&folder(files, None));
+        assert_eq!(reasons, [""; 0]);
+        weights
+    }
+
+    const INDEX: &str = "model.safetensors.index.json";
+
+    #[test]
+    fn shards_of_an_index_are_whole_once_all_are_there() {
+        let shards: &[&str] = &["a.safetensors", "b.safetensors", "a.safetensors"];
+        let both =
+            [("a.safetensors", 10), ("b.safetensors", 20), ("consolidated.safetensors", 30), ("x.bin", 5)];
+        assert_eq!(seen(&folder(&both, Some((INDEX, shards)))), (Some((Extent::Whole, 30)), vec![]));
+        assert_eq!(seen(&folder(&both[..1], Some((INDEX, shards)))), (Some((Extent::Part, 10)), vec![]));
+        let begun = [("a.safetensors", 10), ("b.safetensors", 0)];
+        assert_eq!(seen(&folder(&begun, Some((INDEX, shards)))), (Some((Extent::Part, 10)), vec![]));
+        assert_eq!(seen(&folder(&[], Some((INDEX, shards)))), (Some((Extent::Part, 0)), vec![]));
+        let bin = folder(&[("p.bin", 7)], Some(("pytorch_model.bin.index.json", &["p.bin"])));
+        assert_eq!(seen(&bin), (Some((Extent::Whole, 7)), vec![]));
+    }
+
+    #[test]
+    fn without_an_index_shards_count_themselves() {
+        let (first, second) =
+            (("model-00001-of-00002.safetensors", 1), ("model-00002-of-00002.safetensors", 2));
+        assert_eq!(of(&[first, second]), Some((Extent::Whole, 3)));
+        assert_eq!(of(&[second]), Some((Extent::Part, 2)));
+        assert_eq!(
+            of(&[("q4-00001-of-00003.gguf", 1), ("q4-00003-of-00003.gguf", 1)]),
+            Some((Extent::Part, 2))
+        );
+    }
+
+    #[test]
+    fn single_files_are_whole_and_what_is_loaded_twice_counts_once() {
+        assert_eq!(
+            of(&[("model.safetensors", 5), ("consolidated.safetensors", 5)]),
+            Some((Extent::Whole, 5))
+        );
+        assert_eq!(of(&[("weights.safetensors", 5), ("pytorch_model.bin", 6)]), Some((Extent::Whole, 5)));
+        assert_eq!(of(&[("Llama-Q4_K_M.gguf", 5)]), Some((Extent::Whole, 5)));
+        assert_eq!(of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]), Some((Extent::Whole, 6)));
+    }
+
+    #[test]
+    fn a_folder_without_weights_holds_no_model() {
+        assert_eq!(of(&[("config.json", 5), ("tokenizer.json", 5), ("training_args.bin", 1)]), None);
+    }
+
+    #[test]
+    fn a_link_to_nothing_to_itself_or_out_of_the_folder_is_a_missing_shard() {
+        let folder =
+            folder(&[("a", 10)], Some((INDEX, &["a", "dangling", "loop", "../a", "/dev/zero", "sub/dir"])));
+        symlink("nowhere", folder.path().join("dangling")).unwrap();
+        symlink("loop", folder.path().join("loop")).unwrap();
+        assert_eq!(seen(&folder), (Some((Extent::Part, 10)), vec![]));
+    }
+
+    #[test]
+    fn an_index_that_is_none_is_told_and_what_is_there_counts_as_a_part() {
+        let many: Vec<String> = (0..=MAX_SHARDS).map(|n| format!(r#""t{n}":"f{n}""#)).collect();
+        let many = format!(r#"{{"weight_map":{{{}}}}}"#, many.join(","));
+        for text in [
+            "",
+            "null",
+            "{}",
+            r#"{"weight_map":[]}"#,
+            r#"{"weight_map":{"a":1}}"#,
+            "\u{0}",
+            &"[".repeat(9999),
+            &many,
+        ] {
+            let folder = folder(&[("model-00001-of-00001.safetensors", 10)], None);
+            fs::write(folder.path().join(INDEX), text).unwrap();
+            let (weights, reasons) = seen(&folder);
+            assert_eq!(weights, Some((Extent::Part, 10)));
+            assert!(reasons.len() == 1 && reasons[0].contains("is no index"), "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn an_index_of_two_gigabytes_is_not_read() {
+        let folder = folder(&[("model.safetensors", 10), (INDEX, 2 << 30)], None);
+        let (weights, reasons) = seen(&folder);
+        assert_eq!(weights, Some((Extent::Part, 10)));
+        assert!(reasons.len() == 1 && reasons[0].contains("larger than"), "{reasons:?}");
+    }
+
+    #[test]
+    fn numbers_that_do_not_add_up_are_part_of_a_name() {
+        assert_eq!(shard("model-00001-of-00004"), Some(("model", 4)));
+        for stem in [
+            "model",
+            "best-of-breed",
+            "model-5-of-4",
+            "model-0-of-0",
+            "-of-",
+            "a-99999999999999999999999-of-1",
+        ] {
+            assert_eq!(shard(stem), None, "{stem}");
+        }
+    }
+}
