@@ -36,6 +36,12 @@ impl Foresight {
         Ok(Self { snapshot: ledger.snapshot(), policy, demand })
     }
 
+    /// The same for a pod that does not say what it serves.
+    pub fn without_model(mut self) -> Self {
+        self.demand.model = None;
+        self
+    }
+
     /// Where the pod would go, by its first GPU.
     pub fn seat(&self) -> Option<Seat> {
         let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();

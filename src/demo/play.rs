@@ -176,17 +176,19 @@ impl Play {
     }
 
     fn compare(&mut self, arrival: &Arrival) -> Result<()> {
-        let times = Foresight::of(&self.setup.service, arrival.pod(None))?.ready();
+        let foresight = Foresight::of(&self.setup.service, arrival.pod(None))?;
+        let times = foresight.ready();
         let (first, rest) = times.split_first().context("there are no nodes")?;
         let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
         let elsewhere = rest.iter().map(seconds).min().unwrap_or_default();
+        let tightest = foresight.without_model().seat().context("there is no room for the chapter's pod")?;
+        let (name, place) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
+        let (soonest, node) = (seconds(first), &first.1);
+        self.screen.aside(&format!("{name} would fit best on {place}"));
         self.screen.aside(&format!(
-            "{} would answer after {} s on {}, which has its weights on disk, and after {elsewhere} s elsewhere",
-            arrival.name,
-            seconds(first),
-            first.1
+            "from {node}'s disk it answers after {soonest} s, elsewhere over the network after {elsewhere} s"
         ));
-        self.expected.insert(arrival.name.clone(), first.1.to_string());
+        self.expected.insert(name.clone(), node.to_string());
         Ok(())
     }
 
@@ -232,10 +234,11 @@ impl Play {
 
     /// Whether a pod that was just bound went where what was measured tells it to.
     fn check_seat(&mut self, pod: &str, node: Option<&str>, gpus: &[String]) {
-        let crowd = self.crowd.as_ref().filter(|crowd| gpus.iter().any(|gpu| gpu == crowd.seat.gpu.as_str()));
-        if let Some(crowd) = crowd {
-            let gpu = &crowd.seat.gpu;
-            self.violations.push(format!("{pod} joined {gpu}, where the KV cache was known to be full"));
+        let joins = |crowd: &&Crowd| gpus.iter().any(|gpu| gpu == crowd.seat.gpu.as_str());
+        let crowd = self.crowd.as_ref().filter(joins);
+        if let Some(crowd) = crowd.filter(|crowd| self.is_kept_off(&crowd.newcomer, &crowd.seat)) {
+            let place = gpu_name(crowd.seat.gpu.as_str());
+            self.violations.push(format!("{pod} joined {place}, where the KV cache was known to be full"));
         }
         if let Some(best) = self.expected.get(pod).filter(|best| node != Some(best.as_str())) {
             self.violations

@@ -135,7 +135,9 @@ impl Screen {
         let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.pressure.queue > Some(0));
         let style = if is_busy { Style::new().red() } else { Style::new() };
         let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
-        format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu))
+        let row =
+            format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu));
+        row.trim_end().to_owned()
     }
 
     fn erase(&mut self) {

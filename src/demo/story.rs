@@ -75,13 +75,13 @@ pub fn chapters() -> Vec<Chapter> {
             title: "A 70B model over two GPUs, and one that wants a GPU to itself",
             text: "llama-70b takes an equal share of two GPUs of one node; nobody may join fraud-detector.",
             acts: vec![Act::Arrive(vec![
-                Arrival { gpus: 2, ..serving("llama-70b", 140, 55) },
+                Arrival { gpus: 2, ..serving("llama-70b", 140, 52) },
                 Arrival { exclusive: true, ..serving("fraud-detector", 24, 20) },
             ])],
         },
         Chapter {
             title: "A model goes where its weights lie",
-            text: "Another GPU would fit it more tightly; but from the disk it is ready sooner than over the network.",
+            text: "Its best fit is elsewhere; but from a disk it is ready sooner than over the network.",
             acts: vec![Act::Compare(starcoder()), Act::Arrive(vec![starcoder()])],
         },
         Chapter {
@@ -104,8 +104,8 @@ pub fn chapters() -> Vec<Chapter> {
             acts: vec![Act::Fill(
                 [
                     opportunistic("fine-tune", 3, 26),
-                    opportunistic("batch-eval", 16, 8),
-                    opportunistic("indexer", 12, 3),
+                    opportunistic("batch-eval", 8, 8),
+                    opportunistic("indexer", 8, 3),
                 ]
                 .concat(),
             )],
