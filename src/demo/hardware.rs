@@ -141,3 +141,56 @@ impl ModelSource for SimulatedModels {
         ModelScan { models: on_disk.collect(), problems: Vec::new() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::machine::OnDisk;
+    use serde_json::json;
+
+    const MACHINE: Machine = Machine {
+        node: "node-a",
+        model: "H100",
+        gpus: 2,
+        gib: 80,
+        models: &[OnDisk { model: "starcoder", gib: 9 }],
+    };
+
+    /// By GPU: the pods that have memory there, and how much is used.
+    async fn seen(hardware: &Hardware) -> Vec<(Vec<PodUid>, Bytes)> {
+        let mut gpus = SimulatedGpus(hardware.clone()).sample().unwrap().gpus;
+        assert_eq!(SimulatedOwners(hardware.clone()).owners(&mut gpus, &[]).await, []);
+        let owners =
+            |gpu: &GpuReport| gpu.processes.iter().flatten().filter_map(|one| one.pod.clone()).collect();
+        gpus.iter().map(|gpu| (owners(gpu), gpu.used_bytes.unwrap())).collect()
+    }
+
+    #[tokio::test]
+    async fn a_pod_has_memory_on_its_gpus_from_when_it_runs_until_it_is_gone() {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let hardware = Hardware::new(MACHINE, api.clone());
+        let idle = vec![(vec![], Bytes::ZERO); 2];
+        let pod = api.create("pods", json!({"metadata": {"name": "p"}, "spec": {"containers": []}})).unwrap();
+        let uid = PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap();
+        let devices = "GPU-node-a-0,GPU-node-a-1";
+        let written = json!({written::DEVICES: devices, written::GRANTED: (64u64 << 30).to_string()});
+        let binding = json!({"target": {"name": "node-a"}, "metadata": {"annotations": written}});
+        api.bind("pods/default/p", &binding).unwrap();
+        assert_eq!(seen(&hardware).await, idle, "it is starting");
+        api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}})).unwrap();
+        assert_eq!(seen(&hardware).await, vec![(vec![uid], Bytes::gib(31)); 2]);
+        let elsewhere = Hardware::new(Machine { node: "node-b", ..MACHINE }, api.clone());
+        assert_eq!(seen(&elsewhere).await, idle);
+        api.delete_now("pods/default/p").unwrap();
+        assert_eq!(seen(&hardware).await, idle);
+    }
+
+    #[test]
+    fn a_machine_has_on_disk_what_the_story_says() {
+        let found = SimulatedModels(MACHINE).models().models;
+        assert_eq!(
+            (found[0].model.as_str(), found[0].tier, found[0].bytes),
+            ("starcoder", Tier::Disk, Bytes::gib(9))
+        );
+    }
+}

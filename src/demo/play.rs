@@ -150,6 +150,10 @@ impl Play {
         self.screen.aside(&format!("{} would go to {place}, beside {engine}", newcomer.name));
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
+        // Just after a report: what is measured is the longest that it takes, not what luck makes of it.
+        let told = reported::sequence(&self.setup.board, &seat.node);
+        let news = |play: &Self| reported::sequence(&play.setup.board, &seat.node) != told;
+        self.until("the node's agent reports", news).await?;
         let started = Instant::now();
         let before = self.engines[&engine].set(CROWD);
         let known = |play: &Self| play.is_kept_off(&newcomer, &seat);

@@ -25,6 +25,11 @@ pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<Engines> {
     (!states.is_empty()).then_some(Engines { pressure, states })
 }
 
+/// The number of a node's latest report.
+pub fn sequence(board: &Board, node: &NodeName) -> Option<u64> {
+    board.latest(node).map(|latest| latest.report.sequence)
+}
+
 /// Whether the agent has seen this pod's engine serve, and its figures.
 pub fn serves(board: &Board, node: &str, pod: &PodUid) -> bool {
     let latest = NodeName::parse(node).ok().and_then(|node| board.latest(&node));

@@ -11,6 +11,8 @@ use std::time::Duration;
 const BAR: usize = 16;
 /// `KV 97 % · 40 waiting · serving`, and a little.
 const ENGINES: usize = 31;
+/// What is left of 120 columns to name those who are on a GPU.
+const TENANTS: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
 
@@ -171,7 +173,17 @@ fn tenants(gpu: &GpuView) -> String {
     }
     let named =
         groups.into_iter().map(|(name, count)| if count > 1 { format!("{name} ×{count}") } else { name });
-    named.collect::<Vec<_>>().join(", ")
+    short(named.collect::<Vec<_>>().join(", "), TENANTS)
+}
+
+fn short(mut text: String, length: usize) -> String {
+    if text.chars().count() > length
+        && let Some((end, _)) = text.char_indices().nth(length - 1)
+    {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
 }
 
 /// `KV 35 % · 0 waiting · serving`, as the agent reported it.
@@ -225,4 +237,41 @@ pub fn gpu_name(uuid: &str) -> String {
 fn short_refusal(message: &str) -> &str {
     let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
     reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::reading::Pressure;
+    use crate::units::Percent;
+
+    fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
+        let pressure = Pressure { kv_cache: Percent::new(kv_percent), queue };
+        engines(&Engines { pressure, states: states.to_vec() })
+    }
+
+    #[test]
+    fn a_gpus_engines_are_shown_by_how_busy_they_are_and_how_far_they_have_come() {
+        use EngineState::{Loading, Serving, Starting, Unreachable};
+        assert_eq!(shown(97, Some(40), &[Serving]), "KV 97 % · 40 waiting · serving");
+        assert_eq!(
+            shown(5, Some(0), &[Loading, Serving, Serving]),
+            "KV 5 % · 0 waiting · 2 serving, 1 loading"
+        );
+        assert_eq!(
+            shown(0, Some(0), &[Starting, Starting]),
+            "starting",
+            "an engine that serves nobody has no figures"
+        );
+        assert_eq!(
+            shown(101, None, &[Unreachable]),
+            "KV ? % · ? waiting · unreachable",
+            "unknown is not zero"
+        );
+    }
+
+    #[test]
+    fn names_that_do_not_fit_are_cut_and_say_so() {
+        assert_eq!((short("abcé".into(), 4), short("abcéf".into(), 4)), ("abcé".into(), "abc…".to_owned()));
+    }
 }

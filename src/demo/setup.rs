@@ -16,6 +16,7 @@ use crate::extender::{Extender, server};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result};
+use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,6 +94,7 @@ impl Setup {
             stop_cluster,
         };
         setup.until_nodes_offer_vram(machines.len()).await;
+        setup.until_scheduler_knows_nodes().await;
         Ok(setup)
     }
 
@@ -114,6 +116,14 @@ impl Setup {
             nodes.filter(|node| node["status"]["allocatable"]["stowage.dev/vram"].is_string()).count()
         };
         self.api.until(|api| (offers(api) == nodes).then_some(())).await;
+    }
+
+    /// A pod that came before would be refused at first, and the story would begin in another order each time.
+    async fn until_scheduler_knows_nodes(&self) {
+        let version = |node: &Value| node["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
+        let latest = self.api.list("nodes").iter().filter_map(|node| version(node)).max();
+        let knows = |version| latest.is_none_or(|latest| version >= latest);
+        self.scheduler.observations().until(|seen| knows(seen.progress().nodes_version).then_some(())).await;
     }
 }
 

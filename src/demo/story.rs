@@ -11,7 +11,7 @@ pub const MACHINES: [Machine; 3] = [
         model: "NVIDIA-H100-80GB-HBM3",
         gpus: 4,
         gib: 80,
-        models: &[OnDisk { model: "starcoder-15b", gib: 9 }],
+        models: &[OnDisk { model: "starcoder", gib: 9 }],
     },
     Machine { node: "node-b", model: "NVIDIA-A100-SXM4-40GB", gpus: 4, gib: 40, models: &[] },
     Machine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48, models: &[] },
@@ -142,7 +142,7 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> Arrival {
 
 /// Its weights are 9 GiB: much enough for the network to be felt.
 fn starcoder() -> Arrival {
-    Arrival { kv_gib: Some(3), ..serving("starcoder-15b", 12, 15) }
+    Arrival { kv_gib: Some(3), ..serving("starcoder", 12, 15) }
 }
 
 fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<Arrival> {

@@ -209,7 +209,8 @@ fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
     let engine = Engine::start(CALM);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
-    let served = Cluster::of(&[("node-a", 2)]).with([&[tenant.clone()], &newcomers[..]].concat()).serve();
+    let served =
+        Cluster::of(&[("node-a", 2)]).with([std::slice::from_ref(&tenant), &newcomers[..]].concat()).serve();
     let mut agent = Agent::of("node-a", 2, &[tenant], &served);
     let place = |newcomer: &Value| placed(&served, newcomer, &["node-a"]);
 
@@ -230,7 +231,7 @@ fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
     let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
     let nodes = ["node-a", "node-b"];
     let served = Cluster::of(&[("node-a", 1), ("node-b", 1)])
-        .with([&[tenant.clone()], &newcomers[..]].concat())
+        .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
         .serve();
     let mut agent = Agent::of("node-a", 1, &[tenant], &served);
 
