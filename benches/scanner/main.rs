@@ -3,21 +3,22 @@
 //! Both read the same page and must give the same figures before either is timed. They take turns in one run, so that what
 //! the machine does meanwhile happens to both; the ratio is what travels.
 
+#[path = "../common/page.rs"]
+mod page;
+
+use page::LINES;
 use std::collections::HashMap;
-use std::fmt::Write;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage::engine_metrics::{Engine, read};
 
-/// What a vLLM with data-parallel ranks and a few adapters prints.
-const LINES: usize = 2000;
 /// Turns of each; the fastest counts, as the one the machine disturbed least.
 const TURNS: usize = 200;
 /// Readings in one turn: enough that the clock's own cost is lost in it.
 const READINGS: u32 = 10;
 
 fn main() {
-    let page = page();
+    let page = page::page();
     assert_eq!(page.lines().count(), LINES);
     let figures = read(page.as_bytes(), None).expect("a page of vLLM");
     assert_eq!((figures.engine, figures.kv_cache_usage), (Engine::Vllm, Some(0.75)));
@@ -64,54 +65,4 @@ fn naive_figures(page: &str) -> (f64, f64, f64) {
         of("vllm:num_requests_waiting").iter().sum(),
         of("vllm:num_requests_running").iter().sum(),
     )
-}
-
-/// The gauges of two ranks, among the histograms of both; filled up to [`LINES`].
-fn page() -> String {
-    const MODEL: &str = "model_name=\"meta-llama/Llama-3.1-8B-Instruct\"";
-    let gauges = [
-        ("vllm:num_requests_running", ["20.0", "16.0"]),
-        ("vllm:num_requests_waiting", ["5.0", "0.0"]),
-        ("vllm:kv_cache_usage_perc", ["0.75", "0.5"]),
-    ];
-    let histograms = [
-        "vllm:time_to_first_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:e2e_request_latency_seconds",
-        "vllm:request_queue_time_seconds",
-        "vllm:request_inference_time_seconds",
-        "vllm:request_prefill_time_seconds",
-        "vllm:request_decode_time_seconds",
-        "vllm:request_prompt_tokens",
-        "vllm:request_generation_tokens",
-        "vllm:iteration_tokens_total",
-    ];
-    let mut lines = Vec::new();
-    let mut line = |text: std::fmt::Arguments<'_>| {
-        let mut line = String::new();
-        line.write_fmt(text).expect("a string takes what is written");
-        lines.push(line);
-    };
-    for (name, values) in gauges {
-        line(format_args!("# HELP {name} What it says."));
-        line(format_args!("# TYPE {name} gauge"));
-        for (rank, value) in values.iter().enumerate() {
-            line(format_args!("{name}{{engine=\"{rank}\",{MODEL}}} {value}"));
-        }
-    }
-    for rank in 0..2 {
-        line(format_args!(
-            "vllm:cache_config_info{{block_size=\"16\",cache_dtype=\"auto\",engine=\"{rank}\",\
-             kv_cache_size_tokens=\"438608\",num_gpu_blocks=\"27413\",sliding_window=\"None\"}} 1.0"
-        ));
-    }
-    let rows = 2 * histograms.len();
-    for bucket in 0..(LINES - 14).div_ceil(rows) {
-        for (name, rank) in histograms.iter().flat_map(|name| [(name, 0), (name, 1)]) {
-            let (le, count) = (0.001 * f64::from(1 << (bucket % 16)), 7 * bucket);
-            line(format_args!("{name}_bucket{{engine=\"{rank}\",le=\"{le}\",{MODEL}}} {count}.0"));
-        }
-    }
-    lines.truncate(LINES);
-    lines.join("\n") + "\n"
 }

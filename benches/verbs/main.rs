@@ -5,17 +5,28 @@
 //! travels. In process the two are function calls; over loopback each is a server process of its own, on the same HTTP
 //! stack, asked by this process over one kept-alive connection, as the scheduler does.
 
+#[path = "../common/cluster.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
 mod cluster;
+#[path = "../common/connection.rs"]
+mod connection;
 mod http;
 mod report;
+#[path = "../common/samples.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod samples;
+#[path = "../common/server.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod server;
 
 use cluster::Cluster;
-use http::Connection;
-use report::{Row, Samples};
+use connection::Connection;
+use report::Row;
+use samples::Samples;
+use server::Server;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
@@ -112,13 +123,13 @@ fn over_loopback(cluster: &Cluster, dump: &Path) {
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
             .env("RUST_LOG", "stowage::serve=info,warn"),
-        "the scheduler: http://",
+        &["the scheduler: http://"],
     );
     let this = std::env::current_exe().expect("this program has a path");
-    let floor = Server::start(Command::new(this).env(FLOOR, "1"), "floor: http://");
+    let floor = Server::start(Command::new(this).env(FLOOR, "1"), &["floor: http://"]);
     let at_start = stowage.resident_mib();
-    let mut asked = Connection::to(&stowage.address);
-    let mut floor = Connection::to(&floor.address);
+    let mut asked = Connection::to(&stowage.addresses[0]);
+    let mut floor = Connection::to(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
     for round in 0..ROUNDS + WARM_UP {
         let counts = round >= WARM_UP;
@@ -185,40 +196,5 @@ impl Row {
             self.floor.add(floor_took);
         }
         answer
-    }
-}
-
-struct Server {
-    process: Child,
-    address: String,
-}
-
-impl Server {
-    /// Starts it and waits until it says where it listens.
-    fn start(command: &mut Command, says: &str) -> Self {
-        let mut process =
-            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
-        let mut lines = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
-        let address = lines
-            .by_ref()
-            .map(|line| line.expect("stderr is text"))
-            .find_map(|line| line.split_once(says).map(|(_, address)| address.trim().to_owned()))
-            .expect("the server says where it listens");
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { process, address }
-    }
-
-    fn resident_mib(&self) -> u64 {
-        let status =
-            std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }

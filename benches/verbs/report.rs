@@ -1,27 +1,12 @@
 //! What was measured, as a table.
 
-use std::time::Duration;
-
-#[derive(Default)]
-pub struct Samples(Vec<Duration>);
+use crate::samples::Samples;
 
 pub struct Row {
     pub way: &'static str,
     pub verb: &'static str,
     pub stowage: Samples,
     pub floor: Samples,
-}
-
-impl Samples {
-    pub fn add(&mut self, took: Duration) {
-        self.0.push(took);
-    }
-
-    fn percentile(&self, percent: usize) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable();
-        sorted.get(sorted.len() * percent / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
-    }
 }
 
 pub fn header() {

@@ -34,8 +34,8 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Milliseconds from one report to the next
-    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=10_000))]
+    /// Milliseconds from one report to the next; a report counts as fresh for 5 s
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=4000))]
     every: u64,
 
     /// Another NVML library than the driver's own

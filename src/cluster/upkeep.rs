@@ -99,8 +99,11 @@ impl Upkeep {
     /// Pods that were refused and would fit now, for a reason that no API event shows.
     fn wake(&mut self) {
         let mut ledger = self.service.ledger();
-        let snapshot = ledger.snapshot();
         let refusals = ledger.refusals(LOOKED_AT);
+        if refusals.is_empty() {
+            return;
+        }
+        let snapshot = ledger.snapshot();
         drop(ledger);
         let woken = whom_to_wake(refusals, &snapshot);
         for Refusal { uid, key, .. } in woken {

@@ -1,6 +1,6 @@
 //! A report in the core's words: what it says of free VRAM, of busy engines and of models.
 
-use super::{EngineReport, EngineState, GpuReport, NodeReport, Part};
+use super::{EngineReport, EngineState, GpuReport, NodeReport, Part, ProcessReport};
 use crate::ids::{GpuUuid, ModelId, PodUid};
 use crate::scheduling::loading::Holding;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
@@ -88,13 +88,19 @@ fn pressure(engine: &EngineReport, fresh: Millis) -> Option<Pressure> {
 /// What each pod's processes have on a GPU, in order of UID. One of which the driver does not tell how much counts as
 /// being there.
 fn attributed(gpu: &GpuReport) -> Vec<(PodUid, Bytes)> {
-    let mut by_pod: BTreeMap<&PodUid, Bytes> = BTreeMap::new();
-    for process in gpu.processes.iter().flatten() {
-        if let Some(pod) = &process.pod {
-            *by_pod.entry(pod).or_default() += process.used_bytes.unwrap_or_default();
+    let processes = gpu.processes.iter().flatten();
+    let owned =
+        |process: &ProcessReport| Some((process.pod.clone()?, process.used_bytes.unwrap_or_default()));
+    let mut by_pod: Vec<(PodUid, Bytes)> = processes.filter_map(owned).collect();
+    by_pod.sort_unstable();
+    by_pod.dedup_by(|next, first| {
+        let is_same = next.0 == first.0;
+        if is_same {
+            first.1 += next.1;
         }
-    }
-    by_pod.into_iter().map(|(pod, bytes)| (pod.clone(), bytes)).collect()
+        is_same
+    });
+    by_pod
 }
 
 fn is_idle(gpu: &GpuReport) -> bool {

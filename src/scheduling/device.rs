@@ -49,6 +49,8 @@ pub struct Gpu {
     pub charged: Bytes,
     /// What was offered to pods that have not been bound yet. Advisory.
     pub hinted: Bytes,
+    /// An engine was among those it was offered to: if it comes, no other may start beside it for a while.
+    pub engine_hinted: bool,
     /// What was found to be used beyond what was promised, or a margin where nobody looks.
     pub taken: Bytes,
     /// How busy the engines on it are.
@@ -69,6 +71,7 @@ impl Gpu {
             capacity: device.capacity(headroom),
             charged: Bytes::ZERO,
             hinted: Bytes::ZERO,
+            engine_hinted: false,
             taken: Bytes::ZERO,
             pressure: Pressure::default(),
             tenants: 0,
@@ -131,9 +134,12 @@ impl Gpu {
     }
 
     /// Whether there would still be room if every hint came true.
-    pub fn has_unhinted_room(&self, per_gpu: Bytes, sharing: Sharing) -> bool {
-        match sharing {
-            Sharing::Shared => per_gpu <= self.free().minus(self.hinted),
+    pub fn has_unhinted_room(&self, demand: &Demand) -> bool {
+        if demand.terms.engine && self.engine_hinted {
+            return false;
+        }
+        match demand.sharing {
+            Sharing::Shared => demand.per_gpu <= self.free().minus(self.hinted),
             Sharing::Exclusive => self.hinted == Bytes::ZERO,
         }
     }

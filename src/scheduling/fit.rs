@@ -33,7 +33,7 @@ pub enum Misfit {
     )]
     Unseen,
     #[error(
-        "the pod wants {per_gpu} on each of {asked} GPU(s); processes that Stowage did not place leave that much on {large_enough}, {most} at most"
+        "the pod wants {per_gpu} on each of {asked} GPU(s); what is used there beyond what pods were granted leaves that much on {large_enough}, {most} at most"
     )]
     Occupied { per_gpu: Bytes, asked: u32, large_enough: u32, most: Bytes },
     #[error(
@@ -84,12 +84,14 @@ impl Misfit {
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
-            Self::Unseen => "no recent report of the node's agent",
-            Self::Occupied { .. } => "other processes use the GPU's VRAM",
-            Self::EngineStarting { .. } => "another engine is starting on the GPU",
-            Self::EnginesBusy { .. } => "engines on the GPU are too busy",
-            Self::NoEmptyGpu { .. } => "no empty GPU",
-            Self::NoRoom { .. } => "no single GPU has enough free VRAM",
+            // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
+            // would wake the pod as a figure would.
+            Self::Unseen
+            | Self::Occupied { .. }
+            | Self::EngineStarting { .. }
+            | Self::EnginesBusy { .. }
+            | Self::NoEmptyGpu { .. }
+            | Self::NoRoom { .. } => "no single GPU has room now",
             Self::VictimsLeaving { .. } => "waiting for preempted pods to leave",
         }
     }

@@ -16,7 +16,7 @@ pub enum Tier {
     Disk,
     /// On disk, and in the kernel's page cache.
     PageCache,
-    /// In host memory, held by an engine that sleeps and can be woken.
+    /// In host memory, held by an engine that sleeps.
     Sleeping,
     /// On its way into a GPU, read from disk a moment ago.
     Loading,
@@ -39,8 +39,6 @@ pub struct LoadingSpeeds {
     pub network: Bytes,
     pub disk: Bytes,
     pub page_cache: Bytes,
-    /// From host memory into the GPU, for an engine that is woken.
-    pub wake: Bytes,
     /// Process start, CUDA context, profiling, graph capture.
     pub init: Millis,
 }
@@ -49,7 +47,7 @@ impl Default for LoadingSpeeds {
     /// Measured in public for safetensors on NVMe; a fast registry or a slow disk wants its own figures in the policy.
     fn default() -> Self {
         let gb = |n: u64| Bytes(n * 1_000_000_000);
-        Self { network: gb(1), disk: gb(3), page_cache: gb(5), wake: gb(20), init: Millis::seconds(20) }
+        Self { network: gb(1), disk: gb(3), page_cache: gb(5), init: Millis::seconds(20) }
     }
 }
 
@@ -64,9 +62,8 @@ pub fn time_to_ready(holding: Option<&Holding>, weights: Bytes, speeds: &Loading
             weights.minus(here).over(speeds.network) + weights.max(here).over(speeds.disk) + speeds.init
         }
         Some(Tier::Disk) => whole.over(speeds.disk) + speeds.init,
-        // Whoever loads or runs it has just read its files.
-        Some(Tier::PageCache | Tier::Loading | Tier::Resident) => whole.over(speeds.page_cache) + speeds.init,
-        Some(Tier::Sleeping) => whole.over(speeds.wake),
+        // Whoever loads, runs or keeps it has read its files, and a new pod cannot take another's memory.
+        Some(Tier::PageCache | Tier::Sleeping | Tier::Loading | Tier::Resident) => whole.over(speeds.page_cache) + speeds.init,
     }
 }
 

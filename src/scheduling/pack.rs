@@ -36,7 +36,7 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
 
 /// Whether the GPU was just offered to someone else who would not fit beside this one.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
-    !gpu.has_unhinted_room(demand.per_gpu, demand.sharing)
+    !gpu.has_unhinted_room(demand)
 }
 
 /// How near the engines of a GPU are to what a demand's class allows. In steps: a few per cent of KV cache more or less

@@ -1,9 +1,10 @@
 //! One node's page: its devices, who is on them, and the view that follows from the two.
 //!
-//! The view is computed anew from the entries at every change. A node has a handful of pods, and sums that are never
-//! adjusted cannot drift.
+//! What pods take is added up anew from the entries whenever one of them changes, and the view from that and what was
+//! measured. A node has a handful of pods, and sums that are never adjusted cannot drift. Reports come far more often than
+//! pods do: what only pods change is kept for them.
 
-use super::entry::PodEntry;
+use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
@@ -12,9 +13,9 @@ use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{Freshness, Reading};
 use crate::scheduling::request::Sharing;
-use crate::units::Bytes;
+use crate::units::{Bytes, Moment};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
@@ -36,9 +37,13 @@ pub(super) struct Book {
     pub reading: Option<Reading>,
     pub freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
-    pub unexplained: BTreeMap<GpuUuid, Unexplained>,
+    pub unexplained: Vec<(GpuUuid, Unexplained)>,
     /// Everyone with anything here: pods, holds and hints.
     pub pods: BTreeSet<PodUid>,
+    /// Those of them that are charged here, in order of UID, as the last change left them.
+    pub tenants: Vec<Tenant>,
+    /// What promises leave of each GPU, as the last change left it.
+    promised: Vec<Gpu>,
     pub view: Node,
 }
 
@@ -48,6 +53,19 @@ pub(super) struct Charge {
     pub gpus: GpuSet,
     /// False if nobody knows on which GPUs it really is, so that all of them are charged.
     pub placed: bool,
+}
+
+/// What there is to know of a charged pod when a report comes in.
+#[derive(Debug)]
+pub(super) struct Tenant {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// Since when it is known to be bound; `None` while its Binding is on its way.
+    pub bound: Option<Moment>,
+    /// On how many GPUs a reading must show it to say where it is, if no record does.
+    pub sought_on: Option<u32>,
 }
 
 impl Book {
@@ -69,8 +87,10 @@ impl Book {
             devices: Arc::new([]),
             reading: None,
             freshness: Freshness::default(),
-            unexplained: BTreeMap::new(),
+            unexplained: Vec::new(),
             pods: BTreeSet::new(),
+            tenants: Vec::new(),
+            promised: Vec::new(),
             view,
         }
     }
@@ -110,8 +130,44 @@ impl Book {
         Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
     }
 
+    /// Adds up anew what pods take. To be called after every change of an entry or a device here.
+    pub fn recount(&mut self, entries: &Entries, policy: &Policy) {
+        self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
+        self.promised = self.promised(entries, policy, None);
+    }
+
+    /// What is left of each GPU.
+    pub fn gpus(&self, policy: &Policy) -> Vec<Gpu> {
+        let mut gpus = self.promised.clone();
+        self.add_measured(&policy.telemetry, &mut gpus);
+        gpus
+    }
+
     /// What is left of each GPU, as everyone but `except` sees it.
-    pub fn gpus(&self, entries: &Entries, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
+    pub fn gpus_without(&self, except: &PodUid, entries: &Entries, policy: &Policy) -> Vec<Gpu> {
+        let mut gpus = self.promised(entries, policy, Some(except));
+        self.add_measured(&policy.telemetry, &mut gpus);
+        gpus
+    }
+
+    fn tenant(&self, uid: &PodUid, entry: &PodEntry) -> Option<Tenant> {
+        let bound = match &entry.phase {
+            Phase::Bound(bound) => Some(bound),
+            _ => None,
+        };
+        let is_sought = bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
+        Some(Tenant {
+            uid: uid.clone(),
+            gpus: self.charge_of(entry)?.gpus,
+            per_gpu: entry.demand.per_gpu,
+            sharing: entry.demand.sharing,
+            bound: bound.map(|bound| bound.since),
+            sought_on: is_sought.then_some(entry.demand.gpus),
+        })
+    }
+
+    /// What promises leave of each GPU.
+    fn promised(&self, entries: &Entries, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
         let mut gpus: Vec<Gpu> = self.devices.iter().map(|device| Gpu::of(device, policy.headroom)).collect();
         let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &entries[uid]);
         for entry in here() {
@@ -126,7 +182,6 @@ impl Book {
             self.charge_hold(entry, entries, &mut gpus);
             self.add_hint(entry, &mut gpus);
         }
-        self.add_measured(entries, &policy.telemetry, &mut gpus);
         gpus
     }
 
@@ -144,6 +199,8 @@ impl Book {
             gpu.charged += wanted.minus(victims);
             gpu.tenants += 1;
             gpu.exclusive |= holder.demand.sharing == Sharing::Exclusive;
+            // It will start as soon as the last victim has left: who began now would be in its way.
+            gpu.starting |= holder.demand.terms.engine;
         }
     }
 
@@ -152,6 +209,7 @@ impl Book {
         for place in hint.gpus.iter() {
             let gpu = &mut gpus[place];
             gpu.hinted += gpu.price(holder.demand.per_gpu, holder.demand.sharing);
+            gpu.engine_hinted |= holder.demand.terms.engine;
         }
     }
 

@@ -3,15 +3,13 @@
 //! `free = total − driver's reserve − headroom − Σ max(reserved, attributed) − unexplained`: the ledger's sum counts the
 //! promises, and what is found here is what processes have beyond them. It changes no promise.
 
-use super::book::{Book, Entries};
-use super::entry::Phase;
+use super::book::{Book, Tenant};
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::device::{Device, Gpu};
+use crate::scheduling::device::Gpu;
 use crate::scheduling::policy::{Policy, TelemetryRules};
 use crate::scheduling::reading::{Freshness, GpuReading, Reading};
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Moment};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What readings in a row could not explain of a GPU's use. Believed is the least of the last three: an engine that starts
@@ -63,18 +61,18 @@ impl Book {
     }
 
     /// What was measured, as far as it may be believed: what is taken beyond the promises, and how busy the engines are.
-    pub fn add_measured(&self, entries: &Entries, rules: &TelemetryRules, gpus: &mut [Gpu]) {
-        for (gpu, device) in gpus.iter_mut().zip(self.devices.iter()) {
+    pub fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
+        for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
             let margin = rules.margin.of(device.total);
-            let seen = self.reading.as_ref().and_then(|reading| reading.gpu(&device.uuid));
+            let seen = self.reading.as_ref().and_then(|reading| seen(reading, place, &device.uuid));
             match (self.freshness, seen) {
                 (Freshness::Unreported, _) => {}
                 (Freshness::Fresh, Some(seen)) => {
-                    gpu.taken = self.taken(device, seen, entries, gpu.capacity, margin);
+                    gpu.taken = self.taken(place, seen, gpu.capacity, margin);
                     gpu.pressure = seen.pressure;
                 }
                 (Freshness::Stale, Some(seen)) => {
-                    gpu.taken = self.taken(device, seen, entries, gpu.capacity, margin).max(margin);
+                    gpu.taken = self.taken(place, seen, gpu.capacity, margin).max(margin);
                 }
                 (Freshness::Expired, _) | (_, None) => gpu.taken = margin,
             }
@@ -83,99 +81,91 @@ impl Book {
 
     /// VRAM of a GPU that is used although nobody was promised it: by pods beyond their promise, by pods that were
     /// promised nothing here, and by nobody that is known.
-    fn taken(
-        &self,
-        device: &Device,
-        seen: &GpuReading,
-        entries: &Entries,
-        capacity: Bytes,
-        margin: Bytes,
-    ) -> Bytes {
-        let beyond = |(uid, attributed): &(PodUid, Bytes)| {
-            attributed.minus(self.reserved_by(uid, &device.uuid, entries, capacity).unwrap_or_default())
-        };
+    fn taken(&self, place: usize, seen: &GpuReading, capacity: Bytes, margin: Bytes) -> Bytes {
+        let beyond =
+            |(uid, attributed): &(PodUid, Bytes)| attributed.minus(self.reserved_by(uid, place, capacity));
         let beyond: Bytes = seen.attributed.iter().map(beyond).sum();
-        match (seen.used, self.unexplained.get(&device.uuid)) {
-            (None, _) => beyond.max(margin),
-            (Some(_), unexplained) => beyond + unexplained.map(Unexplained::believed).unwrap_or_default(),
-        }
+        let least = if seen.used.is_none() { margin } else { Bytes::ZERO };
+        (beyond + self.unexplained_on(place).believed()).max(least)
     }
 
-    /// What a pod was promised on a GPU, if it is charged there.
-    fn reserved_by(&self, uid: &PodUid, gpu: &GpuUuid, entries: &Entries, capacity: Bytes) -> Option<Bytes> {
-        let entry = entries.get(uid)?;
-        let charge = self.charge_of(entry)?;
-        let place = self.devices.iter().position(|device| device.uuid == *gpu)?;
-        charge.gpus.contains(place).then_some(match entry.demand.sharing {
-            Sharing::Shared => entry.demand.per_gpu,
-            Sharing::Exclusive => capacity,
-        })
+    /// What a pod was promised on a GPU; nothing, if it is not charged there.
+    fn reserved_by(&self, uid: &PodUid, place: usize, capacity: Bytes) -> Bytes {
+        let tenant = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)).ok();
+        tenant.map_or(Bytes::ZERO, |found| self.tenants[found].reserved_on(place, capacity))
+    }
+
+    fn unexplained_on(&self, place: usize) -> Unexplained {
+        let uuid = &self.devices[place].uuid;
+        let known = near(&self.unexplained, place, |(known, _)| known == uuid);
+        known.map(|(_, unexplained)| *unexplained).unwrap_or_default()
     }
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub fn read(
-        &mut self,
-        reading: Reading,
-        entries: &Entries,
-        policy: &Policy,
-    ) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
-        let mut unexplained = BTreeMap::new();
-        for device in self.devices.iter() {
-            let Some(seen) = reading.gpu(&device.uuid) else { continue };
-            let Some(used) = seen.used else { continue };
-            let rest = self.unexplained_of(device, seen, used, reading.sampled, entries, policy);
-            let mut known = self.unexplained.remove(&device.uuid).unwrap_or_default();
-            known.add(rest);
-            unexplained.insert(device.uuid.clone(), known);
+    pub fn read(&mut self, reading: Reading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        let mut unexplained = Vec::with_capacity(self.devices.len());
+        for (place, device) in self.devices.iter().enumerate() {
+            let Some(seen) = seen(&reading, place, &device.uuid) else { continue };
+            let mut known = self.unexplained_on(place);
+            // A figure that is missing once takes nothing back.
+            if let Some(used) = seen.used {
+                known.add(self.rest(place, seen, used, reading.sampled, policy));
+            }
+            unexplained.push((device.uuid.clone(), known));
         }
         self.unexplained = unexplained;
-        let found = self.locate(&reading, entries);
+        let found = self.locate(&reading);
         self.reading = Some(reading);
         found
     }
 
     /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
     /// pod that has not allocated all it was promised explains nothing beyond what it has.
-    fn unexplained_of(
-        &self,
-        device: &Device,
-        seen: &GpuReading,
-        used: Bytes,
-        sampled: Moment,
-        entries: &Entries,
-        policy: &Policy,
-    ) -> Bytes {
+    fn rest(&self, place: usize, seen: &GpuReading, used: Bytes, sampled: Moment, policy: &Policy) -> Bytes {
         let attributed: Bytes = seen.attributed.iter().map(|(_, bytes)| *bytes).sum();
-        let capacity = device.capacity(policy.headroom);
-        let growing = |uid: &PodUid| {
-            let Phase::Bound(bound) = &entries[uid].phase else { return Bytes::ZERO };
-            if bound.since > sampled {
-                return Bytes::ZERO;
-            }
-            let reserved = self.reserved_by(uid, &device.uuid, entries, capacity).unwrap_or_default();
-            reserved.minus(seen.attributed_to(uid).unwrap_or_default())
-        };
-        used.minus(attributed).minus(self.pods.iter().map(growing).sum())
+        let capacity = self.devices[place].capacity(policy.headroom);
+        let judged = self.tenants.iter().filter(|tenant| tenant.bound.is_some_and(|since| since <= sampled));
+        let growing = judged.filter(|tenant| tenant.gpus.contains(place)).map(|tenant| {
+            let reserved = tenant.reserved_on(place, capacity);
+            reserved.minus(seen.attributed_to(&tenant.uid).unwrap_or_default())
+        });
+        used.minus(attributed).minus(growing.sum())
     }
 
     /// Pods of which no record names GPUs by UUID, and the GPUs on which the reading shows all of them.
-    fn locate(&self, reading: &Reading, entries: &Entries) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    fn locate(&self, reading: &Reading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
-        for uid in &self.pods {
-            let entry = &entries[uid];
-            let Phase::Bound(bound) = &entry.phase else { continue };
-            if bound.is_recorded() || bound.located.is_some() || bound.node != self.view.name {
-                continue;
-            }
-            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(uid).is_some());
+        for tenant in &self.tenants {
+            let Some(wanted) = tenant.sought_on else { continue };
+            let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&tenant.uid).is_some());
             let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
-            if gpus.len() >= entry.demand.gpus as usize && self.resolve(&gpus).is_some() {
-                found.push((uid.clone(), gpus.into()));
+            if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {
+                found.push((tenant.uid.clone(), gpus.into()));
             }
         }
         found
     }
+}
+
+impl Tenant {
+    fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
+        match self.sharing {
+            _ if !self.gpus.contains(place) => Bytes::ZERO,
+            Sharing::Shared => self.per_gpu,
+            Sharing::Exclusive => capacity,
+        }
+    }
+}
+
+/// What a reading says of a GPU, which most often has the same place in both.
+fn seen<'a>(reading: &'a Reading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+    near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
+}
+
+/// The one that is meant: that at `place`, or else any.
+fn near<T>(all: &[T], place: usize, is_it: impl Fn(&T) -> bool) -> Option<&T> {
+    all.get(place).filter(|one| is_it(one)).or_else(|| all.iter().find(|one| is_it(one)))
 }
 
 #[cfg(test)]

@@ -71,13 +71,13 @@ impl Ledger {
         self.now = self.now.max(now);
     }
 
-    /// The cluster as it stands. Cheap: only what changed since the last call is copied.
+    /// The cluster as it stands. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
             self.published = Arc::new(Snapshot::new(self.generation, self.epoch, nodes));
-        } else if self.published.generation() != self.generation {
+        } else if self.published.generation() != self.generation || !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
         }
@@ -139,9 +139,18 @@ impl Ledger {
         }
     }
 
+    /// Brings a node's page to its entries and devices.
     fn refresh(&mut self, name: &NodeName) {
+        if let Some(book) = self.books.get_mut(name) {
+            book.recount(&self.entries, &self.policy);
+            self.refresh_view(name);
+        }
+    }
+
+    /// Brings the view of a node to its page.
+    fn refresh_view(&mut self, name: &NodeName) {
         let Some(book) = self.books.get_mut(name) else { return };
-        let gpus = book.gpus(&self.entries, &self.policy, None);
+        let gpus = book.gpus(&self.policy);
         let unseen = matches!(book.freshness, Freshness::Unreported | Freshness::Expired);
         let view = Node {
             name: name.clone(),
@@ -157,7 +166,21 @@ impl Ledger {
         if view != book.view {
             self.generation += 1;
             book.view = Node { generation: self.generation, ..view };
-            self.changed.insert(name.clone());
+            self.publish(name);
+        }
+    }
+
+    /// Brings a changed view to the next reader: at once if nobody reads the snapshot now, so that no reader finds five
+    /// thousand changes to wait for.
+    fn publish(&mut self, name: &NodeName) {
+        let view = &self.books[name].view;
+        match Arc::get_mut(&mut self.published) {
+            Some(published) if !self.nodes_changed && published.node(name.as_str()).is_some() => {
+                published.update(self.generation, [view.clone()]);
+            }
+            _ => {
+                self.changed.insert(name.clone());
+            }
         }
     }
 

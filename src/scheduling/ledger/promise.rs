@@ -10,6 +10,7 @@ use crate::scheduling::fit::{Misfit, misfit};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
+use crate::scheduling::policy::Policy;
 use crate::scheduling::rank;
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Demand, Sharing};
@@ -146,7 +147,7 @@ impl Ledger {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let leaving = self.victims_of_holds(book);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
@@ -213,7 +214,7 @@ impl Ledger {
         if book.kind == NodeKind::DevicePlugin {
             return Err(Misfit::DevicePluginNode.into());
         }
-        if book.view.closed && entry.hold().is_none() {
+        if book.view.closed && entry.hold().is_none_or(|hold| hold.node != *node) {
             return Err(Misfit::Unseen.into());
         }
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
@@ -221,7 +222,7 @@ impl Ledger {
             None => self.free_room(uid, &entry.demand, book)?,
         };
         let placement = self.placement(book, &entry.demand, gpus);
-        let starting = self.gate_for(&entry.demand, &book.view);
+        let starting = gate(&entry.demand, &book.view, self.now, &self.policy);
         self.change(uid, |entries| {
             let entry = entries.get_mut(uid).expect("the entry was just read");
             entry.starting = starting;
@@ -259,14 +260,6 @@ impl Ledger {
         });
     }
 
-    /// Until when the demand's engine, if it is one, keeps others from starting on its GPUs.
-    fn gate_for(&self, demand: &Demand, node: &Node) -> Option<Moment> {
-        let expected = rank::ready(node, demand, &self.policy.loading)
-            .unwrap_or_else(|| time_to_ready(None, demand.weights(), &self.policy.loading));
-        // Twice, because nobody's loading takes exactly as long as it should.
-        demand.terms.engine.then(|| self.now + expected.times(2).min(self.policy.start_gate))
-    }
-
     fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
         let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
         match &entry.phase {
@@ -277,7 +270,7 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
-        let gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
     }
 
@@ -288,7 +281,7 @@ impl Ledger {
         hold: &Hold,
         book: &Book,
     ) -> Result<GpuSet, Misfit> {
-        let mut gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let remaining = self.victims_on(hold, book);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
@@ -332,4 +325,12 @@ impl Ledger {
             memory_hundredths: devices().map(hundredths).min().unwrap_or(0),
         }
     }
+}
+
+/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none.
+pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
+    let expected = rank::ready(node, demand, &policy.loading)
+        .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
+    // Twice, because nobody's loading takes exactly as long as it should.
+    demand.terms.engine.then(|| now + expected.times(2).min(policy.start_gate))
 }

@@ -76,7 +76,7 @@ impl Ledger {
             .filter(|(uid, entry)| may_leave(uid, entry))
             .filter_map(|(uid, entry)| self.resident(uid, entry, book))
             .collect();
-        let gpus = book.gpus(&self.entries, &self.policy, Some(uid));
+        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         Some(Room { node: node.clone(), gpus, candidates })
     }
 

@@ -3,6 +3,7 @@
 use super::Ledger;
 use super::book::Book;
 use super::entry::{Bound, Phase, PodEntry, Waiting};
+use super::promise::gate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
@@ -76,6 +77,9 @@ impl Ledger {
     pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), DevicesRefused> {
         let entries = &self.entries;
         let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(DevicesRefused::UnknownNode)?;
+        if book.reported && *book.devices == *devices {
+            return Ok(());
+        }
         let merged = book.merge_devices(devices.clone(), entries).len();
         if merged > MAX_GPUS as usize {
             return Err(DevicesRefused::TooMany(merged));
@@ -94,7 +98,7 @@ impl Ledger {
         if let Some(due) = book.ages_at(&self.policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
-        let found = book.read(reading, &self.entries, &self.policy);
+        let found = book.read(reading, &self.policy);
         // It may be old already.
         self.age(name);
         for (uid, gpus) in found {
@@ -110,7 +114,7 @@ impl Ledger {
         if let Some(due) = book.ages_at(rules) {
             self.aging.insert((due, name.clone()));
         }
-        self.refresh(name);
+        self.refresh_view(name);
     }
 
     /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them
@@ -242,11 +246,14 @@ impl Ledger {
             return remark;
         }
         let remark = if bound.devices.is_none() { Remark::Unplaced } else { Remark::Nothing };
-        // An engine that was bound before this ledger began may have been starting for long: nobody knows, and the cap holds.
-        let until = known.map_or(Some(self.now + self.policy.start_gate), |entry| entry.starting);
-        let starting = until.filter(|_| is_starting && demand.terms.engine);
         let node = bound.node.clone();
-        self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        let book = self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        // Nobody knows since when an engine that was bound before this ledger began has been starting.
+        let until = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
+            Some(entry) => entry.starting,
+            None => gate(&demand, &book.view, self.now, &self.policy),
+        };
+        let starting = until.filter(|_| is_starting);
         self.change(&uid.clone(), |entries| {
             entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound), starting });
         });

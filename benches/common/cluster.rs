@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 const GIB: u64 = 1 << 30;
-const GPUS: usize = 8;
+pub const GPUS: usize = 8;
 
 pub struct Cluster {
     nodes: usize,
@@ -35,7 +35,19 @@ impl Cluster {
     }
 
     pub fn filter_body(&self, round: usize) -> Vec<u8> {
-        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), self.names(round))
+        self.filter_body_of(round, self.nodes)
+    }
+
+    /// About some of the nodes only.
+    pub fn filter_body_of(&self, round: usize, nodes: usize) -> Vec<u8> {
+        let mut names = self.names(round);
+        names.truncate(nodes);
+        self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), names)
+    }
+
+    /// About one node.
+    pub fn filter_body_for(&self, round: usize, node: usize) -> Vec<u8> {
+        self.args(pod(&waiting_name(round), 1, None), vec![node_name(node)])
     }
 
     pub fn prioritize_body(&self, round: usize, names: &[String]) -> Vec<u8> {
@@ -49,7 +61,7 @@ impl Cluster {
 
     pub fn bind_body(&self, round: usize, node: &str) -> Vec<u8> {
         let name = waiting_name(round);
-        json!({"PodName": name, "PodNamespace": "llm", "PodUID": format!("uid-{name}"), "Node": node})
+        json!({"PodName": name, "PodNamespace": "llm", "PodUID": uid(&name), "Node": node})
             .to_string()
             .into_bytes()
     }
@@ -91,8 +103,29 @@ pub fn assert_all_refused(answer: &[u8], nodes: usize) {
     assert_eq!(refused, nodes);
 }
 
-fn node_name(i: usize) -> String {
+pub fn node_name(i: usize) -> String {
     format!("gpu-node-{i:05}")
+}
+
+/// Of the pod that is the `second` (0 or 1) on this GPU, and how much it was promised.
+pub fn resident_on(node: usize, gpu: usize, second: usize) -> (String, u64) {
+    let i = (node * GPUS + gpu) * 2 + second;
+    (uid(&resident_name(i)), resident_gib(i) * GIB)
+}
+
+fn resident_name(i: usize) -> String {
+    format!("resident-{i}")
+}
+
+/// Two pods on each GPU leave it 6 to 22 GiB of its 72.
+fn resident_gib(i: usize) -> u64 {
+    let (gpu, second) = (i / 2, i % 2);
+    if second == 0 { 30 } else { 20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17 }
+}
+
+/// As long as a real one.
+fn uid(name: &str) -> String {
+    format!("uid-{name:-<32}")
 }
 
 fn waiting_name(i: usize) -> String {
@@ -107,12 +140,9 @@ fn node(i: usize) -> Value {
     }}})
 }
 
-/// Two pods on each GPU leave it 6 to 22 GiB of its 72.
 fn resident(i: usize) -> Value {
-    let (gpu, second) = (i / 2, i % 2);
-    let gib = if second == 0 { 30 } else { 20 + (gpu * 7 + gpu / GPUS * 3) as u64 % 17 };
-    let bound = Some((node_name(gpu / GPUS), gpu % GPUS));
-    pod(&format!("resident-{i}"), gib, bound)
+    let gpu = i / 2;
+    pod(&resident_name(i), resident_gib(i), Some((node_name(gpu / GPUS), gpu % GPUS)))
 }
 
 fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
@@ -120,7 +150,7 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "name": name, "namespace": "llm", "uid": format!("uid-{name}"), "resourceVersion": "80", "generation": 1,
+            "name": name, "namespace": "llm", "uid": uid(name), "resourceVersion": "80", "generation": 1,
             "creationTimestamp": "2026-11-21T00:47:27Z",
             "labels": {"app": "llm"}, "annotations": {"stowage.dev/model": "llama-8b"},
         },
@@ -140,6 +170,8 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
                 {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
                 {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             ],
+            // Not a class of engines, of which one starts on a GPU at a time: none that is bound here ever gets ready.
+            "priorityClassName": "stowage-batch",
             "priority": 0, "enableServiceLinks": true, "preemptionPolicy": "PreemptLowerPriority",
         },
         "status": {"phase": "Pending", "qosClass": "Burstable"},
@@ -147,6 +179,7 @@ fn pod(name: &str, gib: u64, bound: Option<(String, usize)>) -> Value {
     if let Some((node, gpu)) = bound {
         pod["spec"]["nodeName"] = node.into();
         pod["status"]["phase"] = "Running".into();
+        pod["status"]["conditions"] = json!([{"type": "Ready", "status": "True"}]);
         pod["metadata"]["annotations"]["stowage.dev/devices"] = format!("index-{gpu}").into();
         pod["metadata"]["annotations"]["stowage.dev/vram-granted"] = vram.into();
     }

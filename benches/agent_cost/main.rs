@@ -1,0 +1,69 @@
+//! What a node agent costs its node: `cargo bench --bench agent_cost`.
+//!
+//! The real `stowage agent`, once a second, on one core: NVML is a library that plays a script, the API server is the
+//! demo's, `/proc` and the model cache are folders, and each engine prints what a large vLLM prints. Those all live in
+//! this process; what is counted is the agent's own CPU time and memory. An agent that tells less than the whole node is
+//! not timed.
+
+#[path = "../common/cores.rs"]
+mod cores;
+#[path = "../common/page.rs"]
+mod page;
+#[path = "../common/server.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod server;
+mod sink;
+mod world;
+
+use cores::OneCore;
+use server::Server;
+use sink::Sink;
+use std::time::Instant;
+use stowage::report::NodeReport;
+use stowage::units::Bytes;
+use world::{ENGINES, World};
+
+/// Not counted: the pods are listed, the engines found, the models looked for.
+const WARM_UP: usize = 5;
+const ROUNDS: usize = 30;
+
+fn main() {
+    let cores = OneCore::take();
+    let folder = tempfile::tempdir().expect("a folder for the node");
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let (world, mut sink) = runtime.block_on(async {
+        let world = World::make(folder.path()).await;
+        (world, Sink::start().await)
+    });
+    let agent = Server::start(
+        cores.command(env!("CARGO_BIN_EXE_stowage")).args(world.arguments()).args(["--extender", &sink.url]),
+        &["reporting every "],
+    );
+    sink.until(is_whole);
+    sink.reports(WARM_UP);
+    let (cpu, started) = (agent.cpu(), Instant::now());
+    let last = sink.reports(ROUNDS);
+    let (cpu, took) = (agent.cpu() - cpu, started.elapsed());
+    assert!(is_whole(&last), "{last:?}");
+
+    println!("an agent of {ENGINES} engines with {} lines each; {}", page::LINES, cores.say());
+    println!("{:<36}{:>8.2} %", "CPU, of one core", 100.0 * cpu.as_secs_f64() / took.as_secs_f64());
+    println!("{:<36}{:>8.1} ms", "CPU a round", cpu.as_secs_f64() * 1e3 / ROUNDS as f64);
+    println!("{:<36}{:>8.2}", "rounds a second", ROUNDS as f64 / took.as_secs_f64());
+    println!("{:<36}{:>8} MiB", "resident memory", agent.resident_mib());
+}
+
+/// Whether a report tells everything there is on the node.
+fn is_whole(report: &NodeReport) -> bool {
+    let gpus = report.gpus.as_deref().unwrap_or_default();
+    let processes = gpus.iter().flat_map(|gpu| gpu.processes.iter().flatten());
+    let owned = processes.filter(|process| process.pod.is_some() && process.used_bytes > Some(Bytes::ZERO));
+    let read = report.engines.iter().filter(|engine| {
+        engine.kv_cache_usage == Some(0.75) && engine.waiting == Some(5) && engine.gpus.len() == 1
+    });
+    gpus.len() == world::GPUS
+        && owned.count() == 2 * world::GPUS
+        && read.count() == ENGINES
+        && report.models.iter().filter(|model| model.source == "huggingface").count() == world::MODELS
+        && report.missing.is_empty()
+}

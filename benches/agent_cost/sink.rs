@@ -1,0 +1,54 @@
+//! Where the agent's reports go: an extender that takes them all and does nothing.
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::routing::post;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+use stowage::report::NodeReport;
+
+/// Longer than any start takes: an agent that says nothing for so long will not.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub struct Sink {
+    pub url: String,
+    bodies: Receiver<Bytes>,
+}
+
+impl Sink {
+    pub async fn start() -> Self {
+        let (taken, bodies) = channel();
+        let take = move |body: Bytes| async move {
+            // Nobody may be there any more.
+            let _ = taken.send(body);
+            r#"{"accepted":1,"dropped":0}"#
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let router = Router::new().route("/v1/reports", post(take));
+        tokio::spawn(async { axum::serve(listener, router).await });
+        Self { url, bodies }
+    }
+
+    /// Waits for a report such as this.
+    pub fn until(&mut self, is_it: impl Fn(&NodeReport) -> bool) {
+        const MOST: usize = 30;
+        let mut last = self.reports(1);
+        for _ in 0..MOST {
+            if is_it(&last) {
+                return;
+            }
+            last = self.reports(1);
+        }
+        panic!("after {MOST} reports the agent does not tell the whole node: {last:#?}");
+    }
+
+    /// Waits for so many more, and gives the last of them.
+    pub fn reports(&mut self, count: usize) -> NodeReport {
+        let mut last = Bytes::new();
+        for _ in 0..count {
+            last = self.bodies.recv_timeout(PATIENCE).expect("the agent reports");
+        }
+        serde_json::from_slice(&last).expect("a report")
+    }
+}

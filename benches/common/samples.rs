@@ -1,0 +1,23 @@
+//! Times that were taken, and how they are told.
+
+use std::time::Duration;
+
+#[derive(Default)]
+pub struct Samples(Vec<Duration>);
+
+impl Samples {
+    pub fn add(&mut self, took: Duration) {
+        self.0.push(took);
+    }
+
+    pub fn append(&mut self, mut others: Self) {
+        self.0.append(&mut others.0);
+    }
+
+    /// In microseconds; no number if nothing was measured.
+    pub fn percentile(&self, percent: usize) -> f64 {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        sorted.get(sorted.len() * percent / 100).map_or(f64::NAN, |took| took.as_secs_f64() * 1e6)
+    }
+}

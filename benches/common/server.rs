@@ -1,0 +1,64 @@
+//! A server as a process of its own: where it listens, what it costs.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// The kernel tells CPU time in hundredths of a second, whatever its own clock (`USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+pub struct Server {
+    process: Child,
+    /// In the order in which they were asked for.
+    pub addresses: Vec<String>,
+}
+
+impl Server {
+    /// Starts it and waits until it has said all of `says`, in this order, each followed by an address.
+    pub fn start(command: &mut Command, says: &[&str]) -> Self {
+        let mut process =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the server starts");
+        let mut lines = BufReader::new(process.stderr.take().expect("stderr is piped")).lines();
+        let mut next = |says: &str| {
+            lines
+                .by_ref()
+                .map(|line| line.expect("stderr is text"))
+                .find_map(|line| line.split_once(says).map(|(_, address)| address.trim().to_owned()))
+                .expect("the server says where it listens")
+        };
+        let addresses = says.iter().map(|says| next(says)).collect();
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { process, addresses }
+    }
+
+    pub fn resident_mib(&self) -> u64 {
+        resident_mib(&self.process.id().to_string())
+    }
+
+    pub fn cpu(&self) -> Duration {
+        cpu(&self.process.id().to_string())
+    }
+}
+
+/// `process` is its id, or `self`.
+pub fn resident_mib(process: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    line.and_then(|kib| kib.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) / 1024
+}
+
+/// The CPU time of all its threads since it began, in user and kernel mode.
+pub fn cpu(process: &str) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("the process is there");
+    // The name in parentheses may contain anything; user and system time are the 12th and 13th field behind it.
+    let (_, fields) = stat.rsplit_once(')').expect("a stat line");
+    let ticks = fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u32>().expect("ticks"));
+    TICK * ticks.sum::<u32>()
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

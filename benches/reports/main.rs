@@ -1,0 +1,97 @@
+//! Agents' reports in, beside the scheduler's filters: `cargo bench --bench reports [-- NODES]`.
+//!
+//! One `stowage serve` on one core. Phases without reports and phases with a report a second from every node take turns in
+//! one run, so that what the machine does meanwhile happens to both; a filter is asked all the while at a steady pace,
+//! now about some of the nodes, now about all. The ratio is what travels.
+
+#[path = "../common/cluster.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod cluster;
+#[path = "../common/connection.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod connection;
+#[path = "../common/cores.rs"]
+mod cores;
+mod fleet;
+mod node;
+mod phase;
+#[path = "../common/samples.rs"]
+mod samples;
+#[path = "../common/server.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod server;
+
+use cluster::Cluster;
+use connection::Connection;
+use cores::OneCore;
+use fleet::Fleet;
+use node::{Caches, Node};
+use phase::{Measured, Scheduler};
+use server::Server;
+use std::path::Path;
+use std::time::Duration;
+
+/// How often reports begin and cease.
+const TURNS: usize = 3;
+const PHASE: Duration = Duration::from_secs(10);
+/// Until the reports of all nodes have come in twice.
+const SETTLE: Duration = Duration::from_secs(2);
+/// Until the last reports are stale everywhere, which is taken note of node by node; before any has expired.
+const FADE: Duration = Duration::from_secs(7);
+
+fn main() {
+    let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(5000);
+    let cluster = Cluster::new(nodes, 0);
+    let folder = tempfile::tempdir().expect("a folder for the dump");
+    let dump = folder.path().join("cluster.json");
+    std::fs::write(&dump, cluster.dump()).expect("the dump is written");
+    let cores = OneCore::take();
+    println!("{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}", cores.say());
+    let server = start(&cores, &dump);
+    decides_by_reports(&cluster, &server);
+
+    let fleet = Fleet::connect(nodes, server.addresses[1].clone());
+    let mut scheduler = Scheduler::new(&cluster, &server.addresses[0]);
+    phase::header(&scheduler);
+    let (mut without, mut with) = (Measured::default(), Measured::default());
+    scheduler.ask_for(SETTLE, &server, &fleet.tally);
+    without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
+    for _ in 0..TURNS {
+        fleet.report();
+        scheduler.ask_for(SETTLE, &server, &fleet.tally);
+        with.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "with");
+        fleet.pause();
+        scheduler.ask_for(FADE, &server, &fleet.tally);
+        without.add(scheduler.ask_for(PHASE, &server, &fleet.tally), "without");
+    }
+    phase::conclude(&without, &with);
+    println!("resident memory of `stowage serve`: {} MiB", server.resident_mib());
+}
+
+fn start(cores: &OneCore, dump: &Path) -> Server {
+    Server::start(
+        cores
+            .command(env!("CARGO_BIN_EXE_stowage"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .arg("--cluster")
+            .arg(dump)
+            .env("RUST_LOG", "stowage::serve=info,warn"),
+        &["the scheduler: http://", "agents: http://"],
+    )
+}
+
+/// A node whose caches are full is refused, and taken again when they are not: what is timed is what is believed.
+fn decides_by_reports(cluster: &Cluster, server: &Server) {
+    let mut scheduler = Connection::to(&server.addresses[0]);
+    let mut agent = Connection::to(&server.addresses[1]);
+    let mut node = Node::new(0, 0);
+    let mut report_and_ask = |caches| {
+        agent.post("/v1/reports", &node.next(caches), None);
+        let answer = scheduler.post("/scheduler/filter", &cluster.filter_body_for(0, 0), None);
+        String::from_utf8(answer).expect("text")
+    };
+    let busy = report_and_ask(Caches::Full);
+    assert!(busy.contains("engines on the GPU are too busy"), "{busy}");
+    let calm = report_and_ask(Caches::Mixed);
+    assert!(calm.contains(r#""NodeNames":["gpu-node-00000"]"#), "{calm}");
+}

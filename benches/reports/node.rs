@@ -1,0 +1,115 @@
+//! One node as its agent tells of it: 8 GPUs with 16 processes, 8 engines, 6 models, all fields. From report to report change
+//! the sequence number, what is used, and how busy the engines are; the same numbers in every run.
+
+use crate::cluster::{GPUS, node_name, resident_on};
+use serde_json::json;
+use stowage::report::NodeReport;
+use stowage::units::{Bytes, Millis};
+
+const MIB: u64 = 1 << 20;
+/// What a CUDA context takes beyond what its pod was promised, and what a driver keeps.
+const CONTEXT: u64 = 480 * MIB;
+const RESERVED: u64 = 611 * MIB;
+
+pub struct Node {
+    place: usize,
+    report: NodeReport,
+}
+
+/// What a node's engines have in use of their KV caches.
+#[derive(Clone, Copy)]
+pub enum Caches {
+    /// Each its own, from calm to full; none of a node's eight is like another, so that each node has room somewhere.
+    Mixed,
+    Full,
+}
+
+impl Node {
+    /// `boot`: the how manieth start of its agent this is.
+    pub fn new(place: usize, boot: usize) -> Self {
+        let models = (0..6).map(|m| {
+            json!({
+                "model": model(place + m), "tier": if m == 0 { "resident" } else { "disk" },
+                "bytes": (15 + 9 * m as u64) << 30, "source": if m == 0 { "engine" } else { "huggingface" },
+            })
+        });
+        let report = json!({
+            "node": node_name(place), "bootId": format!("5d2f1c8e-77aa-4b0e-{boot:04x}-{place:012x}"), "sequence": 0,
+            "gpus": (0..GPUS).map(|gpu| gpu_report(place, gpu)).collect::<Vec<_>>(),
+            "engines": (0..GPUS).map(|gpu| engine(place, gpu)).collect::<Vec<_>>(),
+            "models": models.collect::<Vec<_>>(),
+        });
+        Self { place, report: serde_json::from_value(report).expect("a report") }
+    }
+
+    /// The next report, as the agent would write it.
+    pub fn next(&mut self, caches: Caches) -> Vec<u8> {
+        let report = &mut self.report;
+        report.sequence += 1;
+        let mut random = Random(self.place as u64 ^ report.sequence << 32);
+        report.age_millis = Millis(3 + random.below(9));
+        for gpu in report.gpus.iter_mut().flatten() {
+            gpu.utilization_percent = Some(random.below(101) as u8);
+            let processes = gpu.processes.iter_mut().flatten();
+            let grown = processes.map(|process| {
+                let used = process.used_bytes.map(|used| Bytes(used.0 / CHURN * CHURN + random.below(CHURN)));
+                process.used_bytes = used;
+                used.unwrap_or_default()
+            });
+            gpu.used_bytes = Some(grown.sum());
+        }
+        for (place, engine) in report.engines.iter_mut().enumerate() {
+            let mixed = (place as u64 * 1250 + random.below(1250)).max(1) as f64 / 1e4;
+            engine.kv_cache_usage = Some(if matches!(caches, Caches::Full) { 0.99 } else { mixed });
+            engine.waiting = Some(random.below(9));
+            engine.running = Some(random.below(200));
+            engine.age_millis = Millis(random.below(40));
+        }
+        serde_json::to_vec(report).expect("a report is plain data")
+    }
+}
+
+/// What a process has grows and shrinks within this.
+const CHURN: u64 = 64 * MIB;
+
+fn gpu_uuid(node: usize, gpu: usize) -> String {
+    format!("GPU-{node:08x}-7c41-4a53-b3d2-{gpu:012x}")
+}
+
+fn model(n: usize) -> String {
+    let models = ["Llama-3.1-8B-Instruct", "Qwen2.5-32B-Instruct", "Mistral-7B-v0.3", "gemma-2-27b-it"];
+    format!("organisation-{}/{}", n % 23, models[n % models.len()])
+}
+
+fn gpu_report(node: usize, gpu: usize) -> serde_json::Value {
+    let process = |second: usize| {
+        let (pod, promised) = resident_on(node, gpu, second);
+        json!({ "pid": 40_000 + 100 * gpu + second, "usedBytes": promised + CONTEXT, "pod": pod })
+    };
+    json!({
+        "uuid": gpu_uuid(node, gpu), "index": gpu, "model": "NVIDIA-H100-80GB-HBM3",
+        "totalBytes": 81_559 * MIB, "reservedBytes": RESERVED, "usedBytes": 0, "utilizationPercent": 0,
+        "health": "healthy", "numaNode": gpu / 4, "nvlinkIsland": 0, "processes": [process(0), process(1)],
+    })
+}
+
+fn engine(node: usize, gpu: usize) -> serde_json::Value {
+    let (pod, _) = resident_on(node, gpu, 0);
+    json!({
+        "pod": pod, "engine": "vllm", "gpus": [gpu_uuid(node, gpu)], "state": "serving", "model": model(node),
+        "kvCacheUsage": 0.5, "kvCacheTokens": 438_608, "waiting": 0, "running": 0,
+    })
+}
+
+/// The same numbers in every run (SplitMix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) % end
+    }
+}

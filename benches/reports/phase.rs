@@ -1,0 +1,138 @@
+//! The scheduler's filters at a steady pace, and what a stretch of them measured.
+
+use crate::cluster::{self, Cluster};
+use crate::connection::Connection;
+use crate::fleet::Tally;
+use crate::node::Random;
+use crate::samples::Samples;
+use crate::server::Server;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A filter every 10 ms on average: as many pods a second as kube-scheduler placed at 1,000 nodes, and then some.
+const PACE_MICROS: u64 = 10_000;
+/// The smaller of the two requests: as many names as pass the scheduler's own filters where it asks about some only.
+const SOME: usize = 1000;
+
+pub struct Scheduler<'a> {
+    cluster: &'a Cluster,
+    connection: Connection,
+    round: usize,
+    pauses: Random,
+}
+
+/// Filters about so many nodes, and their times.
+#[derive(Default)]
+struct Filters {
+    some: Samples,
+    all: Samples,
+}
+
+/// One stretch, or several put together.
+#[derive(Default)]
+pub struct Measured {
+    filters: Filters,
+    took: Duration,
+    cpu: Duration,
+    reports: u64,
+    bytes: u64,
+    micros: u64,
+}
+
+impl<'a> Scheduler<'a> {
+    pub fn new(cluster: &'a Cluster, address: &str) -> Self {
+        Self { cluster, connection: Connection::to(address), round: 1, pauses: Random(7) }
+    }
+
+    /// Asks for so long.
+    pub fn ask_for(&mut self, time: Duration, server: &Server, tally: &Tally) -> Measured {
+        let (cpu, reports, bytes, micros) = (server.cpu(), &tally.reports, &tally.bytes, &tally.micros);
+        let [reports_before, bytes_before, micros_before] =
+            [reports, bytes, micros].map(|count| count.load(Ordering::Relaxed));
+        let started = Instant::now();
+        let mut filters = Filters::default();
+        let mut due = started;
+        while started.elapsed() < time {
+            due += Duration::from_micros(self.pauses.below(2 * PACE_MICROS));
+            let (asked, samples) = match self.round % 2 {
+                0 => (SOME.min(self.cluster.nodes()), &mut filters.some),
+                _ => (self.cluster.nodes(), &mut filters.all),
+            };
+            let body = self.cluster.filter_body_of(self.round, asked);
+            self.round += 1;
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            let sent = Instant::now();
+            let answer = self.connection.post("/scheduler/filter", &body, None);
+            samples.add(sent.elapsed());
+            cluster::passed_names(&answer);
+        }
+        Measured {
+            filters,
+            took: started.elapsed(),
+            cpu: server.cpu() - cpu,
+            reports: reports.load(Ordering::Relaxed) - reports_before,
+            bytes: bytes.load(Ordering::Relaxed) - bytes_before,
+            micros: micros.load(Ordering::Relaxed) - micros_before,
+        }
+    }
+}
+
+impl Measured {
+    /// Prints a stretch and puts it to the others of its kind.
+    pub fn add(&mut self, other: Self, name: &str) {
+        other.print(name);
+        self.filters.some.append(other.filters.some);
+        self.filters.all.append(other.filters.all);
+        self.took += other.took;
+        self.cpu += other.cpu;
+        self.reports += other.reports;
+        self.bytes += other.bytes;
+        self.micros += other.micros;
+    }
+
+    fn print(&self, name: &str) {
+        let seconds = self.took.as_secs_f64();
+        println!(
+            "{name:<10}{:>11.0}{:>9.1}{:>11.0}{:>8.1}{:>11.0}{:>9.0}{:>11.0}{:>9.0}",
+            self.reports as f64 / seconds,
+            self.bytes as f64 / seconds / 1e6,
+            self.micros as f64 / self.reports as f64,
+            100.0 * self.cpu.as_secs_f64() / seconds,
+            self.filters.some.percentile(50),
+            self.filters.some.percentile(99),
+            self.filters.all.percentile(50),
+            self.filters.all.percentile(99),
+        );
+    }
+}
+
+pub fn header(scheduler: &Scheduler<'_>) {
+    let nodes = scheduler.cluster.nodes();
+    let (some, all) = (format!("filter {}:", SOME.min(nodes)), format!("filter {nodes}:"));
+    println!("{:<10}{:>11}{:>9}{:>11}{:>8}{some:>20}{all:>20}", "", "", "", "answered", "one");
+    println!(
+        "{:<10}{:>11}{:>9}{:>11}{:>8}{:>11}{:>9}{:>11}{:>9}",
+        "reports", "reports/s", "MB/s", "in, µs", "core, %", "p50 µs", "p99 µs", "p50 µs", "p99 µs"
+    );
+}
+
+/// All stretches of each kind, and the one over the other.
+pub fn conclude(without: &Measured, with: &Measured) {
+    println!("all together");
+    without.print("without");
+    with.print("with");
+    let ratio = |of: fn(&Measured) -> &Samples, percent| {
+        of(with).percentile(percent) / of(without).percentile(percent)
+    };
+    println!(
+        "{:<49}{:>11.2}{:>9.2}{:>11.2}{:>9.2}",
+        "ratio",
+        ratio(|m| &m.filters.some, 50),
+        ratio(|m| &m.filters.some, 99),
+        ratio(|m| &m.filters.all, 50),
+        ratio(|m| &m.filters.all, 99)
+    );
+    let share = |m: &Measured| m.cpu.as_secs_f64() / m.took.as_secs_f64();
+    let reports_per_second = with.reports as f64 / with.took.as_secs_f64();
+    println!("CPU a report: {:.1} µs", (share(with) - share(without)) / reports_per_second * 1e6);
+}

@@ -1,0 +1,259 @@
+//! Fit, pack, rank and preempt against brute force.
+
+use super::{demand, demand_of, sharing};
+
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::device::{Gpu, GpuSet, Health};
+use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
+use crate::scheduling::loading::LoadingSpeeds;
+use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::pack;
+use crate::scheduling::preempt::{Price, Resident, Room, Shortfall, cheapest_victims};
+use crate::scheduling::rank::{Attempt, shortlist};
+use crate::scheduling::reading::{Freshness, Pressure};
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::snapshot::Snapshot;
+use crate::units::{Bytes, Millis, Percent};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+fn gpu() -> impl Strategy<Value = Gpu> {
+    let health =
+        prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
+    let pressure = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
+        .prop_map(|(kv, queue)| Pressure { kv_cache: kv.and_then(Percent::new), queue });
+    let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
+    let flags = (any::<bool>(), proptest::bool::weighted(0.2), proptest::bool::weighted(0.2));
+    let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
+    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, pressure, taken).prop_map(
+        |(capacity, charged, hinted, tenants, (exclusive, slice, starting), health, pressure, taken)| Gpu {
+            capacity: Bytes(capacity),
+            charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
+            hinted: Bytes(hinted),
+            tenants,
+            exclusive: exclusive && tenants == 1,
+            starting,
+            taken: Bytes(taken),
+            pressure,
+            slice,
+            health,
+        },
+    )
+}
+
+fn node(name: &str, gpus: Vec<Gpu>) -> Node {
+    Node {
+        name: NodeName::parse(name).unwrap(),
+        kind: NodeKind::Stowage,
+        generation: 0,
+        gpus: gpus.into(),
+        devices: Arc::new([]),
+        freshness: Freshness::Fresh,
+        closed: false,
+        holdings: Arc::new([]),
+    }
+}
+
+/// Every set of exactly `size` of the first `n` places.
+fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
+    (0u32..1 << n)
+        .filter(move |bits| bits.count_ones() == size)
+        .map(move |bits| (0..n).filter(|i| bits >> i & 1 == 1).collect())
+}
+
+/// Room, said again from DESIGN's words.
+fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
+    let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
+    let nobody_wants_to_be_alone = !gpu.exclusive;
+    let enough = gpu.charged.0 + gpu.taken.0 + demand.per_gpu.0 <= gpu.capacity.0;
+    let whole_if_many = demand.gpus == 1 || !gpu.slice;
+    let one_starts_at_a_time = !demand.terms.engine || !gpu.starting;
+    let kv_is_low = match (gpu.pressure.kv_cache, demand.terms.kv_cache_limit) {
+        (Some(kv), Some(limit)) => kv.get() <= limit.get(),
+        _ => true,
+    };
+    let queue_is_short = match (gpu.pressure.queue, demand.terms.queue_limit) {
+        (Some(queue), Some(limit)) => queue <= limit,
+        _ => true,
+    };
+    gpu.health == Health::Healthy
+        && alone_if_wanted
+        && nobody_wants_to_be_alone
+        && enough
+        && whole_if_many
+        && one_starts_at_a_time
+        && kv_is_low
+        && queue_is_short
+}
+
+/// How busy the engines are for this demand: 0 well below the limits, 1 nobody knows, 2 near one.
+fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
+    let parts = [
+        (
+            demand.terms.kv_cache_limit.map(|p| u32::from(p.get())),
+            gpu.pressure.kv_cache.map(|p| u32::from(p.get())),
+        ),
+        (demand.terms.queue_limit, gpu.pressure.queue),
+    ];
+    let step = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
+        (None, _) => 0,
+        (Some(_), None) => 1,
+        (Some(limit), Some(measured)) => {
+            if f64::from(measured) > 0.75 * f64::from(limit) {
+                2
+            } else {
+                0
+            }
+        }
+    };
+    parts.into_iter().map(step).max().unwrap()
+}
+
+proptest! {
+    #[test]
+    fn pack_chooses_as_brute_force_does(gpus in prop::collection::vec(gpu(), 0..8), demand in demand()) {
+        let cost = |set: &Vec<usize>| {
+            let taken = |g: &usize| match demand.sharing {
+                Sharing::Shared => gpus[*g].charged.0 + gpus[*g].taken.0 + gpus[*g].hinted.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
+                Sharing::Exclusive => gpus[*g].hinted.0 > 0,
+            };
+            let contended = set.iter().filter(|g| taken(g)).count();
+            let mut each: Vec<_> = set.iter().map(|g| {
+                let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].taken.0 - demand.per_gpu.0;
+                (taken(g), bustle_by_the_book(&gpus[*g], &demand), left, *g)
+            }).collect();
+            each.sort_unstable();
+            (contended, each)
+        };
+        let best = subsets(gpus.len(), demand.gpus)
+            .filter(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)))
+            .min_by_key(cost);
+        let chosen = pack::choose(&gpus, &demand, GpuSet::first(gpus.len()));
+        prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
+    }
+
+    #[test]
+    fn a_node_is_refused_exactly_when_no_set_of_gpus_has_room(
+        gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
+    ) {
+        let possible = subsets(gpus.len(), demand.gpus)
+            .any(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)));
+        let emptied: Vec<Gpu> = gpus
+            .iter()
+            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, ..*gpu })
+            .collect();
+        let possible_if_empty = subsets(gpus.len(), demand.gpus)
+            .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
+        match fit(&node("n", gpus.clone()), &demand) {
+            Ok(_) => prop_assert!(possible),
+            Err(misfit) => {
+                prop_assert!(!possible, "{}", misfit);
+                prop_assert_eq!(evictions_could_resolve(&gpus, &demand), possible_if_empty, "{:?}", misfit);
+                let is_about_pods = matches!(misfit, Misfit::NoRoom { .. } | Misfit::NoEmptyGpu { .. });
+                prop_assert!(possible_if_empty || !is_about_pods, "{:?}", misfit);
+            }
+        }
+    }
+
+    #[test]
+    fn the_shortlist_is_the_head_of_a_full_sort(
+        cluster in prop::collection::vec(prop::collection::vec(gpu(), 1..4), 1..12),
+        demand in demand(), limit in 1usize..6, failed in 0usize..12, seed: u64,
+    ) {
+        let names: Vec<String> = (0..cluster.len()).map(|i| format!("n{:02}", (i * 7 + seed as usize % 5) % 100)).collect();
+        let nodes: Vec<Node> = cluster.iter().zip(&names).map(|(gpus, name)| node(name, gpus.clone())).collect();
+        let snapshot = Snapshot::new(1, 1, nodes);
+        let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
+        let attempt = Attempt {
+            limit, just_failed: Some(&failed), own_room: None, speeds: &LoadingSpeeds::default(),
+        };
+        let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
+
+        let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
+            let gpus = fit(node, &demand).ok()?;
+            let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
+            let bustle = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max();
+            let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
+            Some((node.name == failed, contended, bustle, left, node.free(), node.name.clone()))
+        }).collect();
+        all.sort();
+        all.truncate(limit);
+        if all.len() > 1 { all.retain(|(just_failed, ..)| !just_failed); }
+        let best: Vec<_> = list.best.iter().map(|c| snapshot.nodes()[c.node].name.clone()).collect();
+        prop_assert_eq!(best, all.into_iter().map(|(.., name)| name).collect::<Vec<_>>());
+
+        // The order in which the scheduler names the nodes changes nothing.
+        let mut turned = names.clone();
+        turned.rotate_left(seed as usize % names.len());
+        let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
+        let seats = |list: &crate::scheduling::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
+        prop_assert_eq!(seats(&again), seats(&list));
+    }
+
+    #[test]
+    fn no_cheaper_set_of_victims_exists(
+        pods in prop::collection::vec((0usize..4, 0usize..4, 5u64..40, -5i32..0, sharing()), 0..9),
+        demand in (10u64..70, 1u32..3, sharing()).prop_map(|(v, n, s)| demand_of(v, n, s, 5)),
+        proposed in 0usize..9,
+    ) {
+        let mut gpus = vec![Gpu {
+            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, taken: Bytes::ZERO,
+            pressure: Pressure::default(), tenants: 0, exclusive: false, starting: false, slice: false,
+            health: Health::Healthy,
+        }; 4];
+        let mut candidates = Vec::new();
+        for (i, (a, b, per_gpu, priority, sharing)) in pods.into_iter().enumerate() {
+            let on: GpuSet = [a, b].into_iter().collect();
+            if on.iter().all(|g| gpus[g].has_room(&demand_of(per_gpu, 1, sharing, priority))) {
+                on.iter().for_each(|g| gpus[g].charge(Bytes(per_gpu), sharing));
+                let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
+                let companion = Companion { cpu: crate::units::MilliCpu(i as u64), memory: Bytes::ZERO };
+                let grace = Millis::seconds(1);
+                candidates.push(Resident { uid, gpus: on, per_gpu: Bytes(per_gpu), sharing, priority, companion, grace });
+            }
+        }
+        let shortfall = Shortfall::of(candidates.iter().take(proposed % 3));
+        let room = Room { node: NodeName::parse("n").unwrap(), gpus: gpus.clone(), candidates: candidates.clone() };
+        let found = cheapest_victims(&room, &demand, shortfall);
+
+        let enough = |chosen: &[&Resident]| {
+            let mut left = gpus.clone();
+            chosen.iter().for_each(|r| r.gpus.iter().for_each(|g| left[g].discharge(r.per_gpu, r.sharing)));
+            let vram: u64 = chosen.iter().map(|r| r.per_gpu.0 * u64::from(r.gpus.len())).sum();
+            let cpu: u64 = chosen.iter().map(|r| r.companion.cpu.0).sum();
+            vram >= shortfall.vram.0 && cpu >= shortfall.companion.cpu.0
+                && subsets(4, demand.gpus).any(|set| set.iter().all(|g| has_room_by_the_book(&left[*g], &demand)))
+        };
+        let price = |chosen: &[&Resident]| Price {
+            priority: chosen.iter().map(|r| r.priority.abs_diff(i32::MIN)).max().unwrap_or(0),
+            evicted: chosen.iter().map(|r| r.vram()).sum(),
+            victims: chosen.len() as u32,
+        };
+        let best = (0u32..1 << candidates.len())
+            .map(|bits| (0..candidates.len()).filter(|i| bits >> i & 1 == 1).map(|i| &candidates[i]).collect::<Vec<_>>())
+            .filter(|chosen| enough(chosen))
+            .map(|chosen| price(&chosen))
+            .min();
+        prop_assert_eq!(found.as_ref().map(|set| set.price), best);
+        if let Some(set) = found {
+            prop_assert!(set.exact);
+            let chosen: Vec<_> = candidates.iter().filter(|r| set.victims.contains(&r.uid)).collect();
+            prop_assert!(enough(&chosen));
+            for spared in &chosen {
+                let rest: Vec<_> = chosen.iter().copied().filter(|r| r.uid != spared.uid).collect();
+                prop_assert!(!enough(&rest), "{} need not have left", spared.uid);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_misfit_never_puts_a_figure_on_the_wire() {
+    let misfits = [
+        Misfit::NoGpus,
+        Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, roomy: 1, most_free: Bytes(5) },
+        Misfit::TooLarge { per_gpu: Bytes(7), asked: 3, large_enough: 1, largest: Bytes(5) },
+        Misfit::VictimsLeaving { remaining: 4 },
+    ];
+    assert!(misfits.iter().all(|misfit| !misfit.phrase().contains(|c: char| c.is_ascii_digit())));
+}

@@ -1,0 +1,49 @@
+//! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort, a plain
+//! map of who has what.
+//!
+//! [`choices`]: one question, one answer. [`histories`]: whatever may happen to a ledger, in any order.
+
+mod choices;
+mod histories;
+
+use crate::scheduling::policy::Policy;
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::{Bytes, Millis};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
+    let labels = BTreeMap::new();
+    let traits = super::policy::Traits {
+        namespace: "default",
+        labels: &labels,
+        priority_class: None,
+        priority,
+        sharing,
+    };
+    let policy = Policy::default();
+    let class = policy.classify(traits);
+    Demand {
+        per_gpu: Bytes(per_gpu),
+        gpus,
+        sharing,
+        class,
+        terms: policy.class(class).terms,
+        priority,
+        may_preempt: true,
+        companion: Companion::default(),
+        grace: Millis::seconds(30),
+        model: None,
+        kv_cache: None,
+        containers: Arc::new([]),
+    }
+}
+
+pub(super) fn sharing() -> impl Strategy<Value = Sharing> {
+    prop_oneof![4 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)]
+}
+
+pub(super) fn demand() -> impl Strategy<Value = Demand> {
+    (1u64..60, 1u32..4, sharing(), -3i32..3).prop_map(|(v, n, s, p)| demand_of(v, n, s, p))
+}
