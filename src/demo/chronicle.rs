@@ -1,9 +1,11 @@
 //! What happened since one last looked, read off the API server's objects and nothing else: a second pair of books, against
 //! which the ledger's can be held.
 
-use super::agents::Machine;
 use super::api_server::ApiServer;
+use super::machine::Machine;
+use super::reported::Engines;
 use crate::contract::{VRAM, written};
+use crate::ids::PodUid;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -14,6 +16,7 @@ const PROMISABLE_PERCENT: u64 = 90;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodView {
     pub name: String,
+    pub uid: PodUid,
     pub node: Option<String>,
     /// The GPUs its Binding recorded.
     pub devices: Vec<String>,
@@ -37,11 +40,14 @@ pub enum News {
 #[derive(Debug, Clone)]
 pub struct GpuView {
     pub node: &'static str,
+    pub uuid: String,
     pub index: u32,
     pub model: &'static str,
     pub promisable: u64,
     /// Name and bytes, in order of arrival.
     pub pods: Vec<(PodView, u64)>,
+    /// What agents say of its engines, for whoever asks them: the chronicle does not.
+    pub engines: Option<Engines>,
 }
 
 /// Remembers what it has told.
@@ -79,18 +85,37 @@ impl Chronicle {
     pub fn gpus(&self, machines: &[Machine]) -> Vec<GpuView> {
         let all = machines.iter().flat_map(|machine| (0..machine.gpus).map(move |index| (machine, index)));
         all.map(|(machine, index)| {
-            let uuid = format!("GPU-{}-{index}", machine.node);
+            let uuid = machine.uuid(index);
             let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
             let here = bound.filter(|pod| pod.devices.contains(&uuid));
             let pods = here.map(|pod| (pod.clone(), pod.granted / pod.devices.len() as u64)).collect();
             let promisable = (machine.gib << 30) * PROMISABLE_PERCENT / 100;
-            GpuView { node: machine.node, index, model: machine.model, promisable, pods }
+            GpuView { node: machine.node, uuid, index, model: machine.model, promisable, pods, engines: None }
         })
         .collect()
     }
 
     pub fn pods(&self) -> impl Iterator<Item = &PodView> {
         self.known.values()
+    }
+
+    pub fn is_bound(&self, pod: &str) -> bool {
+        self.known.get(pod).is_some_and(|pod| pod.node.is_some())
+    }
+
+    /// Bound, or told why not.
+    pub fn is_answered(&self, pod: &str) -> bool {
+        self.known.get(pod).is_some_and(|pod| pod.node.is_some() || pod.refusal.is_some())
+    }
+
+    pub fn waiting(&self) -> Vec<String> {
+        self.pods().filter(|pod| pod.node.is_none()).map(|pod| pod.name.clone()).collect()
+    }
+
+    /// Who came first of those on a GPU that nobody may evict.
+    pub fn server_on(&self, gpu: &str) -> Option<&PodView> {
+        let bound = self.arrived.iter().filter_map(|name| self.known.get(name));
+        bound.into_iter().find(|pod| !pod.opportunistic && pod.devices.iter().any(|uuid| uuid == gpu))
     }
 }
 
@@ -133,6 +158,8 @@ fn view(pod: &Value) -> PodView {
     debug_assert!(spec["containers"][0]["resources"]["limits"][VRAM].is_string());
     PodView {
         name: pod["metadata"]["name"].as_str().unwrap_or_default().into(),
+        uid: PodUid::parse(pod["metadata"]["uid"].as_str().unwrap_or_default())
+            .expect("the server gave it one"),
         node: spec["nodeName"].as_str().map(str::to_owned),
         devices: devices.split(',').filter(|uuid| !uuid.is_empty()).map(str::to_owned).collect(),
         granted: annotation(written::GRANTED).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),

@@ -1,12 +1,15 @@
 //! The kubelets of all nodes at once: they run what is bound, end what is deleted, and publish capacity.
 //!
-//! They start nothing and admit everything; a pod is a row of status writes here.
+//! They start nothing and admit everything; a pod is a row of status writes here. A pod that names the port of its metrics
+//! is at that port of this machine; others have no address, so that nobody asks a stranger's port what it is.
 
 use super::watching::{self, Notice};
 use super::writes;
+use crate::agent::engines::address::METRICS_PORT;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -130,10 +133,7 @@ async fn advance(client: kube::Client, config: Config, pod: Arc<Value>, step: St
     let path = writes::pod_path(text("namespace"), text("name"));
     // A pod that is gone or changed meanwhile needs nothing more of its kubelet.
     let _ = match step {
-        Step::Starting => {
-            tokio::time::sleep(config.start_delay).await;
-            writes::patch_status(&client, &path, running()).await
-        }
+        Step::Starting => start(&client, &path, &pod, config.start_delay).await,
         Step::Stopping => {
             let seconds = pod["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or_default();
             let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
@@ -142,6 +142,20 @@ async fn advance(client: kube::Client, config: Config, pod: Arc<Value>, step: St
             writes::delete(&client, &path, options).await
         }
     };
+}
+
+/// A pod has its address before its containers are up.
+async fn start(
+    client: &kube::Client,
+    path: &str,
+    pod: &Value,
+    delay: Duration,
+) -> Result<(), writes::WriteError> {
+    if pod["metadata"]["annotations"].get(METRICS_PORT).is_some() {
+        writes::patch_status(client, path, json!({"podIP": Ipv4Addr::LOCALHOST})).await?;
+    }
+    tokio::time::sleep(delay).await;
+    writes::patch_status(client, path, running()).await
 }
 
 fn running() -> Value {

@@ -1,18 +1,25 @@
 //! `stowage demo`: a whole small cluster in one process, and a short story played on it.
 //!
-//! Stand-ins for the API server, the kube-scheduler, the kubelets and the agents surround the very same Stowage that
-//! `serve` runs, over real loopback HTTP. The integration tests drive it through the same stand-ins. They behave as
-//! kube-scheduler v1.36.2 was measured to behave; they are no Kubernetes, and nothing of Stowage's own deciding may live here.
+//! Stand-ins for the API server, the kube-scheduler, the kubelets, the GPUs and the engines surround the very same Stowage
+//! that `serve` runs and the very same rounds that `agent` makes, over real loopback HTTP. The integration tests drive it
+//! through the same stand-ins. They behave as kube-scheduler v1.36.2 was measured to behave; they are no Kubernetes, and
+//! nothing of Stowage's own deciding may live here.
 
 pub mod agents;
 pub mod api_server;
 mod chronicle;
+pub mod engines;
+mod foresight;
+mod hardware;
 pub mod kubelet;
+pub mod machine;
 mod play;
+mod reported;
 pub mod scheduler;
 mod screen;
 pub mod setup;
 mod story;
+mod summary;
 mod watching;
 mod writes;
 

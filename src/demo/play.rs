@@ -1,48 +1,66 @@
-//! The story, played: what arrives is created, what happens is shown, and after each chapter the promises are checked.
+//! The story, played: what arrives is created, what happens is shown, and at every step the promises are checked.
 
-use super::chronicle::{Chronicle, News, broken_promises};
+use super::chronicle::{Chronicle, GpuView, News, broken_promises};
+use super::engines::{FakeEngine, Load};
+use super::foresight::{Foresight, Seat, is_any_engine_starting};
+use super::reported;
 use super::scheduler::observations::Verb;
-use super::screen::Screen;
+use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
-use super::story::{self, Chapter, Expect, MACHINES};
+use super::story::{self, Act, Arrival, CROWD, Chapter, MACHINES};
+use super::summary::Summary;
 use crate::scheduling::audit::audit;
-use anyhow::{Result, bail};
-use serde::Serialize;
+use crate::units::Millis;
+use anyhow::{Context, Result, bail};
 use serde_json::json;
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+use tokio::time::MissedTickBehavior;
 
-/// Far longer than any chapter takes: a demo that hangs is a failed demo.
+/// Far longer than any act takes: a demo that hangs is a failed demo.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What came of it.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Summary {
-    pub gpus: usize,
-    pub pods_bound: usize,
-    pub pods_waiting: usize,
-    /// Pods that were evicted so that another could be placed.
-    pub evicted: usize,
-    pub promised_bytes: u64,
-    pub promisable_bytes: u64,
-    pub promised_percent: f64,
-    pub filter_calls: usize,
-    pub bind_calls: usize,
-    /// Invariants that did not hold at some point; empty if all is well.
-    pub violations: Vec<String>,
-}
+/// How often the story looks whether it may go on. No API event tells of a report.
+const LOOK: Duration = Duration::from_millis(10);
 
 pub struct Play {
     pub setup: Setup,
     pub screen: Screen,
     chronicle: Chronicle,
+    engines: BTreeMap<String, FakeEngine>,
+    /// The GPU with the busy engine, since decisions know of it.
+    crowd: Option<Crowd>,
+    /// Who is on its way to which node, and why it should be that one.
+    expected: BTreeMap<String, String>,
+    /// Pods that leave because their owner says so.
+    dismissed: Vec<&'static str>,
+    kv_seen_after: Option<Millis>,
     evicted: usize,
     violations: Vec<String>,
 }
 
+struct Crowd {
+    seat: Seat,
+    /// The pod whose engine it is, and its load before.
+    engine: String,
+    before: Load,
+    /// For whom it is too busy.
+    newcomer: Arrival,
+}
+
 impl Play {
     pub fn new(setup: Setup, screen: Screen) -> Self {
-        Self { setup, screen, chronicle: Chronicle::default(), evicted: 0, violations: Vec::new() }
+        Self {
+            setup,
+            screen,
+            chronicle: Chronicle::default(),
+            engines: BTreeMap::new(),
+            crowd: None,
+            expected: BTreeMap::new(),
+            dismissed: Vec::new(),
+            kv_seen_after: None,
+            evicted: 0,
+            violations: Vec::new(),
+        }
     }
 
     pub async fn story(&mut self) -> Result<()> {
@@ -50,51 +68,167 @@ impl Play {
             let class = json!({"metadata": {"name": name}, "value": value});
             self.create("priorityclasses", class)?;
         }
-        for (number, chapter) in story::chapters().iter().enumerate() {
+        for (number, chapter) in story::chapters().into_iter().enumerate() {
             self.chapter(number + 1, chapter).await?;
         }
         Ok(())
     }
 
-    async fn chapter(&mut self, number: usize, chapter: &Chapter) -> Result<()> {
+    async fn chapter(&mut self, number: usize, chapter: Chapter) -> Result<()> {
         self.screen.chapter(number, chapter.title, chapter.text).await;
-        let waiting_before = self.waiting();
-        for arrival in &chapter.arrive {
-            self.create("pods", arrival.pod())?;
+        let played = self.acts(chapter.acts).await;
+        let gpus = self.gpus();
+        self.screen.finish_chapter(&gpus);
+        played.with_context(|| format!("chapter {number} did not come to its end"))
+    }
+
+    /// A chapter ends when the agents have seen what it brought.
+    async fn acts(&mut self, acts: Vec<Act>) -> Result<()> {
+        for act in acts {
+            self.act(act).await?;
         }
-        for name in chapter.leave {
-            let left = self.setup.api.delete(&format!("pods/default/{name}"));
-            left.map_err(|error| anyhow::anyhow!("{name} cannot leave: {error:?}"))?;
-        }
-        let over = tokio::time::timeout(PATIENCE, self.until_over(chapter, &waiting_before)).await;
-        self.screen.finish_chapter(&self.chronicle.gpus(&MACHINES));
-        match over {
-            Ok(()) => Ok(()),
-            Err(_) => bail!("chapter {number} did not come to its end within {} s", PATIENCE.as_secs()),
+        self.until("the agents have seen every engine serve", Self::are_engines_reported).await
+    }
+
+    async fn act(&mut self, act: Act) -> Result<()> {
+        match act {
+            Act::Arrive(arrivals) => self.arrive(arrivals).await,
+            Act::Fill(arrivals) => self.fill(arrivals).await,
+            Act::Leave { who, takers } => self.leave(who, takers).await,
+            Act::Crowd(newcomer) => self.crowd(newcomer).await,
+            Act::Calm => self.calm().await,
+            Act::Compare(arrival) => self.compare(&arrival),
         }
     }
 
-    async fn until_over(&mut self, chapter: &Chapter, waiting_before: &[String]) {
-        let mut revisions = self.setup.api.subscribe();
-        loop {
-            self.look(chapter);
-            if self.is_over(chapter, waiting_before) {
-                return;
+    async fn arrive(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
+        self.bring(&arrivals).await?;
+        let all_bound = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_bound(&arrival.name));
+        self.until("all who arrived are bound", all_bound).await?;
+        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.service);
+        self.until("their engines are up", all_up).await
+    }
+
+    async fn fill(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
+        self.bring(&arrivals).await?;
+        let all = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_answered(&arrival.name));
+        self.until("all who arrived are answered", all).await
+    }
+
+    async fn bring(&mut self, arrivals: &[Arrival]) -> Result<()> {
+        for arrival in arrivals {
+            let mut port = None;
+            if let Some(load) = arrival.load {
+                let api = self.setup.api.clone();
+                let engine = FakeEngine::start(api, &arrival.name, arrival.model(), load).await?;
+                port = Some(engine.port());
+                self.engines.insert(arrival.name.clone(), engine);
             }
-            if revisions.changed().await.is_err() {
-                return;
+            self.create("pods", arrival.pod(port))?;
+        }
+        Ok(())
+    }
+
+    async fn leave(&mut self, who: &'static [&'static str], takers: usize) -> Result<()> {
+        let waiting = self.chronicle.waiting();
+        self.dismissed.extend(who);
+        for name in who {
+            let left = self.setup.api.delete(&format!("pods/default/{name}"));
+            left.map_err(|error| anyhow::anyhow!("{name} cannot leave: {error:?}"))?;
+        }
+        let taken = |play: &Self| waiting.iter().filter(|name| play.chronicle.is_bound(name)).count();
+        self.until("pods that waited have taken the room", |play| taken(play) >= takers).await
+    }
+
+    async fn crowd(&mut self, newcomer: Arrival) -> Result<()> {
+        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None))?;
+        let seat = foresight.seat().context("there is no room for the chapter's pod")?;
+        let place = gpu_name(seat.gpu.as_str());
+        let server = self.chronicle.server_on(seat.gpu.as_str());
+        let engine = server.with_context(|| format!("no engine serves on {place}"))?.name.clone();
+        let Load { kv_percent, waiting, .. } = CROWD;
+        self.screen.aside(&format!("{} would go to {place}, beside {engine}", newcomer.name));
+        self.screen
+            .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
+        // Just after a report: what is measured is the longest that it takes, not what luck makes of it.
+        let told = reported::sequence(&self.setup.board, &seat.node);
+        let news = |play: &Self| reported::sequence(&play.setup.board, &seat.node) != told;
+        self.until("the node's agent reports", news).await?;
+        let started = Instant::now();
+        let before = self.engines[&engine].set(CROWD);
+        let known = |play: &Self| play.is_kept_off(&newcomer, &seat);
+        self.until("decisions know of the full KV cache", known).await?;
+        let Millis(after) = *self.kv_seen_after.insert(Millis(started.elapsed().as_millis() as u64));
+        self.screen.aside(&format!("{after} ms later decisions know: no more serving pods for {place}"));
+        self.crowd = Some(Crowd { seat, engine, before, newcomer });
+        Ok(())
+    }
+
+    async fn calm(&mut self) -> Result<()> {
+        let Crowd { seat, engine, before, newcomer } = self.crowd.take().context("no engine is busy")?;
+        let Load { kv_percent, waiting, .. } = before;
+        self.screen
+            .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
+        self.engines[&engine].set(before);
+        self.until("decisions know of the room in the KV cache", |play| !play.is_kept_off(&newcomer, &seat))
+            .await
+    }
+
+    fn is_kept_off(&self, newcomer: &Arrival, seat: &Seat) -> bool {
+        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None));
+        foresight.is_ok_and(|foresight| foresight.is_kept_off(seat))
+    }
+
+    fn compare(&mut self, arrival: &Arrival) -> Result<()> {
+        let foresight = Foresight::of(&self.setup.service, arrival.pod(None))?;
+        let times = foresight.ready();
+        let (first, rest) = times.split_first().context("there are no nodes")?;
+        let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
+        let elsewhere = rest.iter().map(seconds).min().unwrap_or_default();
+        let tightest = foresight.without_model().seat().context("there is no room for the chapter's pod")?;
+        let (name, place) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
+        let (soonest, node) = (seconds(first), &first.1);
+        self.screen.aside(&format!("{name} would fit best on {place}"));
+        self.screen.aside(&format!(
+            "from {node}'s disk it answers after {soonest} s, elsewhere over the network after {elsewhere} s"
+        ));
+        self.expected.insert(name.clone(), node.to_string());
+        Ok(())
+    }
+
+    /// Goes on when the condition holds, and meanwhile shows what happens.
+    async fn until(&mut self, what: &str, holds: impl Fn(&Self) -> bool) -> Result<()> {
+        let mut revisions = self.setup.api.subscribe();
+        let mut ticks = tokio::time::interval(LOOK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let started = Instant::now();
+        loop {
+            self.look();
+            if holds(self) {
+                return Ok(());
+            }
+            if started.elapsed() > PATIENCE {
+                bail!("it never came that {what}, in {} s", PATIENCE.as_secs());
+            }
+            tokio::select! {
+                _ = revisions.changed() => {}
+                _ = ticks.tick() => {}
             }
         }
     }
 
     /// Shows what is new, and checks every promise as it stands.
-    fn look(&mut self, chapter: &Chapter) {
+    fn look(&mut self) {
         for news in self.chronicle.news(&self.setup.api) {
-            let leaves_by_itself = |name: &str| chapter.leave.contains(&name);
-            self.evicted += usize::from(matches!(&news, News::Leaving(pod) if !leaves_by_itself(&pod.name)));
+            match &news {
+                News::Bound(pod) => self.check_seat(&pod.name, pod.node.as_deref(), &pod.devices),
+                News::Leaving(pod) if !self.dismissed.contains(&pod.name.as_str()) => self.evicted += 1,
+                News::Gone(pod) => drop(self.engines.remove(&pod.name)),
+                News::Leaving(_) | News::Refused(_) => {}
+            }
             self.screen.news(&news);
         }
-        let gpus = self.chronicle.gpus(&MACHINES);
+        let gpus = self.gpus();
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
@@ -102,20 +236,34 @@ impl Play {
         self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
     }
 
-    fn is_over(&self, chapter: &Chapter, waiting_before: &[String]) -> bool {
-        let bound = |name: &str| self.chronicle.pods().any(|pod| pod.name == name && pod.node.is_some());
-        let answered = |name: &str| {
-            self.chronicle.pods().any(|pod| pod.name == name && (pod.node.is_some() || pod.refusal.is_some()))
-        };
-        match chapter.expect {
-            Expect::AllBound => chapter.arrive.iter().all(|arrival| bound(&arrival.name)),
-            Expect::AllAnswered => chapter.arrive.iter().all(|arrival| answered(&arrival.name)),
-            Expect::WaitingBound(least) => waiting_before.iter().filter(|name| bound(name)).count() >= least,
+    /// Whether a pod that was just bound went where what was measured tells it to.
+    fn check_seat(&mut self, pod: &str, node: Option<&str>, gpus: &[String]) {
+        let joins = |crowd: &&Crowd| gpus.iter().any(|gpu| gpu == crowd.seat.gpu.as_str());
+        let crowd = self.crowd.as_ref().filter(joins);
+        if let Some(crowd) = crowd.filter(|crowd| self.is_kept_off(&crowd.newcomer, &crowd.seat)) {
+            let place = gpu_name(crowd.seat.gpu.as_str());
+            self.violations.push(format!("{pod} joined {place}, where the KV cache was known to be full"));
+        }
+        if let Some(best) = self.expected.get(pod).filter(|best| node != Some(best.as_str())) {
+            self.violations
+                .push(format!("{pod} went to {}, though {best} has its weights", node.unwrap_or("no node")));
         }
     }
 
-    fn waiting(&self) -> Vec<String> {
-        self.chronicle.pods().filter(|pod| pod.node.is_none()).map(|pod| pod.name.clone()).collect()
+    fn are_engines_reported(&self) -> bool {
+        let with_engine = |name: &str| self.engines.contains_key(name);
+        let mut engines = self.chronicle.pods().filter(|pod| with_engine(&pod.name) && !pod.leaving);
+        engines.all(|pod| match &pod.node {
+            Some(node) => reported::serves(&self.setup.board, node, &pod.uid),
+            None => true,
+        })
+    }
+
+    fn gpus(&self) -> Vec<GpuView> {
+        let mut gpus = self.chronicle.gpus(&MACHINES);
+        gpus.iter_mut()
+            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.board, gpu.node, &gpu.uuid));
+        gpus
     }
 
     fn create(&self, kind: &str, object: serde_json::Value) -> Result<()> {
@@ -126,44 +274,22 @@ impl Play {
     }
 
     pub fn summary(&self) -> Summary {
-        let gpus = self.chronicle.gpus(&MACHINES);
+        let gpus = self.gpus();
         let promised: u64 = gpus.iter().flat_map(|gpu| &gpu.pods).map(|(_, bytes)| bytes).sum();
         let promisable: u64 = gpus.iter().map(|gpu| gpu.promisable).sum();
         let observations = self.setup.scheduler.observations();
         Summary {
             gpus: gpus.len(),
             pods_bound: self.chronicle.pods().filter(|pod| pod.node.is_some()).count(),
-            pods_waiting: self.waiting().len(),
+            pods_waiting: self.chronicle.waiting().len(),
             evicted: self.evicted,
             promised_bytes: promised,
             promisable_bytes: promisable,
             promised_percent: (promised as f64 / promisable as f64 * 1000.0).round() / 10.0,
             filter_calls: observations.count(Verb::Filter),
             bind_calls: observations.count(Verb::Bind),
+            kv_seen_after_millis: self.kv_seen_after,
             violations: self.violations.clone(),
         }
-    }
-}
-
-impl Summary {
-    pub fn lines(&self) -> Vec<String> {
-        let verdict = match self.violations.len() {
-            0 => "No GPU was ever promised more than it has, and no exclusive GPU was shared.".to_owned(),
-            n => format!("{n} invariant violation(s):"),
-        };
-        let mut lines = vec![
-            String::new(),
-            format!(
-                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait; evicted for a serving pod: {}).",
-                self.pods_bound, self.gpus, self.promised_percent, self.pods_waiting, self.evicted
-            ),
-            format!(
-                "The scheduler asked filter {} times and bind {} times.",
-                self.filter_calls, self.bind_calls
-            ),
-            verdict,
-        ];
-        lines.extend(self.violations.iter().map(|violation| format!("  {violation}")));
-        lines
     }
 }

@@ -1,30 +1,44 @@
 //! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
 
 use super::chronicle::{GpuView, News, PodView};
+use super::reported::Engines;
+use crate::report::EngineState;
 use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-const BAR: usize = 30;
+const BAR: usize = 16;
+/// `KV 97 % · 40 waiting · serving`, and a little.
+const ENGINES: usize = 31;
+/// What is left of 120 columns to name those who are on a GPU.
+const TENANTS: usize = 41;
 /// Long enough to read a chapter's two lines.
 const READING_TIME: Duration = Duration::from_millis(1800);
 
 pub struct Screen {
     out: Box<dyn Write + Send>,
     is_terminal: bool,
-    /// Lines of the table that stand at the bottom of the terminal.
-    drawn: usize,
+    /// The table that stands at the bottom of the terminal.
+    drawn: Vec<String>,
 }
 
 impl Screen {
     pub fn stdout() -> Self {
-        Self { is_terminal: std::io::stdout().is_terminal(), out: Box::new(std::io::stdout()), drawn: 0 }
+        Self {
+            is_terminal: std::io::stdout().is_terminal(),
+            out: Box::new(std::io::stdout()),
+            drawn: Vec::new(),
+        }
     }
 
     /// For when stdout is for a program to read.
     pub fn stderr() -> Self {
-        Self { is_terminal: std::io::stderr().is_terminal(), out: Box::new(std::io::stderr()), drawn: 0 }
+        Self {
+            is_terminal: std::io::stderr().is_terminal(),
+            out: Box::new(std::io::stderr()),
+            drawn: Vec::new(),
+        }
     }
 
     pub fn line(&mut self, text: &str) {
@@ -41,6 +55,12 @@ impl Screen {
         if self.is_terminal {
             tokio::time::sleep(READING_TIME).await;
         }
+    }
+
+    /// Something that no object of the API server tells.
+    pub fn aside(&mut self, text: &str) {
+        let styled = self.paint(&format!("   ~ {text}"), Style::new().bold());
+        self.line(&styled);
     }
 
     pub fn news(&mut self, news: &News) {
@@ -72,25 +92,31 @@ impl Screen {
     /// On a terminal the table stays at the bottom and is drawn over; elsewhere nothing is drawn between chapters.
     pub fn update(&mut self, gpus: &[GpuView]) {
         if self.is_terminal {
-            self.table(gpus);
+            let rows = self.rows(gpus);
+            if rows != self.drawn {
+                self.table(rows);
+            }
         }
     }
 
     /// The table as it stands, to stay.
     pub fn finish_chapter(&mut self, gpus: &[GpuView]) {
-        self.table(gpus);
-        self.drawn = 0;
+        let rows = self.rows(gpus);
+        self.table(rows);
+        self.drawn.clear();
     }
 
-    fn table(&mut self, gpus: &[GpuView]) {
+    /// Lines longer than the terminal is wide are cut, not wrapped: the table's height must be known to draw over it.
+    fn table(&mut self, rows: Vec<String>) {
         self.erase();
-        let rows: Vec<String> = gpus
-            .iter()
-            .enumerate()
-            .map(|(i, gpu)| self.row(gpu, i == 0 || gpus[i - 1].node != gpu.node))
-            .collect();
-        self.drawn = rows.len();
-        rows.iter().for_each(|row| self.put(row));
+        let (cut, wrap) = if self.is_terminal { ("\x1b[?7l", "\x1b[?7h") } else { ("", "") };
+        rows.iter().for_each(|row| self.put(&format!("{cut}{row}{wrap}")));
+        self.drawn = rows;
+    }
+
+    fn rows(&self, gpus: &[GpuView]) -> Vec<String> {
+        let names_node = |i: usize| i == 0 || gpus[i - 1].node != gpus[i].node;
+        gpus.iter().enumerate().map(|(i, gpu)| self.row(gpu, names_node(i))).collect()
     }
 
     fn row(&self, gpu: &GpuView, names_node: bool) -> String {
@@ -106,16 +132,22 @@ impl Screen {
         );
         let node = if names_node { gpu.node } else { "" };
         let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
-        let amounts = format!("{:>4}/{:<3} GiB", used >> 30, gpu.promisable >> 30);
-        format!("   {node:<7} {} {model:<5} {bar} {amounts}  {}", gpu.index, tenants(gpu))
+        let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
+        let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
+        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.pressure.queue > Some(0));
+        let style = if is_busy { Style::new().red() } else { Style::new() };
+        let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
+        let row =
+            format!("   {node:<7} {} {model:<5} {bar} {amounts}  {engines} {}", gpu.index, tenants(gpu));
+        row.trim_end().to_owned()
     }
 
     fn erase(&mut self) {
-        if self.drawn > 0 {
-            let up = self.drawn;
+        let up = self.drawn.len();
+        if up > 0 {
             // A screen that cannot be written to shows nothing; the demo's verdict does not depend on it.
             let _ = write!(self.out, "\x1b[{up}A\x1b[J");
-            self.drawn = 0;
+            self.drawn.clear();
         }
     }
 
@@ -141,18 +173,105 @@ fn tenants(gpu: &GpuView) -> String {
     }
     let named =
         groups.into_iter().map(|(name, count)| if count > 1 { format!("{name} ×{count}") } else { name });
-    named.collect::<Vec<_>>().join(", ")
+    short(named.collect::<Vec<_>>().join(", "), TENANTS)
 }
 
-/// `node-a GPU 0, 1`
+fn short(mut text: String, length: usize) -> String {
+    if text.chars().count() > length
+        && let Some((end, _)) = text.char_indices().nth(length - 1)
+    {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// `KV 35 % · 0 waiting · serving`, as the agent reported it.
+fn engines(engines: &Engines) -> String {
+    let states = states(&engines.states);
+    let serves = |state: &EngineState| {
+        !matches!(state, EngineState::Starting | EngineState::Loading | EngineState::Sleeping)
+    };
+    if !engines.states.iter().any(serves) {
+        return states;
+    }
+    let kv = engines.pressure.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
+    let waiting = engines.pressure.queue.map_or("?".into(), |queue| queue.to_string());
+    format!("KV {kv} % · {waiting} waiting · {states}")
+}
+
+/// `serving`, or `2 serving, 1 loading`.
+fn states(states: &[EngineState]) -> String {
+    const IN_ORDER: [(EngineState, &str); 6] = [
+        (EngineState::Serving, "serving"),
+        (EngineState::Starting, "starting"),
+        (EngineState::Loading, "loading"),
+        (EngineState::Sleeping, "sleeping"),
+        (EngineState::Draining, "draining"),
+        (EngineState::Unreachable, "unreachable"),
+    ];
+    let count = |state| states.iter().filter(|one| **one == state).count();
+    let present: Vec<_> =
+        IN_ORDER.iter().map(|(state, word)| (count(*state), word)).filter(|(n, _)| *n > 0).collect();
+    match present[..] {
+        [(_, word)] => (*word).to_owned(),
+        _ => present.iter().map(|(n, word)| format!("{n} {word}")).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// `node-a GPU 0 and 1`
 fn seat(pod: &PodView) -> String {
     let node = pod.node.as_deref().unwrap_or_default();
     let index = |uuid: &String| uuid.rsplit('-').next().unwrap_or_default().to_owned();
     format!("{node} GPU {}", pod.devices.iter().map(index).collect::<Vec<_>>().join(" and "))
 }
 
+/// `node-a GPU 0` of `GPU-node-a-0`, as the demo's GPUs are called.
+pub fn gpu_name(uuid: &str) -> String {
+    let name = uuid.trim_start_matches("GPU-");
+    let (node, index) = name.rsplit_once('-').unwrap_or((name, "?"));
+    format!("{node} GPU {index}")
+}
+
 /// The reasons alone: before them stands how many nodes there are, after them the same again about preemption.
 fn short_refusal(message: &str) -> &str {
     let reasons = message.split_once(": ").map_or(message, |(_, reasons)| reasons);
     reasons.split_once(". ").map_or(reasons, |(first, _)| first).trim_end_matches('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::reading::Pressure;
+    use crate::units::Percent;
+
+    fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
+        let pressure = Pressure { kv_cache: Percent::new(kv_percent), queue };
+        engines(&Engines { pressure, states: states.to_vec() })
+    }
+
+    #[test]
+    fn a_gpus_engines_are_shown_by_how_busy_they_are_and_how_far_they_have_come() {
+        use EngineState::{Loading, Serving, Starting, Unreachable};
+        assert_eq!(shown(97, Some(40), &[Serving]), "KV 97 % · 40 waiting · serving");
+        assert_eq!(
+            shown(5, Some(0), &[Loading, Serving, Serving]),
+            "KV 5 % · 0 waiting · 2 serving, 1 loading"
+        );
+        assert_eq!(
+            shown(0, Some(0), &[Starting, Starting]),
+            "starting",
+            "an engine that serves nobody has no figures"
+        );
+        assert_eq!(
+            shown(101, None, &[Unreachable]),
+            "KV ? % · ? waiting · unreachable",
+            "unknown is not zero"
+        );
+    }
+
+    #[test]
+    fn names_that_do_not_fit_are_cut_and_say_so() {
+        assert_eq!((short("abcé".into(), 4), short("abcéf".into(), 4)), ("abcé".into(), "abc…".to_owned()));
+    }
 }

@@ -2,19 +2,21 @@
 //!
 //! Everything talks over loopback HTTP. Nothing here reaches past an interface that a real cluster has.
 
-use super::agents::{Agents, Machine};
+use super::agents::Agents;
 use super::api_server::ApiServer;
 use super::kubelet::{self, Kubelet};
+use super::machine::Machine;
 use super::scheduler::Scheduler;
 use super::scheduler::config::Config;
 use crate::cluster::{self, LeadWith};
+use crate::extender::reports::Board;
 use crate::extender::request::Limits;
 use crate::extender::server::{Door, Doors};
 use crate::extender::{Extender, server};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result};
-use serde_json::json;
+use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,9 +31,11 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// A running cluster. Call [`Setup::stop`] to end it in order.
 pub struct Setup {
-    pub api: ApiServer,
+    pub api: Arc<ApiServer>,
     pub scheduler: Scheduler,
     pub service: Arc<Service>,
+    /// To be read: what gets there is the agents' to post.
+    pub board: Arc<Board>,
     pub operators: SocketAddr,
     _kubelet: Kubelet,
     agents: Agents,
@@ -43,9 +47,9 @@ pub struct Setup {
 
 impl Setup {
     pub async fn start(machines: &[Machine]) -> Result<Self> {
-        let api = ApiServer::start().await.context("the stand-in API server")?;
+        let api = Arc::new(ApiServer::start().await.context("the stand-in API server")?);
         for machine in machines {
-            api.create("nodes", node(machine))
+            api.create("nodes", machine.registration())
                 .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
         }
         let service = Service::new(Policy::default());
@@ -62,8 +66,9 @@ impl Setup {
             operators: Door::plain(operators_listener),
         };
         let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let board = extender.board.clone();
         let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
-        let agents = Agents::start(machines, agents_address);
+        let agents = Agents::start(machines, &api, agents_address)?;
         let kubelet_config = kubelet::Config {
             start_delay: START_DELAY,
             grace_second: GRACE_SECOND,
@@ -79,6 +84,7 @@ impl Setup {
             api,
             scheduler,
             service,
+            board,
             operators,
             _kubelet: kubelet,
             agents,
@@ -88,6 +94,7 @@ impl Setup {
             stop_cluster,
         };
         setup.until_nodes_offer_vram(machines.len()).await;
+        setup.until_scheduler_knows_nodes().await;
         Ok(setup)
     }
 
@@ -110,6 +117,14 @@ impl Setup {
         };
         self.api.until(|api| (offers(api) == nodes).then_some(())).await;
     }
+
+    /// A pod that came before would be refused at first, and the story would begin in another order each time.
+    async fn until_scheduler_knows_nodes(&self) {
+        let version = |node: &Value| node["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
+        let latest = self.api.list("nodes").iter().filter_map(|node| version(node)).max();
+        let knows = |version| latest.is_none_or(|latest| version >= latest);
+        self.scheduler.observations().until(|seen| knows(seen.progress().nodes_version).then_some(())).await;
+    }
 }
 
 fn listen() -> Result<(TcpListener, SocketAddr)> {
@@ -117,12 +132,4 @@ fn listen() -> Result<(TcpListener, SocketAddr)> {
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     Ok((listener, address))
-}
-
-fn node(machine: &Machine) -> serde_json::Value {
-    let resources = json!({"cpu": "96", "memory": "1Ti", "pods": "110"});
-    json!({
-        "apiVersion": "v1", "kind": "Node", "metadata": {"name": machine.node},
-        "status": {"capacity": resources, "allocatable": resources},
-    })
 }

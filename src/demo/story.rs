@@ -1,34 +1,48 @@
-//! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, and what a newcomer should see in it.
+//! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, who gets busy, and what a newcomer
+//! should see in it.
 
-use super::agents::Machine;
+use super::engines::Load;
+use super::machine::{Machine, OnDisk};
 use serde_json::{Value, json};
 
 pub const MACHINES: [Machine; 3] = [
-    Machine { node: "node-a", model: "NVIDIA-H100-80GB-HBM3", gpus: 4, gib: 80 },
-    Machine { node: "node-b", model: "NVIDIA-A100-SXM4-40GB", gpus: 4, gib: 40 },
-    Machine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48 },
+    Machine {
+        node: "node-a",
+        model: "NVIDIA-H100-80GB-HBM3",
+        gpus: 4,
+        gib: 80,
+        models: &[OnDisk { model: "starcoder", gib: 9 }],
+    },
+    Machine { node: "node-b", model: "NVIDIA-A100-SXM4-40GB", gpus: 4, gib: 40, models: &[] },
+    Machine { node: "node-c", model: "NVIDIA-L40S", gpus: 2, gib: 48, models: &[] },
 ];
 
 /// Who may be pushed out for whom: a negative priority says "evict me first".
 pub const PRIORITY_CLASSES: [(&str, i64); 2] = [("stowage-opportunistic", -1000), ("stowage-serving", 1000)];
 
+/// More requests than an engine can take in: its KV cache is all but full, and they wait.
+pub const CROWD: Load = Load { kv_percent: 97, waiting: 40, running: 256 };
+
 pub struct Chapter {
     pub title: &'static str,
     pub text: &'static str,
-    pub arrive: Vec<Arrival>,
-    pub leave: &'static [&'static str],
-    pub expect: Expect,
+    pub acts: Vec<Act>,
 }
 
-/// When a chapter is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expect {
-    /// Everyone who arrived is bound.
-    AllBound,
-    /// Everyone who arrived is bound or was told why not.
-    AllAnswered,
-    /// Nobody who could be placed waits any more: at least this many of the waiting pods are bound.
-    WaitingBound(usize),
+/// One thing that happens, and when it is over.
+pub enum Act {
+    /// They arrive together; over when all are bound and their engines are up.
+    Arrive(Vec<Arrival>),
+    /// They arrive together; over when each is bound or was told why not.
+    Fill(Vec<Arrival>),
+    /// Services end; over when at least so many of the pods that waited are bound.
+    Leave { who: &'static [&'static str], takers: usize },
+    /// The engine where this pod would go gets busy; over when decisions know.
+    Crowd(Arrival),
+    /// That engine has worked off what it had; over when decisions know.
+    Calm,
+    /// Tells how long this pod's model would take to answer on each node.
+    Compare(Arrival),
 }
 
 /// A pod to be.
@@ -36,87 +50,131 @@ pub enum Expect {
 pub struct Arrival {
     pub name: String,
     gib: u64,
+    kv_gib: Option<u64>,
     gpus: u32,
     exclusive: bool,
     priority_class: &'static str,
+    /// Of its engine; `None` for a job, which has none.
+    pub load: Option<Load>,
 }
 
 pub fn chapters() -> Vec<Chapter> {
     vec![
         Chapter {
             title: "Mixed models arrive",
-            text: "Each asks for VRAM, not for a whole GPU. Stowage puts each on the GPU it fills best.",
-            arrive: [
-                several("llama-8b", 2, 20),
-                several("qwen-14b", 2, 34),
-                several("mistral-7b", 2, 16),
-                several("embedder", 3, 4),
-            ]
-            .concat(),
-            leave: &[],
-            expect: Expect::AllBound,
+            text: "Each asks for VRAM, not for a whole GPU, and gets the GPU it fills best. One engine at a time starts on a GPU.",
+            acts: vec![
+                Act::Arrive([several("llama-8b", 2, 20, 35), several("qwen-14b", 2, 34, 50)].concat()),
+                Act::Arrive(vec![serving("mistral-7b-1", 18, 40)]),
+                Act::Arrive(vec![serving("mistral-7b-2", 18, 45)]),
+                Act::Arrive(vec![serving("embedder-1", 4, 10)]),
+                Act::Arrive(vec![serving("embedder-2", 4, 5)]),
+            ],
         },
         Chapter {
             title: "A 70B model over two GPUs, and one that wants a GPU to itself",
             text: "llama-70b takes an equal share of two GPUs of one node; nobody may join fraud-detector.",
-            arrive: vec![
-                Arrival { gpus: 2, ..serving("llama-70b", 140) },
-                Arrival { exclusive: true, ..serving("fraud-detector", 24) },
+            acts: vec![Act::Arrive(vec![
+                Arrival { gpus: 2, ..serving("llama-70b", 140, 52) },
+                Arrival { exclusive: true, ..serving("fraud-detector", 24, 20) },
+            ])],
+        },
+        Chapter {
+            title: "A model goes where its weights lie",
+            text: "Its best fit is elsewhere; but from a disk it is ready sooner than over the network.",
+            acts: vec![Act::Compare(starcoder()), Act::Arrive(vec![starcoder()])],
+        },
+        Chapter {
+            title: "A KV cache fills up",
+            text: "Its VRAM is as it was: only the engine's own page tells that who joins it would hurt. Others go elsewhere.",
+            acts: vec![
+                Act::Crowd(serving("gemma-9b", 14, 30)),
+                Act::Arrive(vec![serving("gemma-9b", 14, 30)]),
+                Act::Arrive(vec![serving("granite-8b", 14, 25)]),
             ],
-            leave: &[],
-            expect: Expect::AllBound,
+        },
+        Chapter {
+            title: "Its requests are worked off",
+            text: "The same page says so, and the GPU takes serving pods again.",
+            acts: vec![Act::Calm, Act::Arrive(vec![serving("phi-mini", 14, 20)])],
         },
         Chapter {
             title: "Opportunistic jobs fill the rest",
             text: "They may be evicted at any time, and cost nobody anything meanwhile. What fits nowhere is told why.",
-            arrive: [
-                opportunistic("fine-tune", 3, 26),
-                opportunistic("batch-eval", 16, 8),
-                opportunistic("indexer", 12, 3),
-            ]
-            .concat(),
-            leave: &[],
-            expect: Expect::AllAnswered,
+            acts: vec![Act::Fill(
+                [
+                    opportunistic("fine-tune", 3, 26),
+                    opportunistic("batch-eval", 8, 8),
+                    opportunistic("indexer", 8, 3),
+                ]
+                .concat(),
+            )],
         },
         Chapter {
             title: "A serving pod arrives, and the cluster is full",
             text: "Pods leave one GPU, the cheapest for it, and the room they leave is held for the one who asked.",
-            arrive: vec![serving("qwen-7b-urgent", 24)],
-            leave: &[],
-            expect: Expect::AllBound,
+            acts: vec![Act::Arrive(vec![serving("qwen-7b-urgent", 24, 30)])],
         },
         Chapter {
             title: "Two services scale down",
             text: "Jobs that were refused take the free VRAM without anybody asking again.",
-            arrive: vec![],
-            leave: &["llama-8b-1", "mistral-7b-1"],
-            expect: Expect::WaitingBound(4),
+            acts: vec![Act::Leave { who: &["llama-8b-1", "mistral-7b-1"], takers: 4 }],
         },
     ]
 }
 
-fn several(name: &str, count: usize, gib: u64) -> Vec<Arrival> {
-    (1..=count).map(|i| serving(&format!("{name}-{i}"), gib)).collect()
+fn several(name: &str, count: usize, gib: u64, kv_percent: u8) -> Vec<Arrival> {
+    (1..=count).map(|i| serving(&format!("{name}-{i}"), gib, kv_percent)).collect()
 }
 
-fn serving(name: &str, gib: u64) -> Arrival {
-    Arrival { name: name.into(), gib, gpus: 1, exclusive: false, priority_class: "stowage-serving" }
+fn serving(name: &str, gib: u64, kv_percent: u8) -> Arrival {
+    let load = Load { kv_percent, waiting: 0, running: u64::from(kv_percent) / 2 };
+    Arrival {
+        name: name.into(),
+        gib,
+        kv_gib: None,
+        gpus: 1,
+        exclusive: false,
+        priority_class: "stowage-serving",
+        load: Some(load),
+    }
+}
+
+/// Its weights are 9 GiB: much enough for the network to be felt.
+fn starcoder() -> Arrival {
+    Arrival { kv_gib: Some(3), ..serving("starcoder", 12, 15) }
 }
 
 fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<Arrival> {
-    let job = |i| Arrival { priority_class: "stowage-opportunistic", ..serving(&format!("{name}-{i}"), gib) };
+    let job = |i| Arrival {
+        priority_class: "stowage-opportunistic",
+        load: None,
+        ..serving(&format!("{name}-{i}"), gib, 0)
+    };
     (1..=count).map(job).collect()
 }
 
 impl Arrival {
-    /// Its manifest, as its owner would write it.
-    pub fn pod(&self) -> Value {
-        let mut annotations = json!({"stowage.dev/model": self.name.trim_end_matches(|c: char| c == '-' || c.is_ascii_digit())});
+    /// `llama-8b` of `llama-8b-2`: what its replicas have in common.
+    pub fn model(&self) -> &str {
+        let (stem, last) = self.name.rsplit_once('-').unwrap_or((&self.name, ""));
+        if last.parse::<u32>().is_ok() { stem } else { &self.name }
+    }
+
+    /// Its manifest, as its owner would write it; `port` is where its engine's pages are.
+    pub fn pod(&self, port: Option<u16>) -> Value {
+        let mut annotations = json!({"stowage.dev/model": self.model()});
         if self.gpus > 1 {
             annotations["stowage.dev/gpus"] = self.gpus.to_string().into();
         }
         if self.exclusive {
             annotations["stowage.dev/exclusive"] = "true".into();
+        }
+        if let Some(gib) = self.kv_gib {
+            annotations["stowage.dev/kv-cache"] = format!("{gib}Gi").into();
+        }
+        if let Some(port) = port {
+            annotations["stowage.dev/metrics-port"] = port.to_string().into();
         }
         json!({
             "apiVersion": "v1", "kind": "Pod",

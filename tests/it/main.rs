@@ -22,3 +22,4 @@ mod stand_in_kubelet;
 mod stand_in_scheduler;
 mod stand_in_shapes;
 mod tls;
+mod whole_way;

@@ -321,3 +321,16 @@ fn a_stop_finishes_what_is_under_way_and_exits_with_0() {
     assert_eq!(running.child.wait().unwrap().code(), Some(0));
     running.line_with("stopped");
 }
+
+#[test]
+fn the_demo_keeps_its_promises_and_decides_by_what_its_agents_see() {
+    let output = stowage(&["demo", "--json"]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{told}");
+    let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(summary["violations"], json!([]), "{told}");
+    assert!(summary["kvSeenAfterMillis"].is_u64(), "{summary}");
+    for part in ["KV 97 % · 40 waiting · serving", "from node-a's disk it answers after 24 s"] {
+        assert!(told.contains(part), "it never shows {part:?}:\n{told}");
+    }
+}

@@ -51,11 +51,11 @@ impl Cluster {
             Notice::Applied(object) => {
                 let node = Node::parse(object);
                 self.nodes.saw(&node.name);
-                observations.step(|progress| progress.nodes_version = version(&node.object));
+                observations.saw_node(version(&node.object));
                 self.apply_node(Arc::new(node), now);
             }
             Notice::Deleted(object) => {
-                observations.step(|progress| progress.nodes_version = version(&object));
+                observations.saw_node(version(&object));
                 self.view.delete_node(&Node::parse(object).name);
             }
             Notice::Synced => {
@@ -77,14 +77,14 @@ impl Cluster {
                     observations.record(pod.full_name(), |outcome| outcome.node = pod.node.clone());
                     self.apply_pod(Arc::new(pod), config, now);
                 }
-                observations.step(|progress| progress.pods_version = seen);
+                observations.saw_pod(seen);
             }
             Notice::Deleted(object) => {
                 let seen = version(&object);
                 if let Some(pod) = Pod::parse(object) {
                     self.delete_pod(&pod.uid, now);
                 }
-                observations.step(|progress| progress.pods_version = seen);
+                observations.saw_pod(seen);
             }
             Notice::Synced => {
                 for gone in self.pods.complete() {

@@ -51,9 +51,9 @@ pub struct Outcome {
 /// How far the scheduler has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// The resource version of the last pod it saw.
+    /// The latest resource version of a pod that it saw.
     pub pods_version: u64,
-    /// The resource version of the last node it saw.
+    /// The latest resource version of a node that it saw.
     pub nodes_version: u64,
     /// Nothing to do now: no pod to try, no bind on its way. Pods may wait for an event or for back-off to end.
     pub idle: bool,
@@ -118,6 +118,15 @@ impl Observations {
     pub(super) fn record(&self, pod: String, change: impl FnOnce(&mut Outcome)) {
         change(self.seen.lock().outcomes.entry(pod).or_default());
         self.step(|_| {});
+    }
+
+    /// A list is in order of names, not of versions: what was seen before was seen.
+    pub(super) fn saw_node(&self, version: u64) {
+        self.step(|progress| progress.nodes_version = progress.nodes_version.max(version));
+    }
+
+    pub(super) fn saw_pod(&self, version: u64) {
+        self.step(|progress| progress.pods_version = progress.pods_version.max(version));
     }
 
     pub(super) fn step(&self, change: impl FnOnce(&mut Progress)) {

@@ -1,0 +1,95 @@
+//! Engines that serve nobody: each prints the pages of a vLLM on a port of its own, and the story says how busy it is.
+//!
+//! Their pages are all that is known of them. No figure goes from here to Stowage but by an agent that reads it.
+
+use super::api_server::ApiServer;
+use axum::Router;
+use axum::routing::get;
+use http::StatusCode;
+use parking_lot::Mutex;
+use std::io;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// How busy an engine is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    pub kv_percent: u8,
+    pub waiting: u64,
+    pub running: u64,
+}
+
+/// A running engine; dropping this stops it.
+pub struct FakeEngine {
+    port: u16,
+    load: Arc<Mutex<Load>>,
+    _stop: DropGuard,
+}
+
+/// Blocks of 16 tokens that the KV cache of every engine here has: some 8 GiB of an 8B model's.
+const BLOCKS: u32 = 4096;
+
+impl FakeEngine {
+    /// The engine of a pod in the namespace `default`. Its port is open at once; it serves from when the pod runs.
+    pub async fn start(api: Arc<ApiServer>, pod: &str, model: &str, load: Load) -> io::Result<Self> {
+        let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let port = listener.local_addr()?.port();
+        let (stop, load) = (CancellationToken::new(), Arc::new(Mutex::new(load)));
+        let (pod, model, shown) = (format!("pods/default/{pod}"), model.to_owned(), load.clone());
+        let router = Router::new()
+            .route("/metrics", get(async move || page(&model, *shown.lock())))
+            .route("/health", get(async move || health(&api, &pod)));
+        let stopped = stop.clone().cancelled_owned();
+        tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await });
+        Ok(Self { port, load, _stop: stop.drop_guard() })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Puts it on its page. Answers what stood there.
+    pub fn set(&self, load: Load) -> Load {
+        std::mem::replace(&mut *self.load.lock(), load)
+    }
+}
+
+fn health(api: &ApiServer, pod: &str) -> StatusCode {
+    let runs = api.get(pod).is_some_and(|pod| pod["status"]["phase"] == "Running");
+    if runs { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
+}
+
+/// What a vLLM of version 0.12 or later prints, as far as anybody here reads it.
+fn page(model: &str, load: Load) -> String {
+    let Load { kv_percent, waiting, running } = load;
+    let kv = f64::from(kv_percent) / 100.0;
+    let series = format!("engine=\"0\",model_name=\"{model}\"");
+    format!(
+        "# TYPE vllm:num_requests_running gauge\n\
+         vllm:num_requests_running{{{series}}} {running}\n\
+         # TYPE vllm:num_requests_waiting gauge\n\
+         vllm:num_requests_waiting{{{series}}} {waiting}\n\
+         # TYPE vllm:kv_cache_usage_perc gauge\n\
+         vllm:kv_cache_usage_perc{{{series}}} {kv}\n\
+         # TYPE vllm:cache_config_info gauge\n\
+         vllm:cache_config_info{{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"{BLOCKS}\"}} 1\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine_metrics::{Engine, read};
+
+    #[test]
+    fn its_page_says_what_the_story_says() {
+        let page = page("llama-8b", Load { kv_percent: 97, waiting: 40, running: 12 });
+        let figures = read(page.as_bytes(), None).unwrap();
+        assert_eq!((figures.engine, figures.problems.as_slice()), (Engine::Vllm, &[][..]));
+        assert_eq!(figures.kv_cache_usage, Some(0.97));
+        assert_eq!((figures.waiting, figures.running), (Some(40), Some(12)));
+        assert_eq!(figures.kv_cache_tokens, Some(65_536));
+        assert_eq!(figures.model.unwrap().as_str(), "llama-8b");
+    }
+}

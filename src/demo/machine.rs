@@ -1,0 +1,35 @@
+//! What the demo's nodes are made of: their GPUs, and the models on their disks. Data only.
+
+use serde_json::{Value, json};
+
+/// One node's hardware.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    pub node: &'static str,
+    pub model: &'static str,
+    pub gpus: u32,
+    pub gib: u64,
+    pub models: &'static [OnDisk],
+}
+
+/// A model of which all files are on a node's disk.
+#[derive(Debug, Clone, Copy)]
+pub struct OnDisk {
+    pub model: &'static str,
+    pub gib: u64,
+}
+
+impl Machine {
+    pub fn uuid(&self, gpu: u32) -> String {
+        format!("GPU-{}-{gpu}", self.node)
+    }
+
+    /// Its Node object, as its kubelet would register it.
+    pub fn registration(&self) -> Value {
+        let resources = json!({"cpu": "96", "memory": "1Ti", "pods": "110"});
+        json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node},
+            "status": {"capacity": resources, "allocatable": resources},
+        })
+    }
+}

@@ -1,0 +1,274 @@
+//! The whole way of a figure: an engine's page, the agent's rounds over HTTP, its report, the board, and another placement.
+//!
+//! Only the hardware and the pod list are made up. What a page says reaches the extender through the agent or not at all.
+
+use crate::served::{Cluster, Served, eventually, gpu_report, on, pod};
+use axum::Router;
+use axum::response::{IntoResponse, Response};
+use futures::future::{BoxFuture, ready};
+use http::Uri;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stowage::agent::engines::Engines;
+use stowage::agent::engines::limits::Limits;
+use stowage::agent::models::{ModelScan, ModelSource};
+use stowage::agent::nvml::{GpuSample, GpuSource};
+use stowage::agent::ownership::OwnerSource;
+use stowage::agent::pods::{PodOnNode, PodSource};
+use stowage::agent::publish::Publisher;
+use stowage::agent::round::{Round, Rounds, Sources};
+use stowage::ids::NodeName;
+use stowage::report::{EngineReport, EngineState, GpuReport, Missing};
+use stowage::scheduling::reading::Pressure;
+use tokio::runtime::Runtime;
+
+/// What an engine does when its page is asked for.
+#[derive(Debug, Clone, Copy)]
+enum Mood {
+    Serves {
+        kv: f64,
+        waiting: u64,
+    },
+    /// It takes the request, and nothing comes.
+    Hangs,
+}
+
+/// An engine in a process of its own, as far as one test can have that: a runtime, which takes its sockets along.
+struct Engine {
+    port: u16,
+    mood: Arc<Mutex<Mood>>,
+    runtime: Runtime,
+}
+
+impl Engine {
+    fn start(mood: Mood) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let mood = Arc::new(Mutex::new(mood));
+        let shown = mood.clone();
+        let router = Router::new().fallback(async move |uri: Uri| {
+            let mood = *shown.lock();
+            answer(&uri, mood).await
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        runtime.spawn(async {
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
+        });
+        Self { port, mood, runtime }
+    }
+
+    fn is(&self, mood: Mood) {
+        *self.mood.lock() = mood;
+    }
+
+    fn dies(self) {
+        self.runtime.shutdown_timeout(Duration::from_secs(60));
+    }
+}
+
+async fn answer(uri: &Uri, mood: Mood) -> Response {
+    match (uri.path(), mood) {
+        (_, Mood::Hangs) => std::future::pending().await,
+        ("/metrics", Mood::Serves { kv, waiting }) => format!(
+            "vllm:kv_cache_usage_perc{{engine=\"0\"}} {kv}\nvllm:num_requests_waiting{{engine=\"0\"}} {waiting}\n"
+        )
+        .into_response(),
+        _ => ().into_response(),
+    }
+}
+
+/// A node's GPUs as a driver shows them that tells of no processes, and its pods as they are bound.
+struct Given {
+    gpus: Vec<GpuReport>,
+    pods: Vec<PodOnNode>,
+}
+
+impl GpuSource for Given {
+    fn sample(&mut self) -> Result<GpuSample, String> {
+        Ok(GpuSample { gpus: self.gpus.clone(), missing: Vec::new(), taken: Instant::now() })
+    }
+}
+
+impl PodSource for Given {
+    fn pods(&mut self) -> Result<Vec<PodOnNode>, String> {
+        Ok(self.pods.clone())
+    }
+}
+
+impl OwnerSource for Given {
+    fn owners<'a>(&'a mut self, _: &'a mut [GpuReport], _: &'a [PodOnNode]) -> BoxFuture<'a, Vec<Missing>> {
+        Box::pin(ready(Vec::new()))
+    }
+}
+
+impl ModelSource for Given {
+    fn models(&mut self) -> ModelScan {
+        ModelScan::default()
+    }
+}
+
+/// The agent of a node, driven round by round.
+struct Agent {
+    rounds: Rounds,
+    publisher: Publisher,
+    runtime: Runtime,
+}
+
+impl Agent {
+    fn of(node: &str, gpus: u32, pods: &[Value], served: &Served) -> Self {
+        let given = || Given {
+            gpus: (0..gpus).map(|gpu| serde_json::from_value(gpu_report(node, gpu)).unwrap()).collect(),
+            pods: pods
+                .iter()
+                .map(|pod| PodOnNode::of(&serde_json::from_value(pod.clone()).unwrap()).unwrap())
+                .collect(),
+        };
+        let sources = Sources {
+            gpus: Box::new(given()),
+            owners: Box::new(given()),
+            pods: Box::new(given()),
+            models: Box::new(given()),
+            engines: Engines::new(limits()),
+        };
+        let extender = format!("http://{}", served.agents).parse().unwrap();
+        Self {
+            rounds: Rounds::new(NodeName::parse(node).unwrap(), "agent".into(), sources).unwrap(),
+            publisher: Publisher::new(vec![extender], None, None).unwrap(),
+            runtime: Runtime::new().unwrap(),
+        }
+    }
+
+    /// One round, reported; what it says of the engine.
+    fn round(&mut self) -> Option<EngineReport> {
+        self.runtime.block_on(async {
+            let Round { report, as_of, .. } = self.rounds.next().await;
+            let engine = report.engines.first().cloned();
+            self.publisher.publish(report, as_of).await;
+            engine
+        })
+    }
+}
+
+/// As shipped, but for what would keep a test waiting: no pause after a try in vain, and a figure is told for a moment only.
+fn limits() -> Limits {
+    Limits {
+        patience: Duration::from_millis(50),
+        keep: Duration::from_millis(500),
+        retry_engine: Duration::ZERO,
+        ..Limits::default()
+    }
+}
+
+const CALM: Mood = Mood::Serves { kv: 0.3, waiting: 0 };
+const FULL: Mood = Mood::Serves { kv: 0.97, waiting: 40 };
+
+/// The tenant that an engine serves in: half of GPU 0 of node-a.
+fn tenant(engine: &Engine) -> Value {
+    let mut tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
+    tenant["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(engine.port.to_string());
+    tenant["status"] = json!({ "phase": "Running", "podIP": "127.0.0.1" });
+    tenant
+}
+
+/// Looks at the engine until the books have this pressure of its GPU.
+fn until_known(what: &str, agent: &mut Agent, served: &Served, holds: impl Fn(Pressure) -> bool) {
+    let node = NodeName::parse("node-a").unwrap();
+    eventually(what, || {
+        agent.round();
+        holds(served.service.ledger().node(&node).unwrap().gpus[0].pressure)
+    });
+}
+
+fn is_full(pressure: Pressure) -> bool {
+    pressure.kv_cache.is_some_and(|kv| kv.get() == 97) && pressure.queue == Some(40)
+}
+
+fn is_calm(pressure: Pressure) -> bool {
+    pressure.kv_cache.is_some_and(|kv| kv.get() == 30) && pressure.queue == Some(0)
+}
+
+/// Binds a pod where the verbs send it, and takes it away again. Answers its GPU.
+fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
+    let passed = served.passed(newcomer, nodes);
+    let passed: Vec<&str> = passed.iter().map(String::as_str).collect();
+    let scores = served.prioritize(newcomer, &passed);
+    let (best, _) = scores.into_iter().max_by_key(|(_, score)| *score).unwrap();
+    assert_eq!(served.bind(newcomer, &best), "");
+    let device = served.control_plane.orders.lock().last().unwrap().0.placement.devices[0].to_string();
+    served.delete(newcomer);
+    device
+}
+
+#[test]
+fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
+    let engine = Engine::start(CALM);
+    let tenant = tenant(&engine);
+    let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
+    let served =
+        Cluster::of(&[("node-a", 2)]).with([std::slice::from_ref(&tenant), &newcomers[..]].concat()).serve();
+    let mut agent = Agent::of("node-a", 2, &[tenant], &served);
+    let place = |newcomer: &Value| placed(&served, newcomer, &["node-a"]);
+
+    until_known("the engine is known to be calm", &mut agent, &served, is_calm);
+    assert_eq!(place(&newcomers[0]), "GPU-node-a-0", "the tightest fit");
+    engine.is(FULL);
+    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
+    assert_eq!(place(&newcomers[1]), "GPU-node-a-1");
+    engine.is(CALM);
+    until_known("its KV cache is known to have room", &mut agent, &served, is_calm);
+    assert_eq!(place(&newcomers[2]), "GPU-node-a-0");
+}
+
+#[test]
+fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
+    let engine = Engine::start(FULL);
+    let tenant = tenant(&engine);
+    let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
+    let nodes = ["node-a", "node-b"];
+    let served = Cluster::of(&[("node-a", 1), ("node-b", 1)])
+        .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
+        .serve();
+    let mut agent = Agent::of("node-a", 1, &[tenant], &served);
+
+    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
+    assert_eq!(served.passed(&newcomers[0], &nodes[..1]), [""; 0], "it waits rather than to join");
+    assert_eq!(placed(&served, &newcomers[0], &nodes), "GPU-node-b-0");
+    engine.is(CALM);
+    until_known("its KV cache is known to have room", &mut agent, &served, is_calm);
+    assert_eq!(placed(&served, &newcomers[1], &nodes), "GPU-node-a-0");
+}
+
+/// Full at first, so that what is asserted later is no remnant of the beginning.
+fn known_to_be_full() -> (Engine, Served, Agent, Value) {
+    let engine = Engine::start(FULL);
+    let (tenant, newcomer) = (tenant(&engine), pod("newcomer", "20Gi"));
+    let served = Cluster::of(&[("node-a", 1)]).with([tenant.clone(), newcomer.clone()]).serve();
+    let mut agent = Agent::of("node-a", 1, &[tenant], &served);
+    until_known("its KV cache is known to be full", &mut agent, &served, is_full);
+    assert_eq!(served.passed(&newcomer, &["node-a"]), [""; 0]);
+    (engine, served, agent, newcomer)
+}
+
+#[test]
+fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
+    let (engine, served, mut agent, newcomer) = known_to_be_full();
+    engine.is(Mood::Hangs);
+    until_known("nothing is known", &mut agent, &served, |pressure| pressure == Pressure::default());
+    let told = agent.round().unwrap();
+    assert_eq!((told.kv_cache_usage, told.waiting), (None, None), "unknown is not zero");
+    assert_eq!(served.passed(&newcomer, &["node-a"]), ["node-a"]);
+}
+
+#[test]
+fn of_an_engine_that_died_nothing_is_known_which_keeps_nobody_off() {
+    let (engine, served, mut agent, newcomer) = known_to_be_full();
+    engine.dies();
+    until_known("nothing is known", &mut agent, &served, |pressure| pressure == Pressure::default());
+    assert_eq!(agent.round().unwrap().state, EngineState::Unreachable);
+    assert_eq!(served.passed(&newcomer, &["node-a"]), ["node-a"]);
+}
