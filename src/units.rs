@@ -112,7 +112,8 @@ impl Percent {
 
     /// A share of 1, rounded up; `None` for what is no share.
     pub fn from_share(share: f64) -> Option<Self> {
-        (0.0..=1.0).contains(&share).then(|| Self((share * 100.0).ceil() as u8))
+        // 0.55 × 100 is a little more than 55 in binary.
+        (0.0..=1.0).contains(&share).then(|| Self((share * 100.0 - 1e-9).ceil() as u8))
     }
 
     /// This share of `whole`, rounded up.
@@ -307,6 +308,13 @@ mod tests {
         }
         assert_eq!(MilliCpu::parse_quantity("2"), Ok(MilliCpu(2000)));
         assert_eq!(MilliCpu::parse_quantity("0.0001"), Ok(MilliCpu(1)));
+    }
+
+    #[test]
+    fn a_share_is_rounded_up_to_whole_per_cent() {
+        let percent = |share| Percent::from_share(share).map(Percent::get);
+        assert_eq!([0.0, 0.001, 0.07, 0.55, 0.901, 1.0].map(percent), [0, 1, 7, 55, 91, 100].map(Some));
+        assert_eq!([-0.1, 1.001, f64::NAN].map(percent), [None; 3]);
     }
 
     #[test]

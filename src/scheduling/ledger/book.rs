@@ -20,6 +20,9 @@ use std::sync::Arc;
 
 pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 
+/// Pods of a node that may end between two reports.
+const MAX_DEPARTED: usize = 256;
+
 /// The card a device is, or is a slice of.
 fn card(device: &Device) -> &GpuUuid {
     device.parent.as_ref().unwrap_or(&device.uuid)
@@ -38,6 +41,8 @@ pub(super) struct Book {
     pub freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
     pub unexplained: Vec<(GpuUuid, Unexplained)>,
+    /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
+    departed: Vec<(PodUid, Moment)>,
     /// Everyone with anything here: pods, holds and hints.
     pub pods: BTreeSet<PodUid>,
     /// Those of them that are charged here, in order of UID, as the last change left them.
@@ -88,6 +93,7 @@ impl Book {
             reading: None,
             freshness: Freshness::default(),
             unexplained: Vec::new(),
+            departed: Vec::new(),
             pods: BTreeSet::new(),
             tenants: Vec::new(),
             promised: Vec::new(),
@@ -128,6 +134,24 @@ impl Book {
         let gpus = entry.devices().and_then(|devices| self.resolve(devices));
         let everywhere = GpuSet::first(self.devices.len());
         Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
+    }
+
+    /// A pod has ended here. Without an agent nobody will ever say that its memory is free: then its end has to do.
+    pub fn note_departed(&mut self, uid: &PodUid, at: Moment) {
+        if matches!(self.freshness, Freshness::Fresh | Freshness::Stale) {
+            self.departed.truncate(MAX_DEPARTED - 1);
+            self.departed.insert(0, (uid.clone(), at));
+        }
+    }
+
+    /// Forgets whom a reading shows to be gone.
+    pub fn look_after_departed(&mut self, reading: &Reading) {
+        self.departed.retain(|(uid, at)| reading.sampled < *at || reading.shows(uid));
+    }
+
+    /// Whether a pod that has ended here may still have memory.
+    pub fn may_have_memory(&self, uid: &PodUid) -> bool {
+        self.departed.iter().any(|(departed, _)| departed == uid)
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.

@@ -127,6 +127,7 @@ impl Book {
         }
         self.unexplained = unexplained;
         let found = self.locate(&reading);
+        self.look_after_departed(&reading);
         self.reading = Some(reading);
         found
     }

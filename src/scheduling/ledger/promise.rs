@@ -5,7 +5,7 @@ use super::book::Book;
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
-use crate::scheduling::device::{Device, Gpu, GpuSet};
+use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, misfit};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
@@ -13,7 +13,7 @@ use crate::scheduling::pack;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::preempt::discharge;
 use crate::scheduling::rank;
-use crate::scheduling::reading::{Freshness, Pressure};
+use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
 use std::collections::BTreeMap;
@@ -225,7 +225,7 @@ impl Ledger {
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
             None => self.free_room(uid, &entry.demand, book)?,
         };
-        let placement = self.placement(book, &entry.demand, gpus);
+        let placement = placement(book, &entry.demand, gpus);
         let starting = gate(&entry.demand, &book.view, self.now, &self.policy);
         self.change(uid, |entries| {
             let entry = entries.get_mut(uid).expect("the entry was just read");
@@ -298,36 +298,12 @@ impl Ledger {
         held.ok_or_else(|| misfit(&gpus, demand))
     }
 
-    /// How many of a hold's victims still take room on its node: by the books, or by the node's latest reading, because the
-    /// driver gives memory back later than the API server forgets the pod.
+    /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server
+    /// forgets a pod: where an agent looks, a victim has left when a reading sampled after its end shows nothing of it.
     fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
         let is_charged =
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
-        let is_believed = matches!(book.freshness, Freshness::Fresh | Freshness::Stale);
-        let reading = book.reading.as_ref().filter(|_| is_believed);
-        let is_seen = |victim: &PodUid| reading.is_some_and(|reading| reading.shows(victim));
-        hold.victims.iter().filter(|victim| is_charged(victim) || is_seen(victim)).count() as u32
-    }
-
-    fn placement(&self, book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {
-        let headroom = self.policy.headroom;
-        let granted_on = |device: &Device| match demand.sharing {
-            Sharing::Shared => demand.per_gpu,
-            Sharing::Exclusive => device.capacity(headroom),
-        };
-        let hundredths = |device: &Device| {
-            (u128::from(granted_on(device).0) * 100)
-                .checked_div(u128::from(device.total.0))
-                .unwrap_or(0)
-                .min(100) as u8
-        };
-        let devices = || gpus.iter().map(|place| &book.devices[place]);
-        Placement {
-            node: book.view.name.clone(),
-            devices: devices().map(|device| device.uuid.clone()).collect(),
-            granted: devices().map(granted_on).sum(),
-            memory_hundredths: devices().map(hundredths).min().unwrap_or(0),
-        }
+        hold.victims.iter().filter(|victim| is_charged(victim) || book.may_have_memory(victim)).count() as u32
     }
 }
 
@@ -337,4 +313,24 @@ pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -
         .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
     // Twice, because nobody's loading takes exactly as long as it should.
     demand.terms.engine.then(|| now + expected.times(2).min(policy.start_gate))
+}
+
+/// What the pod gets on these GPUs.
+fn placement(book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {
+    let granted_on = |place: usize| match demand.sharing {
+        Sharing::Shared => demand.per_gpu,
+        // A GPU that is to be a pod's own may have something of somebody's on it all the same.
+        Sharing::Exclusive => book.view.gpus[place].most(),
+    };
+    let hundredths = |place: usize| {
+        let total = u128::from(book.devices[place].total.0);
+        let share = (u128::from(granted_on(place).0) * 100).checked_div(total);
+        share.unwrap_or(0).min(100) as u8
+    };
+    Placement {
+        node: book.view.name.clone(),
+        devices: gpus.iter().map(|place| book.devices[place].uuid.clone()).collect(),
+        granted: gpus.iter().map(granted_on).sum(),
+        memory_hundredths: gpus.iter().map(hundredths).min().unwrap_or(0),
+    }
 }

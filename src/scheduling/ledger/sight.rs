@@ -174,6 +174,9 @@ impl Ledger {
     /// The pod is gone or finished; what it held is free.
     pub fn release(&mut self, uid: &PodUid) -> Option<PodEntry> {
         let entry = self.entries.get(uid)?.clone();
+        if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
+            book.note_departed(uid, self.now);
+        }
         self.change(uid, |entries| {
             entries.remove(uid);
         });
@@ -254,9 +257,14 @@ impl Ledger {
             None => gate(&demand, &book.view, self.now, &self.policy),
         };
         let starting = until.filter(|_| is_starting);
+        let is_by_index = book.reported && !bound.is_recorded();
+        let node = bound.node.clone();
         self.change(&uid.clone(), |entries| {
             entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound), starting });
         });
+        if is_by_index {
+            self.pin_indices(&node);
+        }
         remark
     }
 
