@@ -128,10 +128,6 @@ impl OwnerSource for SimulatedOwners {
         }
         Box::pin(ready(Vec::new()))
     }
-
-    fn lacks(&self) -> Vec<Missing> {
-        Vec::new()
-    }
 }
 
 impl ModelSource for SimulatedModels {

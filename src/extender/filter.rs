@@ -150,7 +150,7 @@ fn refuse(
     extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::Refused, text });
 }
 
-/// `0 of 40 nodes fit. 38 × no single GPU has enough free VRAM, such as node-3: …`
+/// `0 of 40 nodes fit. 38 × no single GPU has room now, such as node-3: …`
 fn refusal_text(nodes: &AskedNodes<'_>, list: &Shortlist) -> String {
     let mut reasons: BTreeMap<&str, (u32, usize, Misfit)> = BTreeMap::new();
     for (place, misfit) in &list.refused {

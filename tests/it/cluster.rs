@@ -89,6 +89,7 @@ impl Replica {
             match &mut entry.phase {
                 Phase::Waiting(waiting) => {
                     waiting.offered = None;
+                    waiting.refused = None;
                     waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
                 }
                 Phase::Bound(bound) => bound.since = Moment(0),

@@ -33,7 +33,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
     let large = pod("large", "60Gi");
     let first = served.filter(&large, &nodes);
     let refused = &first.json()["FailedAndUnresolvableNodes"];
-    assert_eq!(refused["node-a"], "no single GPU has enough free VRAM");
+    assert_eq!(refused["node-a"], "no single GPU has room now");
     let mut figures = vec![served.notices().pop().unwrap().2];
     for (round, small) in small.iter().enumerate() {
         let node = nodes[round % 2];
@@ -42,10 +42,21 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
         assert_ne!(served.charged(node), free);
         assert_eq!(served.filter(&large, &nodes), first, "after a bind");
         figures.push(served.notices().pop().unwrap().2);
-        let mut shrunk = report(node, "boot", round as u64 + 2, 2);
+        let mut shrunk = report(node, "boot", 10 * round as u64 + 2, 2);
         (0..2).for_each(|gpu| shrunk["gpus"][gpu]["reservedBytes"] = json!((round as u64 + 1) << 30));
         assert_eq!(served.report(shrunk).status, 200);
         assert_eq!(served.filter(&large, &nodes), first, "after a report");
+        // Engines that are busy on some nodes and not on others: the scheduler counts nodes by phrase.
+        shrunk["sequence"] = json!(10 * round + 3);
+        let busy = |gpu: &str| {
+            json!({
+                "pod": "uid-x", "engine": "vllm", "gpus": [gpu], "state": "serving", "waiting": 0,
+                "kvCacheUsage": (if round % 2 == 0 { 0.5 } else { 0.99 }),
+            })
+        };
+        shrunk["engines"] = json!([busy(&format!("GPU-{node}-0")), busy(&format!("GPU-{node}-1"))]);
+        assert_eq!(served.report(shrunk).status, 200);
+        assert_eq!(served.filter(&large, &nodes), first, "after a KV cache has filled up");
     }
     served.delete(&small[0]);
     assert_eq!(served.filter(&large, &nodes), first, "after a pod has left");
@@ -88,10 +99,10 @@ fn every_reason_is_a_fixed_phrase_among_the_unresolvable() {
             "nowhere": "node unknown to Stowage",
         })
     );
-    let taken = "no single GPU has enough free VRAM";
+    let taken = "no single GPU has room now";
     assert_eq!(refusals(pod("one", "40Gi"), &nodes[..2]), json!({ "full": taken, "owned": taken }));
     let owner = exclusive(pod("own", "40Gi"));
-    assert_eq!(refusals(owner, &nodes[..2]), json!({ "full": "no empty GPU", "owned": "no empty GPU" }));
+    assert_eq!(refusals(owner, &nodes[..2]), json!({ "full": taken, "owned": taken }));
     for code in [
         "no-room",
         "no-empty-gpu",
@@ -265,8 +276,10 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
     assert_eq!(refused["FailedAndUnresolvableNodes"]["node-a"], "waiting for preempted pods to leave");
     assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
 
-    // The victim is gone; the room is still nobody else's.
+    // The victim is gone when the agent has looked after it; the room is still nobody else's.
     served.delete(&victims[0]);
+    assert_eq!(served.bind(&urgent, "node-a"), "conflict: preempted pods have not left yet");
+    assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200);
     assert_eq!(served.charged("node-a"), [Bytes::gib(60), Bytes::gib(50)]);
     assert_eq!(served.passed(&rival, &["node-a"]), [""; 0]);
     assert_eq!(served.bind(&rival, "node-a"), "conflict: the GPU was taken meanwhile");
