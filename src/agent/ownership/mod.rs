@@ -31,7 +31,9 @@ pub trait OwnerSource: Send {
     ) -> BoxFuture<'a, Vec<Missing>>;
 
     /// What would stand in the way if there were a process now. Nothing is asked, only looked for.
-    fn lacks(&self) -> Vec<Missing>;
+    fn lacks(&self) -> Vec<Missing> {
+        Vec::new()
+    }
 }
 
 /// The kernel and the kubelet.
