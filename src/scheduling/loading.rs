@@ -63,7 +63,9 @@ pub fn time_to_ready(holding: Option<&Holding>, weights: Bytes, speeds: &Loading
         }
         Some(Tier::Disk) => whole.over(speeds.disk) + speeds.init,
         // Whoever loads, runs or keeps it has read its files, and a new pod cannot take another's memory.
-        Some(Tier::PageCache | Tier::Sleeping | Tier::Loading | Tier::Resident) => whole.over(speeds.page_cache) + speeds.init,
+        Some(Tier::PageCache | Tier::Sleeping | Tier::Loading | Tier::Resident) => {
+            whole.over(speeds.page_cache) + speeds.init
+        }
     }
 }
 
