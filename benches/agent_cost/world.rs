@@ -31,6 +31,7 @@ impl World {
             "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
         });
         write(folder.join("kubeconfig"), config.to_string()).expect("a file");
+        api.create("nodes", node()).expect("a node");
         for place in 0..2 * GPUS {
             let port = if place < ENGINES { Some(engine(place).await) } else { None };
             api.create("pods", pod(place, port)).expect("a pod");
@@ -84,6 +85,12 @@ async fn engine(pod: usize) -> u16 {
         .route("/health", get(|| std::future::ready("")));
     tokio::spawn(async { axum::serve(listener, router).await });
     port
+}
+
+/// With an image, as the kubelet lists it.
+fn node() -> serde_json::Value {
+    let images = json!([{ "names": ["registry.example/app:1"], "sizeBytes": 9_000_000_000_u64 }]);
+    json!({ "metadata": { "name": NODE }, "status": { "images": images } })
 }
 
 /// Two on each GPU; the first eight are engines.

@@ -2,122 +2,160 @@
 //!
 //! A report counts on the board exactly if it counted in the books: [`Board::take`] lets them have it first. What a report
 //! means is not known here. Only nodes that exist have a place, and those that are gone lose it.
+//!
+//! A report stands here as the text it came as. Few are ever looked at again, and five thousand a second that were kept in
+//! their hundreds of parts would cost more to let go of than to read.
 
-use super::validate::ReportError;
+use super::validate::{self, ReportError};
 use crate::ids::NodeName;
-use crate::report::NodeReport;
+use crate::report::{Finding, NodeReport};
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ended boots remembered per node. A report delayed beyond this many restarts of its agent would pass for new.
 const EARLIER_BOOTS: usize = 4;
 /// Below so many places nobody looks whether their nodes still exist.
 const FEW: usize = 1024;
+/// Ten times what a full node says. A longer text is kept without what this version does not know.
+const MAX_TEXT: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Board {
-    latest: DashMap<NodeName, Latest>,
+    places: DashMap<NodeName, Place>,
     /// With so many places it is time to look which nodes are gone: twice as many as were found to exist, so that the
     /// looking costs each new node its share and no more.
     tidy_at: AtomicUsize,
 }
 
+/// A node's latest report.
 #[derive(Debug, Clone)]
 pub struct Latest {
-    pub report: Arc<NodeReport>,
+    pub report: NodeReport,
     /// When it came in, by this process' clock.
     pub received: Moment,
+}
+
+/// What is kept of it.
+#[derive(Debug, Default)]
+struct Place {
+    boot_id: String,
+    sequence: u64,
+    received: Moment,
+    findings: Vec<Finding>,
+    /// All of it, as JSON.
+    text: Vec<u8>,
     /// Boots that have ended, so that a late report of theirs is known for what it is.
     earlier_boots: VecDeque<String>,
 }
 
 impl Default for Board {
     fn default() -> Self {
-        Self { latest: DashMap::new(), tidy_at: AtomicUsize::new(FEW) }
+        Self { places: DashMap::new(), tidy_at: AtomicUsize::new(FEW) }
     }
 }
 
 impl Board {
-    /// Notes the report as its node's latest, unless there is a later one or `apply` refuses it. `apply` gets the one
-    /// before it as well; of one node's reports it sees one at a time, in their order.
+    /// Notes the report as its node's latest, unless there is a later one or `apply` refuses it. `text` is what it was read
+    /// from. `apply` gets what the one before it found as well; of one node's reports it sees one at a time, in their order.
     pub fn take(
         &self,
-        report: NodeReport,
+        report: &NodeReport,
+        text: &str,
         received: Moment,
-        apply: impl FnOnce(Option<&NodeReport>, &NodeReport) -> Result<(), ReportError>,
+        apply: impl FnOnce(&[Finding]) -> Result<(), ReportError>,
     ) -> Result<(), ReportError> {
-        match self.latest.entry(report.node.clone()) {
+        match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                apply(None, &report)?;
-                place.insert(Latest { report: Arc::new(report), received, earlier_boots: VecDeque::new() });
+                apply(&[])?;
+                let boot_id = report.boot_id.clone();
+                place.insert(Place { boot_id, ..Place::default() }).advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
-                let latest = place.get_mut();
-                latest.is_before(&report)?;
-                apply(Some(&latest.report), &report)?;
-                latest.advance(report, received);
+                let place = place.get_mut();
+                place.is_before(report)?;
+                apply(&place.findings)?;
+                place.advance(report, text, received);
             }
         }
         Ok(())
     }
 
     pub fn latest(&self, node: &NodeName) -> Option<Latest> {
-        self.latest.get(node).map(|latest| latest.clone())
+        let (text, received) = self.places.get(node).map(|place| place.kept())?;
+        Some(Latest::read(&text, received))
     }
 
     /// Every node's, in order of name.
     pub fn all(&self) -> BTreeMap<NodeName, Latest> {
-        self.latest.iter().map(|latest| (latest.key().clone(), latest.value().clone())).collect()
+        // Copied first: whoever reports meanwhile does not wait until all have been read.
+        let kept: Vec<_> = self.places.iter().map(|place| (place.key().clone(), place.kept())).collect();
+        kept.into_iter().map(|(node, (text, received))| (node, Latest::read(&text, received))).collect()
     }
 
     /// How long ago each node's latest report came in.
     pub fn ages(&self, now: Moment) -> Vec<Millis> {
-        self.latest.iter().map(|latest| latest.age(now)).collect()
+        self.places.iter().map(|place| now.since(place.received)).collect()
     }
 
     /// Whether so many nodes have come that some may have gone.
     pub fn is_to_be_tidied(&self) -> bool {
-        self.latest.len() >= self.tidy_at.load(Ordering::Relaxed)
+        self.places.len() >= self.tidy_at.load(Ordering::Relaxed)
     }
 
     /// Who has a place, in no order.
     pub fn names(&self) -> Vec<NodeName> {
-        self.latest.iter().map(|latest| latest.key().clone()).collect()
+        self.places.iter().map(|place| place.key().clone()).collect()
     }
 
     /// These nodes do not exist any more.
     pub fn forget(&self, gone: &[NodeName]) {
-        gone.iter().for_each(|name| drop(self.latest.remove(name)));
-        self.tidy_at.store(FEW.max(2 * self.latest.len()), Ordering::Relaxed);
+        gone.iter().for_each(|name| drop(self.places.remove(name)));
+        self.tidy_at.store(FEW.max(2 * self.places.len()), Ordering::Relaxed);
     }
 }
 
 impl Latest {
     /// Since it came in.
     pub fn age(&self, now: Moment) -> Millis {
-        Millis(now.0.saturating_sub(self.received.0))
+        now.since(self.received)
+    }
+
+    fn read(text: &[u8], received: Moment) -> Self {
+        let report = serde_json::from_slice(text).expect("it was read when it came");
+        Self { report: validate::check(report).expect("it was checked when it came"), received }
+    }
+}
+
+impl Place {
+    fn kept(&self) -> (Vec<u8>, Moment) {
+        (self.text.clone(), self.received)
     }
 
     fn is_before(&self, report: &NodeReport) -> Result<(), ReportError> {
-        let (sequence, known) = (report.sequence, self.report.sequence);
-        match self.report.boot_id == report.boot_id {
+        let (sequence, known) = (report.sequence, self.sequence);
+        match self.boot_id == report.boot_id {
             true if sequence <= known => Err(ReportError::Old { sequence, known }),
             false if self.earlier_boots.contains(&report.boot_id) => Err(ReportError::EarlierBoot),
             _ => Ok(()),
         }
     }
 
-    fn advance(&mut self, report: NodeReport, received: Moment) {
-        if self.report.boot_id != report.boot_id {
-            self.earlier_boots.push_front(self.report.boot_id.clone());
+    fn advance(&mut self, report: &NodeReport, text: &str, received: Moment) {
+        if self.boot_id != report.boot_id {
+            self.earlier_boots.push_front(std::mem::replace(&mut self.boot_id, report.boot_id.clone()));
             self.earlier_boots.truncate(EARLIER_BOOTS);
         }
-        self.report = Arc::new(report);
+        self.sequence = report.sequence;
         self.received = received;
+        self.findings.clone_from(&report.findings);
+        self.text.clear();
+        match text.len() <= MAX_TEXT {
+            true => self.text.extend_from_slice(text.as_bytes()),
+            false => self.text = serde_json::to_vec(report).expect("a report is plain data"),
+        }
     }
 }
 
@@ -126,13 +164,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn report(node: &str, boot: &str, sequence: u64) -> NodeReport {
-        let report = serde_json::json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": [] });
-        serde_json::from_value(report).unwrap()
+    fn text(node: &str, boot: &str, sequence: u64) -> String {
+        serde_json::json!({ "node": node, "bootId": boot, "sequence": sequence, "gpus": [] }).to_string()
+    }
+
+    fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
+        let text = text(node, boot, sequence);
+        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(()))
     }
 
     fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
-        board.take(report("a", boot, sequence), Moment(sequence), |_, _| Ok(()))
+        take_of(board, "a", boot, sequence)
     }
 
     #[test]
@@ -140,7 +182,9 @@ mod tests {
         let board = Board::default();
         take(&board, "one", 1).unwrap();
         let refusal = ReportError::EarlierBoot;
-        let refused = board.take(report("a", "one", 2), Moment(2), |_, _| Err(refusal.clone()));
+        let text = text("a", "one", 2);
+        let report = serde_json::from_str(&text).unwrap();
+        let refused = board.take(&report, &text, Moment(2), |_| Err(refusal.clone()));
         assert_eq!(refused, Err(refusal));
         let node = NodeName::parse("a").unwrap();
         assert_eq!(board.latest(&node).unwrap().received, Moment(1));
@@ -166,13 +210,24 @@ mod tests {
         let name = |n: usize| NodeName::parse(&format!("node-{n}")).unwrap();
         for n in 0..FEW {
             assert!(!board.is_to_be_tidied());
-            board.take(report(name(n).as_str(), "boot", 7), Moment(0), |_, _| Ok(())).unwrap();
+            take_of(&board, name(n).as_str(), "boot", 7).unwrap();
         }
         assert!(board.is_to_be_tidied());
         board.forget(&[name(3)]);
         assert!(!board.is_to_be_tidied());
         assert_eq!((board.names().len(), board.latest(&name(3)).is_none()), (FEW - 1, true));
-        board.take(report("node-3", "boot", 1), Moment(0), |_, _| Ok(())).unwrap();
+        take_of(&board, "node-3", "boot", 1).unwrap();
+    }
+
+    #[test]
+    fn of_a_long_text_is_kept_what_is_understood() {
+        let board = Board::default();
+        let filler = "x".repeat(MAX_TEXT);
+        let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
+        let report: NodeReport = serde_json::from_str(&text).unwrap();
+        board.take(&report, &text, Moment(1), |_| Ok(())).unwrap();
+        assert_eq!(board.latest(&report.node).unwrap().report, report);
+        assert!(board.places.get(&report.node).unwrap().text.len() < 200);
     }
 
     proptest! {
@@ -194,7 +249,7 @@ mod tests {
                 }
                 prop_assert_eq!(take(&board, &boot.to_string(), sequence).is_ok(), counts);
                 let latest = board.latest(&NodeName::parse("a").unwrap()).unwrap();
-                let seen = (latest.report.boot_id.clone(), latest.report.sequence);
+                let seen = (latest.report.boot_id, latest.report.sequence);
                 prop_assert_eq!(Some(seen), standing.map(|(boot, sequence)| (boot.to_string(), sequence)));
             }
         }

@@ -61,12 +61,13 @@ pub fn reports(
     body: &[u8],
 ) -> Result<ReportsResult, BadRequest> {
     extender.service.metrics.report_bytes.inc_by(body.len() as u64);
+    // Looked at once as a whole, which costs less than string by string.
+    let body = std::str::from_utf8(body).map_err(|error| BadRequest::Malformed(error.to_string()))?;
     let mut result = ReportsResult::default();
-    for (place, report) in split(body)?.into_iter().enumerate() {
-        let outcome = match serde_json::from_slice(report) {
-            Ok(report) => {
-                take(extender, sender, received, report).map_err(|error| (error.code(), error.to_string()))
-            }
+    for (place, text) in split(body)?.into_iter().enumerate() {
+        let outcome = match serde_json::from_str(text) {
+            Ok(report) => take(extender, sender, received, report, text)
+                .map_err(|error| (error.code(), error.to_string())),
             Err(error) if !error.is_data() => return Err(BadRequest::Malformed(error.to_string())),
             Err(error) => Err(("malformed", error.to_string())),
         };
@@ -114,12 +115,12 @@ impl ReportsResult {
 }
 
 /// The reports in a body: the body itself, or each element of the array it is.
-fn split(body: &[u8]) -> Result<Vec<&[u8]>, BadRequest> {
-    if body.trim_ascii_start().first() != Some(&b'[') {
+fn split(body: &str) -> Result<Vec<&str>, BadRequest> {
+    if !body.trim_ascii_start().starts_with('[') {
         return Ok(vec![body]);
     }
-    let batch: Vec<&RawValue> = super::request::parse(body)?;
-    Ok(batch.into_iter().map(|raw| raw.get().as_bytes()).collect())
+    let batch: Vec<&RawValue> = super::request::parse(body.as_bytes())?;
+    Ok(batch.into_iter().map(RawValue::get).collect())
 }
 
 fn take(
@@ -127,6 +128,7 @@ fn take(
     sender: &Sender,
     received: Moment,
     report: NodeReport,
+    text: &str,
 ) -> Result<(), ReportError> {
     if let Sender::AgentOn(node) = sender
         && *node != report.node
@@ -134,9 +136,9 @@ fn take(
         return Err(ReportError::WrongNode { node: report.node, actual: node.clone() });
     }
     let report = validate::check(report)?;
-    extender.board.take(report, received, |before, report| {
-        apply(extender, report, received)?;
-        remarks::of_report(extender, before, report);
+    extender.board.take(&report, text, received, |found_before| {
+        apply(extender, &report, received)?;
+        remarks::of_report(extender, found_before, &report);
         Ok(())
     })
 }

@@ -12,15 +12,16 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Phase, PodEntry};
 use crate::units::Bytes;
 
-/// Counts what is missing and what is found, and tells the pods of the latter. `before` is the node's report before this.
-pub fn of_report(extender: &Extender, before: Option<&NodeReport>, report: &NodeReport) {
+/// Counts what is missing and what is found, and tells the pods of the latter. `found_before`: by the node's report before
+/// this.
+pub fn of_report(extender: &Extender, found_before: &[Finding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
         metrics.report_missing.with_label_values(&[part(missing.part)]).inc();
     }
     for finding in &report.findings {
         let (pod, kind) = subject(finding);
-        let is_known = before.is_some_and(|before| before.findings.iter().any(|f| subject(f) == (pod, kind)));
+        let is_known = found_before.iter().any(|found| subject(found) == (pod, kind));
         if !is_known {
             metrics.report_findings.with_label_values(&[kind]).inc();
         }

@@ -114,7 +114,8 @@ impl Book {
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub fn read(&mut self, reading: Reading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    pub fn read(&mut self, mut reading: Reading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+        self.rename(&mut reading);
         let mut unexplained = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
             let Some(seen) = seen(&reading, place, &device.uuid) else { continue };
@@ -130,6 +131,24 @@ impl Book {
         self.look_after_departed(&reading);
         self.reading = Some(reading);
         found
+    }
+
+    /// Gives a reading the names that are known here already. What it came with is gone with its report; kept, they would be
+    /// new ones for every second of every node, all over the memory.
+    fn rename(&self, reading: &mut Reading) {
+        for (place, gpu) in reading.gpus.iter_mut().enumerate() {
+            if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
+                gpu.uuid = device.uuid.clone();
+            }
+            for (uid, _) in &mut gpu.attributed {
+                if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
+                    *uid = self.tenants[found].uid.clone();
+                }
+            }
+        }
+        if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
+            reading.holdings = known.holdings.clone();
+        }
     }
 
     /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
