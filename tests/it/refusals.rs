@@ -44,7 +44,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
         figures.push(served.notices().pop().unwrap().2);
         let mut shrunk = report(node, "boot", 10 * round as u64 + 2, 2);
         (0..2).for_each(|gpu| shrunk["gpus"][gpu]["reservedBytes"] = json!((round as u64 + 1) << 30));
-        assert_eq!(served.report(shrunk).status, 200);
+        assert_eq!(served.report(shrunk.clone()).status, 200);
         assert_eq!(served.filter(&large, &nodes), first, "after a report");
         // Engines that are busy on some nodes and not on others: the scheduler counts nodes by phrase.
         shrunk["sequence"] = json!(10 * round + 3);
@@ -57,6 +57,7 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
         shrunk["engines"] = json!([busy(&format!("GPU-{node}-0")), busy(&format!("GPU-{node}-1"))]);
         assert_eq!(served.report(shrunk).status, 200);
         assert_eq!(served.filter(&large, &nodes), first, "after a KV cache has filled up");
+        assert_eq!(served.report(report(node, "boot", 10 * round as u64 + 4, 2)).status, 200);
     }
     served.delete(&small[0]);
     assert_eq!(served.filter(&large, &nodes), first, "after a pod has left");
