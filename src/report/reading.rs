@@ -27,7 +27,7 @@ impl NodeReport {
             attributed: attributed(gpu),
             pressure: match pressures.get(&gpu.uuid) {
                 Some(pressure) => *pressure,
-                // Nobody looked for engines: of a GPU on which something runs nothing is known.
+                // Nobody looked for engines, or nobody knows where one runs: of a GPU on which something runs nothing is known.
                 None if self.did_not_look_for_engines() && !is_idle(gpu) => Pressure::default(),
                 None => Pressure::NONE,
             },
@@ -48,7 +48,9 @@ impl NodeReport {
     }
 
     fn did_not_look_for_engines(&self) -> bool {
+        let has_no_place = |engine: &EngineReport| engine.gpus.is_empty();
         self.missing.iter().any(|missing| matches!(missing.part, Part::Engines | Part::Pods))
+            || self.engines.iter().any(has_no_place)
     }
 
     /// In order of model; of a model that is there twice, what is nearer to a GPU.

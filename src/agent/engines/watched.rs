@@ -249,6 +249,8 @@ impl Watched {
             return EngineState::Draining;
         }
         match (self.contact, self.health, figures) {
+            // It has started, and only this agent has not: who hangs then is no engine at its start.
+            (Contact::Never, ..) if pod.is_ready => EngineState::Unreachable,
             (Contact::Never, ..) => EngineState::Starting,
             (Contact::Lost, ..) => EngineState::Unreachable,
             (_, Some(Health::NotReady), _) => EngineState::Loading,

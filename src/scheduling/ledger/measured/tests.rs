@@ -7,6 +7,7 @@ use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, whom_to_wake};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
+use crate::scheduling::preempt::{Shortfall, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -406,4 +407,99 @@ fn refused_pods_are_looked_at_in_turn() {
         (0..5).flat_map(|_| bench.ledger.refusals(2)).map(|refusal| refusal.uid).collect();
     let round: Vec<PodUid> = names.iter().cycle().take(10).map(|name| uid(name)).collect();
     assert_eq!(seen, round);
+}
+
+#[test]
+fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
+    let mut bench = Bench::new();
+    (0..3).for_each(|_| bench.read([(60, &[]), (0, &[])]));
+    assert_eq!(bench.free(), [30, 90]);
+    bench.pass(1);
+    let unread = ["GPU-a", "GPU-b"].map(|uuid| GpuReading {
+        uuid: gpu(uuid),
+        used: None,
+        attributed: Vec::new(),
+        pressure: Pressure::NONE,
+    });
+    let reading = Reading { sampled: bench.now, gpus: unread.into(), holdings: Arc::new([]) };
+    bench.ledger.read(&node(), reading);
+    assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
+    bench.read([(60, &[]), (0, &[])]);
+    assert_eq!(bench.free(), [30, 90]);
+}
+
+#[test]
+fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
+    let mut bench = Bench::new();
+    bench.see_bound("tenant", 30, Some(&["GPU-a"]), false);
+    let first = bench.wait("first", 20, 0);
+    let second = bench.wait("second", 20, 0);
+    let snapshot = bench.ledger.snapshot();
+    let view = snapshot.node("n").unwrap();
+    let seat = fit(view, &first).unwrap();
+    assert_eq!(seat.iter().collect::<Vec<_>>(), [0], "beside the tenant it fits most tightly");
+    bench.ledger.offer(&uid("first"), view, seat, bench.now);
+    let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
+    assert_eq!(next.iter().collect::<Vec<_>>(), [1], "there it would have to wait for the first one's start");
+}
+
+#[test]
+fn no_engine_starts_where_room_is_held_for_one() {
+    let mut bench = Bench::new();
+    bench.bind("job", 60, -1);
+    bench.bind("other", 85, -1);
+    bench.wait("urgent", 40, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    let late = bench.wait("late", 10, 0);
+    assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
+    bench.ledger.release(&uid("job"));
+    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_ok(), "its own start is not in its way");
+}
+
+#[test]
+fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
+    let mut bench = Bench::new();
+    bench.bind("job", 80, -1);
+    bench.bind("other", 80, -1);
+    bench.read([(0, &[]), (80, &[("other", 80)])]);
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.pass(1);
+    bench.ledger.release(&uid("job"));
+    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_err(), "it may have allocated since");
+    bench.read([(0, &[]), (80, &[("other", 80)])]);
+    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_ok());
+}
+
+#[test]
+fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
+    let mut bench = Bench::new();
+    bench.bind("greedy", 20, -1);
+    bench.bind("other", 85, -1);
+    bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
+    let whole = bench.wait("whole", 90, 5);
+    let room = bench.ledger.room_for(&uid("whole"), &node()).unwrap();
+    let found = cheapest_victims(&room, &whole, Shortfall::default()).unwrap();
+    assert_eq!(found.victims, [uid("greedy")]);
+    let deadline = bench.now + Millis::seconds(60);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), deadline };
+    assert_eq!(bench.ledger.hold(&uid("whole"), hold), Ok(()));
+}
+
+#[test]
+fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
+    let mut bench = Bench::new();
+    bench.wait("old", 20, 0);
+    bench.ledger.suppose_all_refused();
+    bench.pass(2);
+    let snapshot = bench.ledger.snapshot();
+    let woken = whom_to_wake(bench.ledger.refusals(10), &snapshot);
+    assert_eq!(woken.into_iter().map(|refusal| refusal.uid).collect::<Vec<_>>(), [uid("old")]);
 }
