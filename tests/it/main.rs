@@ -22,4 +22,5 @@ mod stand_in_kubelet;
 mod stand_in_scheduler;
 mod stand_in_shapes;
 mod tls;
+mod wake;
 mod whole_way;

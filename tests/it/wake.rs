@@ -1,0 +1,79 @@
+//! What no API event shows: a refused pod is looked at again when an engine's queue has run empty. The whole system but the
+//! hardware: scheduler, API server, kubelet, agents, engines' pages, all over loopback HTTP.
+
+use serde_json::{Value, json};
+use std::time::Duration;
+use stowage::demo::engines::{FakeEngine, Load};
+use stowage::demo::machine::Machine;
+use stowage::demo::scheduler::observations::Verb;
+use stowage::demo::setup::Setup;
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const ONE_GPU: Machine = Machine { node: "node-a", model: "H100", gpus: 1, gib: 80, models: &[] };
+
+const CALM: Load = Load { kv_percent: 20, waiting: 0, running: 2 };
+const BUSY: Load = Load { kv_percent: 97, waiting: 50, running: 8 };
+
+fn pod(name: &str, port: Option<u16>) -> Value {
+    let port = port.map(|port| json!({ "stowage.dev/metrics-port": port.to_string() }));
+    json!({
+        "metadata": { "name": name, "namespace": "default", "annotations": port.unwrap_or(json!({})) },
+        "spec": {
+            "schedulerName": "stowage",
+            "containers": [{ "name": "engine", "image": "engine", "resources": { "limits": { "stowage.dev/vram": "20Gi" } } }],
+        },
+    })
+}
+
+fn named<'a>(pods: &'a [std::sync::Arc<Value>], name: &str) -> &'a Value {
+    pods.iter().find(|pod| pod["metadata"]["name"] == name).unwrap()
+}
+
+async fn until(setup: &Setup, what: &str, is_so: impl Fn(&Setup) -> bool) {
+    let looked = async {
+        while !is_so(setup) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert!(tokio::time::timeout(PATIENCE, looked).await.is_ok(), "{what}");
+}
+
+fn is_bound(setup: &Setup, name: &str) -> bool {
+    named(&setup.api.list("pods"), name)["spec"]["nodeName"] == "node-a"
+}
+
+fn kv_percent(setup: &Setup) -> Option<u8> {
+    let snapshot = setup.service.ledger().snapshot();
+    snapshot.node("node-a")?.gpus[0].pressure.kv_cache.map(|percent| percent.get())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_not_before() {
+    let setup = Setup::start(&[ONE_GPU]).await.unwrap();
+    let engine = FakeEngine::start(setup.api.clone(), "engine", "m", CALM).await.unwrap();
+    setup.api.create("pods", pod("engine", Some(engine.port()))).unwrap();
+    until(&setup, "the engine serves", |setup| kv_percent(setup) == Some(20)).await;
+
+    engine.set(BUSY);
+    until(&setup, "its cache is seen to fill up", |setup| kv_percent(setup) == Some(97)).await;
+    setup.api.create("pods", pod("late", None)).unwrap();
+    let refused = |setup: &Setup| {
+        let conditions = named(&setup.api.list("pods"), "late")["status"]["conditions"].clone();
+        conditions.as_array().is_some_and(|all| all.iter().any(|one| one["reason"] == "Unschedulable"))
+    };
+    until(&setup, "the pod is refused", refused).await;
+    // Some reports later nothing has changed: nobody was woken, and the scheduler has better things to do.
+    let asked = setup.scheduler.observations().count(Verb::Filter);
+    let reports = |setup: &Setup| setup.service.metrics.reports.with_label_values(&["accepted"]).get();
+    let before = reports(&setup);
+    until(&setup, "reports come in", |setup| reports(setup) >= before + 4).await;
+    assert_eq!(setup.service.metrics.writes.with_label_values(&["wake", "written"]).get(), 0);
+    assert!(setup.scheduler.observations().count(Verb::Filter) <= asked + 1, "a refused pod is left alone");
+
+    engine.set(CALM);
+    until(&setup, "the pod is woken and bound", |setup| is_bound(setup, "late")).await;
+    assert!(setup.service.metrics.writes.with_label_values(&["wake", "written"]).get() >= 1);
+    setup.stop().await.unwrap();
+}
