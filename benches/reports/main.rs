@@ -4,6 +4,7 @@
 //! one run, so that what the machine does meanwhile happens to both; a filter is asked all the while at a steady pace,
 //! now about some of the nodes, now about all. The ratio is what travels.
 
+mod alone;
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
 mod cluster;
@@ -47,6 +48,7 @@ fn main() {
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
     let cores = OneCore::take();
     println!("{nodes} agents × 8 GPUs, 16 processes, 8 engines, 6 models; {}", cores.say());
+    alone::print(&cluster);
     let server = start(&cores, &dump);
     decides_by_reports(&cluster, &server);
 

@@ -115,8 +115,7 @@ pub fn check(mut report: NodeReport) -> Result<NodeReport, ReportError> {
         return Err(ReportError::Flawed { node: report.node, flaw });
     }
     if let Some(gpus) = &report.gpus {
-        let listed: BTreeSet<&GpuUuid> = gpus.iter().map(|gpu| &gpu.uuid).collect();
-        report.engines.iter_mut().for_each(|engine| keep_listed(engine, &listed));
+        report.engines.iter_mut().for_each(|engine| keep_listed(engine, gpus));
     }
     Ok(report)
 }
@@ -128,9 +127,16 @@ pub fn devices(report: &NodeReport) -> Option<Vec<Device>> {
 }
 
 /// A GPU that left between two samples may still be named by its engine.
-fn keep_listed(engine: &mut EngineReport, listed: &BTreeSet<&GpuUuid>) {
-    let mut seen = BTreeSet::new();
-    engine.gpus.retain(|uuid| listed.contains(uuid) && seen.insert(uuid.clone()));
+fn keep_listed(engine: &mut EngineReport, listed: &[GpuReport]) {
+    match &engine.gpus[..] {
+        // Most have one, and no set has to be made of all for it.
+        [only] if listed.iter().any(|gpu| gpu.uuid == *only) => {}
+        _ => {
+            let listed: BTreeSet<&GpuUuid> = listed.iter().map(|gpu| &gpu.uuid).collect();
+            let mut seen = BTreeSet::new();
+            engine.gpus.retain(|uuid| listed.contains(uuid) && seen.insert(uuid.clone()));
+        }
+    }
 }
 
 fn flawless(report: &NodeReport) -> Result<(), Flaw> {

@@ -1,0 +1,40 @@
+//! What a report costs without its way: the same bodies as function calls, all nodes in turn, so that each finds the memory
+//! as cold as after a second. The fastest round counts, as the one the machine disturbed least.
+
+use crate::cluster::Cluster;
+use crate::node::{Caches, Node};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stowage::cluster::dump::{Dump, DumpControlPlane};
+use stowage::cluster::index::Index;
+use stowage::extender::Extender;
+use stowage::extender::reports::{Sender, reports};
+use stowage::extender::request::Limits;
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+
+const ROUNDS: usize = 8;
+
+pub fn print(cluster: &Cluster) {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let service = Service::new(Policy::default());
+    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let control_plane =
+        Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()).expect("the dump is one"));
+    let extender = Extender::new(service, control_plane, Limits::default());
+    let mut nodes: Vec<Node> = (0..cluster.nodes()).map(|place| Node::new(place, 0)).collect();
+    let mut least = Duration::MAX;
+    for _ in 0..ROUNDS {
+        let bodies: Vec<Vec<u8>> = nodes.iter_mut().map(|node| node.next(Caches::Mixed)).collect();
+        let started = Instant::now();
+        for body in &bodies {
+            let taken = reports(&extender, &Sender::Anyone, extender.service.now(), body).expect("an answer");
+            assert_eq!(taken.accepted, 1);
+        }
+        least = least.min(started.elapsed());
+    }
+    let micros = least.as_secs_f64() * 1e6 / nodes.len() as f64;
+    println!("a report without its way: {micros:.1} µs");
+}
