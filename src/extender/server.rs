@@ -1,7 +1,10 @@
 //! Listening: the scheduler's, the agents' and the operators' address, until told to stop.
 //!
-//! Each is separate: who may bind pods, who may speak for a node and who may look are three sorts of people, and a scrape
-//! or five thousand reports never queue behind the scheduler.
+//! Each is separate: who may bind pods, who may speak for a node and who may look are three sorts of people. The agents'
+//! address has a thread of its own as well ([`apart`]): the scheduler waits for one answer at a time, and would wait behind
+//! hundreds of reports.
+
+mod apart;
 
 use super::request::{BadRequest, json, parse, read_body};
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
@@ -98,7 +101,11 @@ pub async fn serve(extender: Extender, doors: Doors, shutdown: CancellationToken
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
     tokio::try_join!(
         open(doors.scheduler, scheduler_router(extender.clone()), for_scheduler),
-        open(doors.agents, agents_router(extender.clone()), for_agents),
+        apart::apart(
+            "agents",
+            for_agents.clone(),
+            open(doors.agents, agents_router(extender.clone()), for_agents)
+        ),
         open(doors.operators, pages, for_operators),
         stop
     )?;

@@ -2,11 +2,10 @@
 
 use super::{EngineReport, EngineState, GpuReport, NodeReport, Part, ProcessReport};
 use crate::ids::{GpuUuid, ModelId, PodUid};
-use crate::scheduling::loading::Holding;
+use crate::scheduling::loading::{Holding, Holdings};
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 impl NodeReport {
     /// What was measured, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
@@ -53,8 +52,8 @@ impl NodeReport {
             || self.engines.iter().any(has_no_place)
     }
 
-    /// In order of model; of a model that is there twice, what is nearer to a GPU.
-    fn holdings(&self) -> Arc<[Holding]> {
+    /// Of a model that is there twice, what is nearer to a GPU.
+    fn holdings(&self) -> Holdings {
         let mut best: BTreeMap<&ModelId, Holding> = BTreeMap::new();
         for report in &self.models {
             let found = Holding { model: report.model.clone(), tier: report.tier, bytes: report.bytes };

@@ -4,7 +4,10 @@
 
 use crate::ids::ModelId;
 use crate::units::{Bytes, Millis};
-use serde::{Deserialize, Serialize};
+use rustc_hash::FxBuildHasher;
+use serde::{Deserialize, Serialize, Serializer};
+use std::hash::BuildHasher;
+use std::sync::Arc;
 
 /// Where a model's weights are; the further down the list, the sooner an engine is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -31,6 +34,51 @@ pub struct Holding {
     pub tier: Tier,
     /// Bytes of weights there; 0 if that is not known.
     pub bytes: Bytes,
+}
+
+/// What a node has of models, in order of model; each once. Cheap to clone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(from = "Vec<Holding>")]
+pub struct Holdings {
+    /// A bit for each model. A decision asks thousands of nodes for one model, and most do not have it: there the list, which
+    /// is far away in memory, is not looked at.
+    marks: u64,
+    list: Arc<[Holding]>,
+}
+
+impl Holdings {
+    pub fn of(&self, model: &ModelId) -> Option<&Holding> {
+        let list = if self.marks & mark(model) == 0 { &[] } else { &*self.list };
+        list.iter().find(|holding| holding.model == *model)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Holding> {
+        self.list.iter()
+    }
+}
+
+impl FromIterator<Holding> for Holdings {
+    fn from_iter<I: IntoIterator<Item = Holding>>(holdings: I) -> Self {
+        let list: Arc<[Holding]> = holdings.into_iter().collect();
+        Self { marks: list.iter().fold(0, |marks, holding| marks | mark(&holding.model)), list }
+    }
+}
+
+impl From<Vec<Holding>> for Holdings {
+    fn from(holdings: Vec<Holding>) -> Self {
+        holdings.into_iter().collect()
+    }
+}
+
+impl Serialize for Holdings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.list.serialize(serializer)
+    }
+}
+
+/// One of 64 bits; two models may have the same.
+fn mark(model: &ModelId) -> u64 {
+    1 << (FxBuildHasher.hash_one(model) % 64)
 }
 
 /// Bytes a second by the way the weights must go, and what no speed helps.
@@ -106,5 +154,16 @@ mod tests {
         let known = Some(holding(Tier::Disk, 15));
         let time = |h: &Option<Holding>| time_to_ready(h.as_ref(), Bytes::gib(15), &speeds);
         assert_eq!(time(&unknown), time(&known));
+    }
+
+    #[test]
+    fn every_model_of_a_long_list_is_found_and_no_other() {
+        let model = |n: usize| ModelId::parse(&format!("organisation/model-{n}")).unwrap();
+        let held = (0..100).map(|n| Holding { model: model(n), tier: Tier::Disk, bytes: Bytes(n as u64) });
+        let holdings: Holdings = held.collect();
+        for n in 0..200 {
+            assert_eq!(holdings.of(&model(n)).map(|holding| holding.bytes.0), (n < 100).then_some(n as u64));
+        }
+        assert_eq!(Holdings::default().of(&model(0)), None);
     }
 }

@@ -1,7 +1,7 @@
 //! One node as a decision sees it: its GPUs and what is left of each.
 
 use super::device::{Device, Gpu};
-use super::loading::Holding;
+use super::loading::{Holding, Holdings};
 use super::reading::Freshness;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
@@ -32,8 +32,8 @@ pub struct Node {
     pub freshness: Freshness,
     /// The policy places nothing on a node nobody sees.
     pub closed: bool,
-    /// Models of which something is here, in order of name.
-    pub holdings: Arc<[Holding]>,
+    /// Models of which something is here.
+    pub holdings: Holdings,
 }
 
 impl Node {
@@ -44,7 +44,7 @@ impl Node {
 
     /// What is here of a model.
     pub fn holding(&self, model: &ModelId) -> Option<&Holding> {
-        self.holdings.iter().find(|holding| holding.model == *model)
+        self.holdings.of(model)
     }
 
     pub fn capacity(&self) -> Bytes {

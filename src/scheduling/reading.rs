@@ -3,11 +3,10 @@
 //! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
 //! what a GPU is worth right now (`ledger::book`).
 
-use super::loading::Holding;
+use super::loading::Holdings;
 use crate::ids::{GpuUuid, PodUid};
 use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 /// One node, measured once.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
@@ -15,8 +14,7 @@ pub struct Reading {
     /// On the receiver's clock: when the report came, less the age its sender measured.
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
-    /// In order of model.
-    pub holdings: Arc<[Holding]>,
+    pub holdings: Holdings,
 }
 
 /// One GPU or MIG slice.

@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 /// How long a good token is not asked about again: a token that was revoked, or whose pod is gone, opens for as long.
@@ -85,6 +86,8 @@ pub(super) type Verdict = Result<NodeName, AuthError>;
 pub struct TokenGuard {
     authority: Arc<dyn AgentAuthority>,
     service: Arc<Service>,
+    /// Where the API server is asked: its connections serve others too, and are not to be driven by the agents' thread.
+    home: Handle,
     /// The standard library's hasher has a key: who makes up tokens cannot make them collide.
     known: Mutex<HashMap<Box<str>, Known>>,
     turns: Semaphore,
@@ -100,9 +103,10 @@ enum Known {
 }
 
 impl TokenGuard {
+    /// Must be called inside the tokio runtime that is to ask.
     pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<Service>) -> Arc<Self> {
         let (known, turns) = (Mutex::default(), Semaphore::new(AT_ONCE));
-        Arc::new(Self { authority, service, known, turns })
+        Arc::new(Self { authority, service, home: Handle::current(), known, turns })
     }
 
     pub(super) async fn verdict(self: &Arc<Self>, token: &str) -> Verdict {
@@ -127,7 +131,7 @@ impl TokenGuard {
     /// Asks whether or not anyone stays to hear the answer: an agent's patience is shorter than a slow API server's.
     fn ask(self: &Arc<Self>, token: &str) -> Shared<BoxFuture<'static, Verdict>> {
         let (guard, token) = (self.clone(), Box::<str>::from(token));
-        let asking = tokio::spawn(async move {
+        let asking = self.home.spawn(async move {
             let reviewed = {
                 let _turn = guard.turns.acquire().await.expect("the semaphore is never closed");
                 AssertUnwindSafe(guard.authority.review(&token)).catch_unwind().await

@@ -8,7 +8,7 @@ use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::loading::Holding;
+use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{Freshness, Reading};
@@ -83,7 +83,7 @@ impl Book {
             devices: Arc::new([]),
             freshness: Freshness::default(),
             closed: false,
-            holdings: Arc::new([]),
+            holdings: Holdings::default(),
         };
         Self {
             exists: false,
@@ -102,10 +102,10 @@ impl Book {
     }
 
     /// What its agent found of models, as long as it may be believed at all.
-    pub fn holdings(&self) -> Arc<[Holding]> {
+    pub fn holdings(&self) -> Holdings {
         match (self.freshness, &self.reading) {
             (Freshness::Fresh | Freshness::Stale, Some(reading)) => reading.holdings.clone(),
-            _ => Arc::new([]),
+            _ => Holdings::default(),
         }
     }
 

@@ -5,7 +5,7 @@ use super::{demand, demand_of, sharing};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::loading::LoadingSpeeds;
+use crate::scheduling::loading::{Holdings, LoadingSpeeds};
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
 use crate::scheduling::preempt::{Price, Resident, Room, Shortfall, cheapest_victims};
@@ -61,7 +61,7 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
         devices: Arc::new([]),
         freshness: Freshness::Fresh,
         closed: false,
-        holdings: Arc::new([]),
+        holdings: Holdings::default(),
     }
 }
 

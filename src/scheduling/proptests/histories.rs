@@ -8,6 +8,7 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Gpu, Health};
 use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState};
+use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Eviction, Policy};
 use crate::scheduling::preempt::{Shortfall, cheapest_victims};
@@ -104,7 +105,7 @@ fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]
             pressure: Pressure { kv_cache: Percent::new((used % 101) as u8), queue: None },
         }
     };
-    Reading { sampled, gpus: used.iter().enumerate().map(gpu).collect(), holdings: Arc::new([]) }
+    Reading { sampled, gpus: used.iter().enumerate().map(gpu).collect(), holdings: Holdings::default() }
 }
 
 /// A ledger beside a plain record of what was promised, and of what the API server would show.

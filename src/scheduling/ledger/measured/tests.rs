@@ -5,6 +5,7 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, whom_to_wake};
+use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
 use crate::scheduling::preempt::{Shortfall, cheapest_victims};
@@ -80,7 +81,7 @@ impl Bench {
                 attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
                 pressure: if uuid == "GPU-a" { on_a } else { Pressure::NONE },
             });
-        let reading = Reading { sampled: self.now, gpus: readings.collect(), holdings: Arc::new([]) };
+        let reading = Reading { sampled: self.now, gpus: readings.collect(), holdings: Holdings::default() };
         self.ledger.read(&node(), reading);
     }
 
@@ -421,7 +422,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         attributed: Vec::new(),
         pressure: Pressure::NONE,
     });
-    let reading = Reading { sampled: bench.now, gpus: unread.into(), holdings: Arc::new([]) };
+    let reading = Reading { sampled: bench.now, gpus: unread.into(), holdings: Holdings::default() };
     bench.ledger.read(&node(), reading);
     assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
     bench.read([(60, &[]), (0, &[])]);
