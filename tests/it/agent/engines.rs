@@ -104,5 +104,5 @@ fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
     reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     engine.end(&world);
     reported_until(&extender, "it is away", |report| engine_of(report, &llama)["state"] == "unreachable");
-    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, Pressure::default());
+    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, Pressure::of(None, None));
 }
