@@ -1,6 +1,7 @@
 //! A server as a process of its own: where it listens, what it costs.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -37,6 +38,18 @@ impl Server {
 
     pub fn cpu(&self) -> Duration {
         cpu(&self.process.id().to_string())
+    }
+
+    /// The CPU time of its threads of this name, to the nanosecond.
+    pub fn cpu_of_threads(&self, name: &str) -> Duration {
+        let tasks =
+            std::fs::read_dir(format!("/proc/{}/task", self.process.id())).expect("the process is there");
+        let text = |file: PathBuf| std::fs::read_to_string(file).unwrap_or_default();
+        let named =
+            tasks.flatten().map(|task| task.path()).filter(|task| text(task.join("comm")).trim() == name);
+        let nanos =
+            named.filter_map(|task| text(task.join("schedstat")).split(' ').next()?.parse::<u64>().ok());
+        Duration::from_nanos(nanos.sum())
     }
 }
 

@@ -194,7 +194,9 @@ async fn reports_in(State(extender): State<Extender>, headers: HeaderMap, body: 
         let body = read_body(&headers, body, limits).await?;
         Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };
-    answer(&extender, "reports", taken.await)
+    let answer = answer(&extender, "reports", taken.await);
+    apart::give_way();
+    answer
 }
 
 /// What all verbs have in common: the gate, the body, the time, and the count of requests that are none.
