@@ -3,6 +3,7 @@
 //! Shapes and their checks only: nothing here samples, sends or decides. Fields that are not known are ignored, so that an
 //! agent may be newer than the extender; a field that is missing is named.
 
+pub mod limits;
 mod reading;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
@@ -143,6 +144,9 @@ pub enum EngineState {
     Draining,
     /// It answered before, and does not now.
     Unreachable,
+    /// What a later version calls a state this one does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// A model of which something is on the node.
@@ -189,4 +193,7 @@ pub enum Part {
     Pods,
     Engines,
     Models,
+    /// A part of a later version's.
+    #[serde(other)]
+    Other,
 }

@@ -53,7 +53,7 @@ impl Clock {
     }
 
     pub fn now(&self) -> Moment {
-        Moment(self.started.elapsed().as_millis() as u64)
+        Moment(self.started.elapsed().as_millis() as u64) + BEFORE_START
     }
 
     /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
@@ -69,6 +69,9 @@ impl Clock {
         self.now() + Millis(ahead as u64)
     }
 }
+
+/// The clock does not begin at zero: what is said to be an hour old must be so in the first second, too.
+const BEFORE_START: Millis = Millis::seconds(2 * 3600);
 
 /// A year: nothing Stowage writes down lasts longer.
 const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;

@@ -148,6 +148,7 @@ fn state(engine: &EngineReport) -> String {
         (EngineState::Sleeping, None) => "sleeping".into(),
         (EngineState::Draining, _) => "draining".into(),
         (EngineState::Unreachable, _) => "unreachable".into(),
+        (EngineState::Other, _) => UNKNOWN.into(),
     }
 }
 
@@ -203,6 +204,7 @@ pub fn part(part: Part) -> &'static str {
         Part::Pods => "pods of this node",
         Part::Engines => "engines",
         Part::Models => "models",
+        Part::Other => "something",
     }
 }
 

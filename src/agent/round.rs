@@ -84,7 +84,7 @@ impl Rounds {
         self.scan(&mut missing).await;
         self.sequence += 1;
         let scanned = self.scanned.models.iter().cloned();
-        let report = NodeReport {
+        let mut report = NodeReport {
             node: self.node.clone(),
             boot_id: self.boot_id.clone(),
             sequence: self.sequence,
@@ -95,6 +95,7 @@ impl Rounds {
             findings,
             missing,
         };
+        report.keep_to_limits();
         Round { report, as_of: Instant::now(), pods }
     }
 

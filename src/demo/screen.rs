@@ -246,7 +246,7 @@ mod tests {
     use crate::units::Percent;
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
-        let pressure = Pressure { kv_cache: Percent::new(kv_percent), queue };
+        let pressure = Pressure::of(Percent::new(kv_percent), queue);
         engines(&Engines { pressure, states: states.to_vec() })
     }
 

@@ -6,7 +6,7 @@
 
 mod apart;
 
-use super::request::{BadRequest, json, parse, read_body};
+use super::request::{BadRequest, Limits, json, parse, read_body};
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
 use axum::Router;
@@ -33,6 +33,9 @@ const HEAD_TIME: Duration = Duration::from_secs(100);
 
 /// How long connections and writes under way may take to end after a stop.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
+
+/// A report at all its limits is a few megabytes, and an agent is less trusted than the scheduler beside us.
+const REPORTS_BODY: usize = 16 << 20;
 
 /// An address that is listened on; with TLS or without.
 pub struct Door {
@@ -187,7 +190,8 @@ async fn reports_in(State(extender): State<Extender>, headers: HeaderMap, body: 
     let received = extender.service.now();
     let taken = async {
         let sender = extender.agent_auth.admit(&headers).await?;
-        let body = read_body(&headers, body, extender.limits).await?;
+        let limits = Limits { body: extender.limits.body.min(REPORTS_BODY), ..extender.limits };
+        let body = read_body(&headers, body, limits).await?;
         Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };
     let answer = answer(&extender, "reports", taken.await);

@@ -39,8 +39,9 @@ impl NodeReport {
         for engine in &self.engines {
             let Some(of_engine) = pressure(engine, fresh) else { continue };
             for gpu in &engine.gpus {
-                let pressure = pressures.entry(gpu).or_insert(Pressure::NONE);
-                *pressure = pressure.beside(of_engine);
+                let together =
+                    pressures.get(gpu).map_or(of_engine, |others: &Pressure| others.beside(of_engine));
+                pressures.insert(gpu, together);
             }
         }
         pressures
@@ -71,18 +72,19 @@ impl NodeReport {
     }
 }
 
+/// Of an engine that does not say.
+const UNKNOWN: Pressure = Pressure { kv_cache: None, queue: None, partial: true };
+
 /// How busy an engine is; `None` if it serves nobody.
 fn pressure(engine: &EngineReport, fresh: Millis) -> Option<Pressure> {
     match engine.state {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
-        EngineState::Unreachable => Some(Pressure::default()),
-        EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => {
-            Some(Pressure::default())
-        }
-        EngineState::Serving | EngineState::Draining => Some(Pressure {
-            kv_cache: engine.kv_cache_usage.and_then(Percent::from_share),
-            queue: engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
-        }),
+        EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
+        EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => Some(UNKNOWN),
+        EngineState::Serving | EngineState::Draining => Some(Pressure::of(
+            engine.kv_cache_usage.and_then(Percent::from_share),
+            engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
+        )),
     }
 }
 
@@ -171,6 +173,10 @@ mod tests {
             assert_eq!(on_a(json!([engine(json!({ "state": state }))])), (Some(0), Some(0)), "{state}");
         }
         assert_eq!(on_a(json!([engine(json!({ "state": "unreachable" }))])), (None, None));
+        let both =
+            json!([engine(json!({ "kvCacheUsage": 0.97 })), engine(json!({ "state": "unreachable" }))]);
+        assert_eq!(on_a(both), (Some(97), Some(3)), "a dead engine hides no full one");
+        assert_eq!(on_a(json!([engine(json!({ "state": "of-a-later-version" }))])), (None, None));
         assert_eq!(on_a(json!([engine(json!({ "ageMillis": 5000 }))])), (None, None), "too old to act on");
         assert_eq!(on_a(json!([engine(json!({ "kvCacheUsage": null }))])), (None, Some(3)));
     }

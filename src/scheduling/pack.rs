@@ -62,7 +62,9 @@ pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
     {
         return Bustle::Busy;
     }
-    let unknown = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
+    let is_limited = kv_cache_limit.is_some() || queue_limit.is_some();
+    let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
+    let unknown = is_silent || is_limited && gpu.pressure.partial;
     if unknown { Bustle::Unknown } else { Bustle::Calm }
 }
 

@@ -35,18 +35,29 @@ pub struct Pressure {
     pub kv_cache: Option<Percent>,
     /// Requests that wait, over all engines serving there.
     pub queue: Option<u32>,
+    /// Some engine there does not say: the figures are the least that it is.
+    pub partial: bool,
 }
 
 impl Pressure {
     /// A GPU on which no engine serves.
-    pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0) };
+    pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0), partial: false };
 
-    /// With one more engine on the same GPU: the fullest cache counts, queues add up. What one of them does not say is
-    /// not known of both.
+    /// What one engine says.
+    pub fn of(kv_cache: Option<Percent>, queue: Option<u32>) -> Self {
+        Self { kv_cache, queue, partial: kv_cache.is_none() || queue.is_none() }
+    }
+
+    /// Two engines on one GPU: the fullest cache counts, queues add up. What only one of them says is the least that it is:
+    /// an engine that is known to be full is full, whoever else is silent.
     pub fn beside(self, other: Self) -> Self {
         Self {
-            kv_cache: self.kv_cache.zip(other.kv_cache).map(|(a, b)| a.max(b)),
-            queue: self.queue.zip(other.queue).map(|(a, b)| a.saturating_add(b)),
+            kv_cache: self.kv_cache.max(other.kv_cache),
+            queue: match (self.queue, other.queue) {
+                (Some(a), Some(b)) => Some(a.saturating_add(b)),
+                (one, other) => one.or(other),
+            },
+            partial: self.partial || other.partial,
         }
     }
 }
@@ -87,10 +98,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_engine_does_not_say_is_not_known_of_the_gpu() {
-        let said = |kv, queue| Pressure { kv_cache: Percent::new(kv), queue: Some(queue) };
-        assert_eq!(Pressure::NONE.beside(said(40, 2)).beside(said(70, 3)), said(70, 5));
-        let mute = Pressure { kv_cache: None, queue: Some(1) };
-        assert_eq!(said(40, 2).beside(mute), Pressure { kv_cache: None, queue: Some(3) });
+    fn what_one_engine_says_stands_beside_one_that_is_silent() {
+        let said = |kv, queue| Pressure::of(Percent::new(kv), Some(queue));
+        assert_eq!(said(40, 2).beside(said(70, 3)), said(70, 5));
+        let silent = Pressure::of(None, None);
+        assert_eq!(said(97, 40).beside(silent), Pressure { partial: true, ..said(97, 40) });
+        assert_eq!(silent.beside(silent), silent);
     }
 }

@@ -162,7 +162,8 @@ pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
             (EngineState::Serving | EngineState::Draining, _) => Tier::Resident,
             (EngineState::Loading, _) => Tier::Loading,
             (EngineState::Sleeping, Some(1)) => Tier::Sleeping,
-            (EngineState::Sleeping | EngineState::Starting | EngineState::Unreachable, _) => return None,
+            (EngineState::Sleeping | EngineState::Starting, _) => return None,
+            (EngineState::Unreachable | EngineState::Other, _) => return None,
         };
         let model = engine.model.clone()?;
         Some(ModelReport { model, tier, bytes: Bytes::ZERO, source: "engine".into() })

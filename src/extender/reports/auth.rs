@@ -86,8 +86,9 @@ pub(super) type Verdict = Result<NodeName, AuthError>;
 pub struct TokenGuard {
     authority: Arc<dyn AgentAuthority>,
     service: Arc<Service>,
-    /// Where the API server is asked: its connections serve others too, and are not to be driven by the agents' thread.
-    home: Handle,
+    /// The runtime that asks the API server, if it is not the agents' own: its connections serve others too, and are not to be
+    /// driven by the agents' thread.
+    home: Option<Handle>,
     /// The standard library's hasher has a key: who makes up tokens cannot make them collide.
     known: Mutex<HashMap<Box<str>, Known>>,
     turns: Semaphore,
@@ -103,10 +104,10 @@ enum Known {
 }
 
 impl TokenGuard {
-    /// Must be called inside the tokio runtime that is to ask.
+    /// Called inside a tokio runtime, that one will ask; else whichever serves the agents.
     pub fn new(authority: Arc<dyn AgentAuthority>, service: Arc<Service>) -> Arc<Self> {
         let (known, turns) = (Mutex::default(), Semaphore::new(AT_ONCE));
-        Arc::new(Self { authority, service, home: Handle::current(), known, turns })
+        Arc::new(Self { authority, service, home: Handle::try_current().ok(), known, turns })
     }
 
     pub(super) async fn verdict(self: &Arc<Self>, token: &str) -> Verdict {
@@ -131,7 +132,7 @@ impl TokenGuard {
     /// Asks whether or not anyone stays to hear the answer: an agent's patience is shorter than a slow API server's.
     fn ask(self: &Arc<Self>, token: &str) -> Shared<BoxFuture<'static, Verdict>> {
         let (guard, token) = (self.clone(), Box::<str>::from(token));
-        let asking = self.home.spawn(async move {
+        let asking = async move {
             let reviewed = {
                 let _turn = guard.turns.acquire().await.expect("the semaphore is never closed");
                 AssertUnwindSafe(guard.authority.review(&token)).catch_unwind().await
@@ -140,7 +141,11 @@ impl TokenGuard {
             let reviewed =
                 reviewed.unwrap_or_else(|_| Err(AuthError::Unavailable("the check failed".into())));
             guard.settle(token, reviewed)
-        });
+        };
+        let asking = match &self.home {
+            Some(home) => home.spawn(asking),
+            None => tokio::spawn(asking),
+        };
         let ended = |joined: Result<Verdict, _>| {
             joined.unwrap_or_else(|_| Err(AuthError::Unavailable("the question was dropped".into())))
         };

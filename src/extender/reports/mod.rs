@@ -30,6 +30,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use std::sync::Arc;
 
+/// Reports in one batch. An agent sends one; a batch is for whoever speaks for several nodes, such as a test.
+const MAX_BATCH: usize = 1024;
 /// Refused reports of one batch that are explained one by one.
 const MAX_EXPLAINED: usize = 100;
 
@@ -120,6 +122,10 @@ fn split(body: &str) -> Result<Vec<&str>, BadRequest> {
         return Ok(vec![body]);
     }
     let batch: Vec<&RawValue> = super::request::parse(body.as_bytes())?;
+    if batch.len() > MAX_BATCH {
+        let message = format!("the batch has {} reports; send at most {MAX_BATCH} at once", batch.len());
+        return Err(BadRequest::unprocessable("batch-too-long", message));
+    }
     Ok(batch.into_iter().map(RawValue::get).collect())
 }
 

@@ -66,8 +66,8 @@ fn tell_finding(extender: &Extender, node: &NodeName, finding: &Finding) {
 
 fn drift(node: &NodeName, recorded: &[GpuUuid], actual: &[GpuUuid]) -> String {
     format!(
-        "The pod's processes run on {} of {node}; its Binding recorded {}. VRAM is charged where it was recorded, so both \
-         GPUs' figures are wrong. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
+        "The pod's processes run on {} of {node}; its Binding recorded {}. What it was promised counts where it \
+         was recorded, and what it uses where it runs. Check that its container gets NVIDIA_VISIBLE_DEVICES from the annotation \
          stowage.dev/visible-devices and that the node's runtime honours it, then delete the pod.",
         list(actual),
         list(recorded)
@@ -162,5 +162,6 @@ fn part(part: Part) -> &'static str {
         Part::Pods => "pods",
         Part::Engines => "engines",
         Part::Models => "models",
+        Part::Other => "other",
     }
 }

@@ -4,30 +4,15 @@
 //! does not know have been left out before, and a field that is missing has been named.
 
 use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::report::limits::{
+    MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
+    MAX_TEXT,
+};
 use crate::report::{EngineReport, Finding, GpuReport, NodeReport, Part};
 use crate::scheduling::device::Device;
 use crate::scheduling::request::MAX_GPUS;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeSet;
-
-/// A UUID has 36 bytes; several are kept for each node.
-const MAX_BOOT_ID: usize = 128;
-/// GPUs and the cards they are cut from: no card is listed without at least one slice in its place.
-const MAX_LISTED: usize = 2 * MAX_GPUS as usize;
-/// Over all GPUs. A kernel's default limit on PIDs is 32,768, and few of those reach a GPU.
-const MAX_PROCESSES: usize = 4096;
-/// A node has at most 250 pods by Kubernetes' own advice, and some have two engines.
-const MAX_ENGINES: usize = 512;
-/// Some twenty models a terabyte: a node's whole disk and then some.
-const MAX_MODELS: usize = 4096;
-/// Two for each pod of a full node.
-const MAX_FINDINGS: usize = 512;
-/// Each part once, and room for those of later versions.
-const MAX_MISSING: usize = 64;
-/// A reason is a sentence.
-const MAX_TEXT: usize = 1024;
-/// An hour: what is older says nothing of the node as it is, and an agent that cannot sample says so.
-const MAX_AGE: Millis = Millis::seconds(3600);
 
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ReportError {

@@ -21,7 +21,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
         prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let pressure = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
-        .prop_map(|(kv, queue)| Pressure { kv_cache: kv.and_then(Percent::new), queue });
+        .prop_map(|(kv, queue)| Pressure::of(kv.and_then(Percent::new), queue));
     let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
     let rarely = || proptest::bool::weighted(0.2);
     let flags = (any::<bool>(), rarely(), rarely(), rarely());
@@ -117,7 +117,8 @@ fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
             }
         }
     };
-    parts.into_iter().map(step).max().unwrap()
+    let some_are_silent = u8::from(gpu.pressure.partial && parts.iter().any(|(limit, _)| limit.is_some()));
+    parts.into_iter().map(step).max().unwrap().max(some_are_silent)
 }
 
 proptest! {

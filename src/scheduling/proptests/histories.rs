@@ -102,7 +102,7 @@ fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]
             // The driver does not always say.
             used: (*used < 105).then_some(Bytes(*used)),
             attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),
-            pressure: Pressure { kv_cache: Percent::new((used % 101) as u8), queue: None },
+            pressure: Pressure::of(Percent::new((used % 101) as u8), None),
         }
     };
     Reading { sampled, gpus: used.iter().enumerate().map(gpu).collect(), holdings: Holdings::default() }

@@ -236,7 +236,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
 fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
     let mut bench = Bench::new();
     let pod = demand(10, 0, &Policy::default());
-    bench.read_with([(0, &[]), (0, &[])], Pressure { kv_cache: Percent::new(99), queue: Some(0) });
+    bench.read_with([(0, &[]), (0, &[])], Pressure::of(Percent::new(99), Some(0)));
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
     bench.pass(5);
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Stale, [85, 85]));
@@ -321,7 +321,7 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     bench.see_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
     let job = bench.wait("job", 20, -1);
-    let full = |kv, queue| Pressure { kv_cache: Percent::new(kv), queue: Some(queue) };
+    let full = |kv, queue| Pressure::of(Percent::new(kv), Some(queue));
     let at = |bench: &mut Bench, pressure| {
         bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], pressure)
     };
