@@ -321,6 +321,25 @@ fn a_change_of_one_node_copies_one_node() {
 }
 
 #[test]
+fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
+    let mut ledger = ledger();
+    for name in ["m", "o"] {
+        ledger.set_node(&node_name(name), NodeKind::Stowage, None);
+        ledger.report_devices(&node_name(name), gpus(&["GPU-x"])).unwrap();
+    }
+    let reader = ledger.snapshot();
+    bind(&mut ledger, "a", demand(40, Sharing::Shared, 0));
+    assert_eq!(reader.node("n").unwrap().gpus[0].free(), Bytes::gib(72));
+    drop(reader);
+    // This one goes to the view at once; the one before it still waits.
+    ledger.report_devices(&node_name("o"), gpus(&["GPU-x", "GPU-y"])).unwrap();
+    let next = ledger.snapshot();
+    assert_eq!(next.node("n").unwrap().gpus[0].free(), Bytes::gib(32));
+    assert_eq!(next.node("o").unwrap().gpus.len(), 2);
+    assert_eq!(next.node("m").unwrap().gpus.len(), 1);
+}
+
+#[test]
 fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
     policy.headroom = Percent::new(25).unwrap();
