@@ -2,6 +2,9 @@
 //! core decides by, or a list of everything that is wrong with it. Pure: texts come in, nobody here opens a file.
 
 pub mod diagnostic;
+pub mod format;
+mod nearest;
+pub mod raw;
 pub mod source;
 pub mod tree;
 

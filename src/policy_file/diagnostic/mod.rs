@@ -82,7 +82,8 @@ pub fn quoted(text: &str) -> String {
 }
 
 fn printable(c: char) -> impl Iterator<Item = char> {
-    let plain = !c.is_control() && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+    let plain = !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
     let (plain, escaped) = if plain { (Some(c), None) } else { (None, Some(c.escape_unicode())) };
     plain.into_iter().chain(escaped.into_iter().flatten())
 }

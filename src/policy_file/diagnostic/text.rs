@@ -91,7 +91,8 @@ struct Piece<'a> {
 
 fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &Sources<'_>) -> Vec<Piece<'a>> {
     let primary = (AnnotationKind::Primary, diagnostic.span, diagnostic.label.as_str());
-    let others = diagnostic.others.iter().map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
+    let others =
+        diagnostic.others.iter().map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
     let mut pieces: Vec<Piece<'a>> = Vec::new();
     for mark in std::iter::once(primary).chain(others) {
         let span = mark.1;

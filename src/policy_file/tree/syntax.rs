@@ -29,9 +29,10 @@ fn explain(kind: &ErrorKind) -> (String, &'static str) {
         | Kind::TabInBlockIndentation
         | Kind::TabInIndentation
         | Kind::TabAtBlockScalarStart
-        | Kind::TabInPlainScalar => {
-            ("a tab where only spaces may stand", "put two spaces for each tab; YAML has no tabs in indentation")
-        }
+        | Kind::TabInPlainScalar => (
+            "a tab where only spaces may stand",
+            "put two spaces for each tab; YAML has no tabs in indentation",
+        ),
         Kind::MappingValueNotAllowed | Kind::InvalidColonPlacement | Kind::MappingKeyNotAllowed => (
             "a `:` where no value may begin",
             "check the indentation of this line and the one before; a text with `: ` in it needs quotes",
@@ -43,9 +44,10 @@ fn explain(kind: &ErrorKind) -> (String, &'static str) {
             "this line does not stand where the lines before it lead",
             "settings that belong together begin in the same column; items of a list begin with `- `",
         ),
-        Kind::UnclosedQuotedScalar | Kind::DocumentIndicatorInQuotedScalar => {
-            ("a quote is opened and never closed", "close it with the same quote; `''` is a quote inside quotes")
-        }
+        Kind::UnclosedQuotedScalar | Kind::DocumentIndicatorInQuotedScalar => (
+            "a quote is opened and never closed",
+            "close it with the same quote; `''` is a quote inside quotes",
+        ),
         Kind::UnclosedFlowCollection { .. }
         | Kind::UnexpectedEofFlowSequence
         | Kind::UnexpectedEofFlowMapping

@@ -115,7 +115,8 @@ fn what_is_nested_too_deep_is_refused_however_it_is_written() {
     let flow = "[".repeat(100_000);
     let block: String = (0..100).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
     let mixed = format!("{}{}{}", "- ".repeat(20), "[".repeat(20), "]".repeat(20));
-    let aliased = format!("a: &x {}{}\nb: {}*x{}\n", "[".repeat(20), "]".repeat(20), "[".repeat(20), "]".repeat(20));
+    let aliased =
+        format!("a: &x {}{}\nb: {}*x{}\n", "[".repeat(20), "]".repeat(20), "[".repeat(20), "]".repeat(20));
     for text in [flow, block, mixed, aliased] {
         assert_eq!(codes(&text), ["too-deep"], "{}", &text[..60]);
     }
