@@ -6,7 +6,7 @@ use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Seen, SeenState};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::scheduling::request::{
     ContainerRequest, ContainerRole, Demand, MAX_GPUS, PodRequest, RequestError, Sharing,
 };
@@ -78,6 +78,11 @@ pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
     with_request(pod, |request| Demand::of(request, policy))
 }
 
+/// The same, with someone who may know such pods already to judge it.
+pub fn judged_demand(pod: &Pod, judge: impl FnOnce(&Traits) -> Judgement) -> Result<Demand, RequestError> {
+    with_request(pod, |request| Demand::judged(request, judge))
+}
+
 /// Whether any container names `stowage.dev/vram`.
 pub fn asks_for_vram(pod: &Pod) -> bool {
     pod.spec.iter().flat_map(containers).any(|(_, container)| amount(container, VRAM).is_some())
@@ -93,8 +98,8 @@ pub fn is_finished(pod: &Pod) -> bool {
 /// its condition describes.
 ///
 /// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
-/// all it could mean.
-pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>) -> Option<Seen> {
+/// all it could mean. For how long it has run is told by wall time, `now`.
+pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp) -> Option<Seen> {
     if !asks_for_vram(pod) || is_finished(pod) {
         return None;
     }
@@ -107,8 +112,14 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>) -> Option<Seen> {
     let demand = demand.unwrap_or_else(|_| with_request(pod, |request| Demand::worst_case(request, policy)));
     let devices = recorded_devices(pod);
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
-    let state = SeenState::Bound { node, devices, starting: is_starting(pod) };
+    let ran =
+        pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
+    let state = SeenState::Bound { node, devices, starting: is_starting(pod), ran };
     Some(Seen { uid, key, demand, state })
+}
+
+fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
+    Millis(u64::try_from(now.duration_since(start).as_millis()).unwrap_or(0))
 }
 
 /// Whether a bound pod's engine may be in its start: it is not ready, and no container of it has been restarted. One that
@@ -170,6 +181,7 @@ pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
         total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        island: None,
     };
     Some((0..count).map(device).collect())
 }
@@ -266,6 +278,8 @@ pub fn ended_hold_condition(reason: &str, now: jiff::Timestamp) -> PodCondition 
 fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
     static NO_LABELS: BTreeMap<String, String> = BTreeMap::new();
     let spec = pod.spec.as_ref();
+    let resources =
+        spec.into_iter().flat_map(containers).flat_map(|(_, container)| asked_for(container)).collect();
     let containers: Vec<ContainerRequest<'_>> = spec
         .into_iter()
         .flat_map(containers)
@@ -286,6 +300,8 @@ fn with_request<R>(pod: &Pod, use_it: impl FnOnce(&PodRequest<'_>) -> R) -> R {
         exclusive: annotation(pod, asked::EXCLUSIVE),
         model: annotation(pod, asked::MODEL).or_else(|| asked::MODEL_LABELS.iter().find_map(label)),
         kv_cache: annotation(pod, asked::KV_CACHE),
+        service_account: spec.and_then(|s| s.service_account_name.as_deref()),
+        resources: &resources,
     })
 }
 
@@ -317,9 +333,13 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
 }
 
 fn wants_plugin_gpu(container: &Container) -> bool {
-    let Some(resources) = &container.resources else { return false };
-    let asked = [&resources.requests, &resources.limits].into_iter().flatten().flat_map(BTreeMap::keys);
-    asked.into_iter().any(|key| is_device_plugin_resource(key))
+    asked_for(container).any(is_device_plugin_resource)
+}
+
+/// Names of the resources a container asks for.
+fn asked_for(container: &Container) -> impl Iterator<Item = &str> {
+    let lists = container.resources.iter().flat_map(|resources| [&resources.requests, &resources.limits]);
+    lists.flatten().flat_map(BTreeMap::keys).map(String::as_str)
 }
 
 fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {

@@ -1,12 +1,14 @@
-//! What the edges of one running Stowage share: the ledger behind its lock, the clock, whether to act, the metrics.
+//! What the edges of one running Stowage share: the ledger behind its lock, the judge of pods, the clock, whether to act, the metrics.
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
-use crate::scheduling::ledger::Ledger;
-use crate::scheduling::policy::Policy;
+use crate::scheduling::ledger::{Judgements, Ledger};
+use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
-use parking_lot::{Mutex, MutexGuard};
+use dashmap::DashMap;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustc_hash::FxBuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -14,6 +16,7 @@ use tokio::sync::Notify;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
+    judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
     pub metrics: Metrics,
@@ -21,8 +24,10 @@ pub struct Service {
 
 impl Service {
     pub fn new(policy: Policy) -> Arc<Self> {
+        let policy = Arc::new(policy);
         Arc::new(Self {
-            ledger: Mutex::new(Ledger::new(Arc::new(policy))),
+            judge: Judge::of(policy.clone()),
+            ledger: Mutex::new(Ledger::new(policy)),
             clock: Clock::start(),
             gate: Gate::default(),
             metrics: Metrics::new(),
@@ -36,8 +41,63 @@ impl Service {
         ledger
     }
 
+    /// What the policy in force makes of a pod.
+    pub fn judge(&self, traits: &Traits) -> Judgement {
+        self.judge.judge(traits)
+    }
+
+    /// Brings another policy into force, in one step; the pods are judged by it beforehand, so that nobody waits for that.
+    /// Takes a while on a large cluster: not for a thread that answers requests.
+    pub fn set_policy(&self, policy: Policy) {
+        let traits = self.ledger().to_judge();
+        let mut judged = Judgements::default();
+        for traits in traits {
+            judged.entry(traits).or_insert_with_key(|traits| policy.judge(traits));
+        }
+        let mut ledger = self.ledger();
+        ledger.set_policy(policy, &judged);
+        self.judge.set(ledger.policy().clone());
+    }
+
     pub fn now(&self) -> Moment {
         self.clock.now()
+    }
+}
+
+/// Judges pods by the policy in force, beside the ledger's lock, and remembers whom it has judged: the replicas of a workload
+/// show the same, and a scheduler asks several times for each pod.
+struct Judge {
+    in_force: RwLock<Arc<InForce>>,
+}
+
+struct InForce {
+    policy: Arc<Policy>,
+    known: DashMap<Traits, Judgement, FxBuildHasher>,
+}
+
+/// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
+const REMEMBERED: usize = 8192;
+
+impl Judge {
+    fn of(policy: Arc<Policy>) -> Self {
+        Self { in_force: RwLock::new(Arc::new(InForce { policy, known: DashMap::default() })) }
+    }
+
+    fn set(&self, policy: Arc<Policy>) {
+        *self.in_force.write() = Arc::new(InForce { policy, known: DashMap::default() });
+    }
+
+    fn judge(&self, traits: &Traits) -> Judgement {
+        let in_force = self.in_force.read().clone();
+        if let Some(known) = in_force.known.get(traits) {
+            return *known;
+        }
+        let judgement = in_force.policy.judge(traits);
+        if in_force.known.len() >= REMEMBERED {
+            in_force.known.clear();
+        }
+        in_force.known.insert(traits.clone(), judgement);
+        judgement
     }
 }
 

@@ -127,6 +127,8 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
         exclusive: (pod >= 128).then_some("true"),
         model: None,
         kv_cache: None,
+        service_account: None,
+        resources: &Default::default(),
     };
     let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
     let key = PodKey::parse("default", uid.as_str()).expect("a name");
@@ -135,7 +137,7 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
 
 fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
     let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
-    let Some(room) = ledger.room_for(uid, node) else { return };
+    let Some(room) = ledger.room_for(uid, node, &ledger.tenancy(uid)) else { return };
     let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
     let devices = &ledger.node(node).expect("the node has room").devices;
     let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
@@ -158,6 +160,7 @@ fn device(node: u8, index: u32) -> Device {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        island: None,
     }
 }
 

@@ -128,7 +128,11 @@ impl Index {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
-        service.ledger().set_node(&name, record.kind, labelled_devices(node, record.kind));
+        let labels = node.metadata.labels.clone().unwrap_or_default();
+        let mut ledger = service.ledger();
+        ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
+        ledger.set_labels(&name, labels);
+        drop(ledger);
         self.nodes.insert(name, record);
     }
 
@@ -218,7 +222,7 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
     let policy = service.ledger().policy().clone();
     let hold = recorded_hold(service, pod);
     let holds = hold.is_some();
-    let seen = contract::seen(pod, &policy, hold);
+    let seen = contract::seen(pod, &policy, hold, jiff::Timestamp::now());
     let mut ledger = service.ledger();
     // Only who leads makes holds, and knows of one before its condition is written: everyone else believes the pod.
     if !holds && !service.gate.is_leading() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {

@@ -3,7 +3,7 @@
 
 use crate::contract;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{Attempt, ready, shortlist};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
@@ -45,7 +45,13 @@ impl Foresight {
     /// Where the pod would go, by its first GPU.
     pub fn seat(&self) -> Option<Seat> {
         let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-        let attempt = Attempt { limit: 1, just_failed: None, own_room: None, speeds: &self.policy.loading };
+        let attempt = Attempt {
+            limit: 1,
+            just_failed: None,
+            own_room: None,
+            policy: &self.policy,
+            allowance: Limit::default(),
+        };
         let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
         let best = list.best.first()?;
         let node = &self.snapshot.nodes()[best.node];

@@ -7,8 +7,8 @@ use crate::contract;
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Seen, SeenState};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{Attempt, Candidate, OwnRoom, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
@@ -28,20 +28,58 @@ pub struct Asking {
     pub demand: Demand,
 }
 
-/// A view of the cluster with what the pod brings along.
+/// A view of the cluster with what the pod brings along, all of one moment and one policy.
 pub struct View {
     pub snapshot: Arc<Snapshot>,
     pub own_room: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
-    pub tries: u32,
-    pub just_failed: Option<NodeName>,
     pub policy: Arc<Policy>,
+    pub allowance: Limit,
+}
+
+impl Asking {
+    /// Enters the pod into the books. If the policy has changed since the pod was read, its demand becomes what the new one
+    /// makes of it.
+    pub fn enter(&self, ledger: &mut Ledger) {
+        ledger.see(Seen {
+            uid: self.uid.clone(),
+            key: self.key.clone(),
+            demand: self.demand.clone(),
+            state: SeenState::Waiting { hold: None },
+        });
+    }
+}
+
+impl View {
+    /// Brings `asking` to the policy that the view is of.
+    pub fn take(ledger: &mut Ledger, asking: &mut Asking) -> Self {
+        let policy = ledger.policy().clone();
+        if asking.demand.judged_by != policy.version {
+            asking.demand.take(policy.judge(&asking.demand.traits));
+        }
+        Self {
+            own_room: ledger.own_room(&asking.uid),
+            allowance: ledger.allowance(&asking.uid, &asking.demand),
+            snapshot: ledger.snapshot(),
+            policy,
+        }
+    }
+
+    /// A first attempt; the verb says how many candidates it wants.
+    pub fn attempt(&self) -> Attempt<'_> {
+        Attempt {
+            limit: usize::from(self.policy.shortlist),
+            just_failed: None,
+            own_room: self.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+            policy: &self.policy,
+            allowance: self.allowance,
+        }
+    }
 }
 
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, RequestError>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    let policy = extender.service.ledger().policy().clone();
-    match contract::demand(pod, &policy) {
+    match contract::judged_demand(pod, |traits| extender.service.judge(traits)) {
         Ok(demand) => Ok(Ok(Asking { uid, key, demand })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => {
@@ -57,19 +95,19 @@ pub fn filter<'a>(
     args: &'a ExtenderArgs<'a>,
     nodes: &'a AskedNodes<'a>,
 ) -> Result<FilterResult<'a>, BadRequest> {
-    let asking = match asking(extender, &args.pod)? {
+    let mut asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
         Err(error) => {
             count_answer(extender, "refused", error.code());
             return Ok(answer(nodes, &[], (0..nodes.len()).map(|place| (place, error.phrase()))));
         }
     };
-    let view = begin(extender, &asking);
+    let (view, tries, just_failed) = begin(extender, &mut asking);
+    let first = view.attempt();
     let attempt = Attempt {
-        limit: usize::from(view.policy.shortlist) << view.tries.min(MAX_DOUBLINGS),
-        just_failed: view.just_failed.as_ref(),
-        own_room: view.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
-        speeds: &view.policy.loading,
+        limit: first.limit << tries.min(MAX_DOUBLINGS),
+        just_failed: just_failed.as_ref(),
+        ..first
     };
     let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
     count_refusals(extender, &list);
@@ -83,25 +121,15 @@ pub fn filter<'a>(
     Ok(answer(nodes, &list.best, std::iter::empty()))
 }
 
-/// Enters the pod into the books and takes the view its whole decision is made on.
-fn begin(extender: &Extender, asking: &Asking) -> View {
+/// Enters the pod into the books and takes the view its whole decision is made on; how often the pod came back unbound, and
+/// from where.
+fn begin(extender: &Extender, asking: &mut Asking) -> (View, u32, Option<NodeName>) {
     let service = &extender.service;
     let _timer = service.metrics.ledger_seconds.start_timer();
     let mut ledger = service.ledger();
-    ledger.see(Seen {
-        uid: asking.uid.clone(),
-        key: asking.key.clone(),
-        demand: asking.demand.clone(),
-        state: SeenState::Waiting { hold: None },
-    });
+    asking.enter(&mut ledger);
     let (tries, just_failed) = ledger.begin_attempt(&asking.uid);
-    View {
-        own_room: ledger.own_room(&asking.uid),
-        snapshot: ledger.snapshot(),
-        policy: ledger.policy().clone(),
-        tries,
-        just_failed,
-    }
+    (View::take(&mut ledger, asking), tries, just_failed)
 }
 
 /// With one node in the answer, prioritize is skipped: the offer is made here.

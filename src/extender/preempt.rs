@@ -10,7 +10,7 @@ use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, 
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, Tenancy};
 use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
@@ -75,21 +75,17 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already.
 fn offers(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
     let mut ledger = extender.service.ledger();
-    ledger.see(Seen {
-        uid: asking.uid.clone(),
-        key: asking.key.clone(),
-        demand: asking.demand.clone(),
-        state: SeenState::Waiting { hold: None },
-    });
+    asking.enter(&mut ledger);
     if ledger.own_room(&asking.uid).is_some() {
         return None;
     }
-    Some(offered.iter().filter_map(|node| offer(&ledger, &asking.uid, node)).collect())
+    let tenancy = ledger.tenancy(&asking.uid);
+    Some(offered.iter().filter_map(|node| offer(&ledger, &asking.uid, &tenancy, node)).collect())
 }
 
-fn offer(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>) -> Option<Offer> {
+fn offer(ledger: &Ledger, uid: &PodUid, tenancy: &Tenancy, offered: &OfferedNode<'_>) -> Option<Offer> {
     let node = NodeName::parse(offered.node).ok()?;
-    let room = ledger.room_for(uid, &node)?;
+    let room = ledger.room_for(uid, &node, tenancy)?;
     let mut residents = Vec::new();
     let mut others = Vec::new();
     for victim in &offered.victims {

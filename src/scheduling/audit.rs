@@ -43,7 +43,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     for (name, node) in ledger.books() {
         let entries = by_node.remove(name).unwrap_or_default();
         for (place, device) in node.devices.iter().enumerate() {
-            let capacity = device.capacity(ledger.policy().headroom);
+            let capacity = device.capacity(&ledger.policy().headroom);
             let parts: Vec<Part<'_>> = entries
                 .values()
                 .filter_map(|entry| part(entry, name, device, capacity, &node.devices))

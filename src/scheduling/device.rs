@@ -1,9 +1,10 @@
 //! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
 
+use super::policy::{ClassSet, Headroom, Usage};
 use super::reading::Pressure;
 use super::request::{Demand, MAX_GPUS, Sharing};
 use crate::ids::{GpuModel, GpuUuid};
-use crate::units::{Bytes, Percent};
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -20,6 +21,8 @@ pub struct Device {
     /// What the driver keeps for itself (NVML's `reserved`).
     pub reserved: Bytes,
     pub health: Health,
+    /// GPUs of one node with the same number reach each other over NVLink.
+    pub island: Option<u8>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,8 +38,8 @@ pub enum Health {
 
 impl Device {
     /// What pods may be promised of it: total − driver's reserve − headroom.
-    pub fn capacity(&self, headroom: Percent) -> Bytes {
-        self.total.minus(self.reserved).minus(headroom.of(self.total))
+    pub fn capacity(&self, headroom: &Headroom) -> Bytes {
+        self.total.minus(self.reserved).minus(headroom.of(&self.model).of(self.total))
     }
 }
 
@@ -55,6 +58,8 @@ pub struct Gpu {
     pub taken: Bytes,
     /// How busy the engines on it are.
     pub pressure: Pressure,
+    /// Classes that its tenants do not share it with.
+    pub barred: ClassSet,
     /// Pods and holds on it.
     pub tenants: u16,
     /// Its one tenant wants no other.
@@ -62,11 +67,13 @@ pub struct Gpu {
     /// An engine is starting on it.
     pub starting: bool,
     pub slice: bool,
+    /// Its NVLink island among the node's, if it is on one.
+    pub island: Option<u8>,
     pub health: Health,
 }
 
 impl Gpu {
-    pub fn of(device: &Device, headroom: Percent) -> Self {
+    pub fn of(device: &Device, headroom: &Headroom) -> Self {
         Self {
             capacity: device.capacity(headroom),
             charged: Bytes::ZERO,
@@ -74,10 +81,12 @@ impl Gpu {
             engine_hinted: false,
             taken: Bytes::ZERO,
             pressure: Pressure::default(),
+            barred: ClassSet::NONE,
             tenants: 0,
             exclusive: false,
             starting: false,
             slice: device.parent.is_some(),
+            island: device.island,
             health: device.health,
         }
     }
@@ -97,6 +106,13 @@ impl Gpu {
             Sharing::Shared => per_gpu,
             Sharing::Exclusive => self.capacity,
         }
+    }
+
+    /// What part of the cluster a demand uses here.
+    pub fn part_of(&self, demand: &Demand) -> Usage {
+        let vram = self.price(demand.per_gpu, demand.sharing);
+        let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
+        Usage { vram, milli_gpus: thousandths.min(1000) as u64 }
     }
 
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
@@ -130,7 +146,7 @@ impl Gpu {
     /// Whether what runs here lets such a tenant join.
     pub fn admits(&self, demand: &Demand) -> bool {
         let would_disturb = demand.terms.engine && self.starting;
-        !would_disturb && !demand.terms.exceeded_by(self.pressure)
+        !would_disturb && !self.barred.contains(demand.class) && !demand.terms.exceeded_by(self.pressure)
     }
 
     /// Whether there would still be room if every hint came true.

@@ -3,6 +3,7 @@
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack;
+use super::policy::Limit;
 use super::reading::Pressure;
 use super::request::{Demand, Sharing};
 use crate::units::{Bytes, Percent};
@@ -50,6 +51,20 @@ pub enum Misfit {
         "the pod wants {per_gpu} free on each of {asked} GPU(s); {roomy} on this node have that, the emptiest has {most_free}"
     )]
     NoRoom { per_gpu: Bytes, asked: u32, roomy: u32, most_free: Bytes },
+    #[error("the node's pool does not take the pod's class; see nodePools in the policy")]
+    ClassNotAdmitted,
+    #[error(
+        "the node's GPUs are not cut into the MIG slices that its pool expects; see nodePools in the policy"
+    )]
+    Miscut,
+    #[error(
+        "of {usable} GPU(s) with room {barred} have tenants whose classes share no GPU with the pod's; it wants {asked}"
+    )]
+    ClassBarred { usable: u32, barred: u32, asked: u32 },
+    #[error("the pod wants {vram}, and its tenant's limit leaves {}", said(*left))]
+    BeyondLimit { vram: Bytes, left: Limit },
+    #[error("on the GPUs it would get here the pod takes more than the {} that its tenant's limit leaves", said(*left))]
+    BeyondLimitHere { left: Limit },
     #[error("the pod's room on this node is held, and {remaining} victim(s) have not left it yet")]
     VictimsLeaving { remaining: u32 },
 }
@@ -70,6 +85,11 @@ impl Misfit {
             Self::EnginesBusy { .. } => "engines-busy",
             Self::NoEmptyGpu { .. } => "no-empty-gpu",
             Self::NoRoom { .. } => "no-room",
+            Self::ClassNotAdmitted => "class-not-admitted",
+            Self::Miscut => "miscut",
+            Self::ClassBarred { .. } => "class-barred",
+            Self::BeyondLimit { .. } => "beyond-limit",
+            Self::BeyondLimitHere { .. } => "beyond-limit-here",
             Self::VictimsLeaving { .. } => "victims-leaving",
         }
     }
@@ -84,9 +104,15 @@ impl Misfit {
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
             Self::TooLarge { .. } => "no GPU is large enough",
+            Self::ClassNotAdmitted => "the node's pool does not take the pod's class",
+            // Of all nodes or of none, so that it mixes with no other.
+            Self::BeyondLimit { .. } => "the limit of the pod's tenant is reached",
             // One phrase for all that comes and goes: the scheduler counts nodes by phrase, and a count that changed
             // would wake the pod as a figure would.
             Self::Unseen
+            | Self::Miscut
+            | Self::ClassBarred { .. }
+            | Self::BeyondLimitHere { .. }
             | Self::Occupied { .. }
             | Self::EngineStarting { .. }
             | Self::EnginesBusy { .. }
@@ -99,13 +125,23 @@ impl Misfit {
 
 /// The GPUs `demand` would get on `node`, or why it gets none.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
+    shut(node, demand)?;
+    pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
+}
+
+/// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
+pub fn shut(node: &Node, demand: &Demand) -> Result<(), Misfit> {
     if node.kind == NodeKind::DevicePlugin {
         return Err(Misfit::DevicePluginNode);
     }
-    if node.closed {
-        return Err(Misfit::Unseen);
+    if !node.classes.contains(demand.class) {
+        return Err(Misfit::ClassNotAdmitted);
     }
-    pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
+    match (node.closed, node.miscut) {
+        (true, _) => Err(Misfit::Unseen),
+        (_, true) => Err(Misfit::Miscut),
+        _ => Ok(()),
+    }
 }
 
 /// Why `gpus` do not hold `demand`; the most lasting reason first.
@@ -180,8 +216,21 @@ fn not_admitted(gpus: &[&Gpu], demand: &Demand) -> Option<Misfit> {
         let queue = busy.iter().filter_map(|pressure| pressure.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: busy.len() as u32, asked, kv_cache, queue });
     }
+    let barred = gpus.iter().filter(|gpu| gpu.barred.contains(demand.class)).count() as u32;
+    let usable = gpus.len() as u32;
+    if usable - barred < asked {
+        return Some(Misfit::ClassBarred { usable, barred, asked });
+    }
     let starting = gpus.iter().filter(|gpu| gpu.starting).count() as u32;
     Some(Misfit::EngineStarting { starting, asked })
+}
+
+/// `2.0 GiB of VRAM and 0.500 GPUs`.
+fn said(left: Limit) -> String {
+    let vram = left.vram.map(|vram| format!("{vram} of VRAM"));
+    let gpus = left.milli_gpus.map(|milli| format!("{}.{:03} GPUs", milli / 1000, milli % 1000));
+    let parts: Vec<String> = vram.into_iter().chain(gpus).collect();
+    parts.join(" and ")
 }
 
 /// Whether a GPU would hold the demand if its tenants left.

@@ -2,6 +2,7 @@
 
 use super::device::{Device, Gpu};
 use super::loading::{Holding, Holdings};
+use super::policy::ClassSet;
 use super::reading::Freshness;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
@@ -32,8 +33,14 @@ pub struct Node {
     pub freshness: Freshness,
     /// The policy places nothing on a node nobody sees.
     pub closed: bool,
+    /// Its GPUs are not cut as its pool expects.
+    pub miscut: bool,
+    /// Classes that its pool takes.
+    pub classes: ClassSet,
     /// Models of which something is here.
     pub holdings: Holdings,
+    /// Pods of each model that are here or on their way; kept only where the policy spreads them.
+    pub replicas: Arc<[(ModelId, u16)]>,
 }
 
 impl Node {
@@ -45,6 +52,11 @@ impl Node {
     /// What is here of a model.
     pub fn holding(&self, model: &ModelId) -> Option<&Holding> {
         self.holdings.of(model)
+    }
+
+    /// Pods of that model that are here or on their way.
+    pub fn replicas_of(&self, model: &ModelId) -> u16 {
+        self.replicas.iter().find(|(other, _)| other == model).map_or(0, |(_, count)| *count)
     }
 
     pub fn capacity(&self) -> Bytes {

@@ -6,6 +6,7 @@
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
+use super::policy::{ClassId, ClassSet};
 use super::reading::Pressure;
 use super::request::{Companion, Demand, Sharing};
 use crate::ids::{NodeName, PodUid};
@@ -25,6 +26,16 @@ pub struct Room {
     /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed,
     /// and not already leaving for someone else.
     pub candidates: Vec<Resident>,
+    /// Who keeps classes off which GPUs: a class is let in again when the last that bars it has left.
+    pub bars: Vec<Bar>,
+}
+
+/// A tenant of some GPUs that does not share them with everyone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bar {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub classes: ClassSet,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +47,25 @@ pub struct Resident {
     pub beyond: Bytes,
     pub sharing: Sharing,
     pub priority: i32,
+    pub class: ClassId,
     pub companion: Companion,
+    /// How long it may take to leave.
     pub grace: Millis,
+    /// What its eviction costs, in thousandths of a GPU for a second.
+    pub cost: u64,
+    pub standing: Standing,
+}
+
+/// Whose share a victim lives on: what is borrowed goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Standing {
+    /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
+    /// its share in millionths, counted from above.
+    Borrowed {
+        spared: u32,
+    },
+    Guaranteed,
 }
 
 /// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
@@ -50,8 +78,14 @@ pub struct Shortfall {
 /// What a victim set costs; less is better, the first field that differs decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Price {
+    /// Somebody loses what is guaranteed: only where what is borrowed is not enough.
+    pub from_guarantee: bool,
     /// The highest priority among the victims, counted from the lowest possible.
     pub priority: u32,
+    /// How much the most spared of the borrowers among them is spared.
+    pub spared: u32,
+    /// In thousandths of a GPU for a second.
+    pub cost: u64,
     pub victims: u32,
     pub evicted: Bytes,
 }
@@ -99,8 +133,15 @@ impl Shortfall {
 
 impl Price {
     fn plus(self, resident: &Resident) -> Self {
+        let (guaranteed, spared) = match resident.standing {
+            Standing::Guaranteed => (true, 0),
+            Standing::Borrowed { spared } => (false, spared),
+        };
         Self {
+            from_guarantee: self.from_guarantee || guaranteed,
             priority: self.priority.max(resident.priority.abs_diff(i32::MIN)),
+            spared: self.spared.max(spared),
+            cost: self.cost.saturating_add(resident.cost),
             victims: self.victims + 1,
             evicted: self.evicted + resident.vram(),
         }
@@ -113,6 +154,8 @@ pub fn cheapest_victims(room: &Room, demand: &Demand, shortfall: Shortfall) -> O
     let mut search = Search::new(room, demand, shortfall);
     let mut emptied = room.gpus.clone();
     room.candidates.iter().for_each(|resident| discharge(&mut emptied, resident));
+    let leaves = |uid: &PodUid| room.candidates.iter().any(|resident| resident.uid == *uid);
+    settle_bars(&room.bars, &mut emptied, leaves);
     let could_do = |gpu: &Gpu| usable(gpu, demand) && gpu.has_room(demand);
     let seats: Vec<usize> = (0..emptied.len()).filter(|place| could_do(&emptied[*place])).collect();
     // Breaks when the budget is spent; the search remembers that.
@@ -178,9 +221,9 @@ impl<'a> Search<'a> {
             return;
         }
         let resident = branch.order[next];
-        branch.take(resident);
+        branch.take(resident, &self.room.bars);
         self.descend(branch, next + 1, price.plus(resident));
-        branch.put_back(resident, &self.room.gpus);
+        branch.put_back(resident, self.room);
         // Without this one its equals are no better: it would have been taken in their place.
         let equals =
             branch.order[next..].iter().take_while(|other| likeness(other) == likeness(resident)).count();
@@ -203,6 +246,10 @@ impl<'a> Search<'a> {
             discharge(&mut state, resident);
             freed = freed.plus(resident);
         }
+        let leaves = |uid: &PodUid| {
+            branch.chosen.iter().chain(&branch.order[next..]).any(|resident| resident.uid == *uid)
+        };
+        settle_bars(&self.room.bars, &mut state, leaves);
         self.has_seats(branch.gpus, &state) && self.shortfall.is_covered_by(&freed)
     }
 
@@ -222,13 +269,20 @@ impl<'a> Search<'a> {
 }
 
 impl<'a> Branch<'a> {
-    fn take(&mut self, resident: &'a Resident) {
+    fn take(&mut self, resident: &'a Resident, bars: &[Bar]) {
         discharge(&mut self.state, resident);
         self.chosen.push(resident);
         self.freed = self.freed.plus(resident);
+        self.settle_bars(bars);
     }
 
-    fn put_back(&mut self, resident: &'a Resident, before: &[Gpu]) {
+    fn settle_bars(&mut self, bars: &[Bar]) {
+        let Self { chosen, state, .. } = self;
+        settle_bars(bars, state, |uid| chosen.iter().any(|resident| resident.uid == *uid));
+    }
+
+    fn put_back(&mut self, resident: &'a Resident, room: &Room) {
+        let before = &room.gpus;
         for place in resident.gpus.iter() {
             let gpu = &mut self.state[place];
             gpu.charge(resident.per_gpu, resident.sharing);
@@ -237,14 +291,27 @@ impl<'a> Branch<'a> {
         }
         self.chosen.pop();
         self.freed = Shortfall::of(self.chosen.iter().copied());
+        self.settle_bars(&room.bars);
     }
 }
 
 /// What tells residents apart in the search; those that are alike can stand in for each other.
-fn likeness(resident: &Resident) -> (GpuSet, [Bytes; 2], Sharing, u64, Bytes, i32) {
+fn likeness(resident: &Resident) -> impl Ord + use<> {
     let Companion { cpu, memory } = resident.companion;
     let vram = [resident.per_gpu, resident.beyond];
-    (resident.gpus, vram, resident.sharing, cpu.0, memory, resident.priority)
+    let Resident { gpus, sharing, priority, cost, standing, .. } = *resident;
+    (gpus, vram, sharing, cpu.0, memory, priority, cost, standing, resident.class)
+}
+
+/// Lets in whom nobody bars any more.
+pub fn settle_bars(bars: &[Bar], state: &mut [Gpu], has_left: impl Fn(&PodUid) -> bool) {
+    if bars.is_empty() {
+        return;
+    }
+    state.iter_mut().for_each(|gpu| gpu.barred = ClassSet::NONE);
+    for bar in bars.iter().filter(|bar| !has_left(&bar.uid)) {
+        bar.gpus.iter().for_each(|place| state[place].barred = state[place].barred.with(bar.classes));
+    }
 }
 
 /// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no

@@ -2,10 +2,12 @@
 
 use super::device::GpuSet;
 use super::fit::{Misfit, fit};
+use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::node::Node;
 use super::pack::{self, Bustle};
-use super::request::Demand;
+use super::policy::{Limit, Policy, Usage, Weights};
+use super::request::{Demand, Sharing};
 use super::snapshot::Snapshot;
 use crate::ids::NodeName;
 use crate::units::{Bytes, Millis};
@@ -24,14 +26,46 @@ pub struct Score {
     pub just_failed: bool,
     /// Another pod was just offered these GPUs.
     pub contended: bool,
-    /// The busiest of the chosen GPUs.
-    pub bustle: Bustle,
-    /// How long until the pod's model answers there, in steps of a factor of two (`loading::step`).
-    pub ready: u8,
+    /// The weighted sum of [`Parts`].
+    pub cost: u64,
     /// VRAM left over on the chosen GPUs.
     pub leftover: Bytes,
     /// VRAM free on the whole node: of two equal seats take the fuller node.
     pub node_free: Bytes,
+}
+
+/// What is to be said against a place, each from 0 to [`WHOLE_PART`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Parts {
+    /// Of the chosen GPUs, what would stay free.
+    pub packing: u32,
+    /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
+    pub kv_headroom: u32,
+    /// How long until the pod's model answers there, in steps of a factor of two (`loading::step`).
+    pub time_to_ready: u32,
+    /// Of n others on the fullest of the chosen GPUs, n ÷ (n + 1).
+    pub interference: u32,
+    /// All, if several GPUs do not reach each other over NVLink, or nobody says that they do.
+    pub topology: u32,
+    /// Of n pods of the same model on the node, n ÷ (n + 1).
+    pub spread: u32,
+}
+
+pub const WHOLE_PART: u32 = 1000;
+
+impl Parts {
+    pub fn weighted(&self, weights: &Weights) -> u64 {
+        let parts = [
+            (self.packing, weights.packing),
+            (self.kv_headroom, weights.kv_headroom),
+            (self.time_to_ready, weights.time_to_ready),
+            (self.interference, weights.interference),
+            (self.topology, weights.topology),
+            (self.spread, weights.spread),
+        ];
+        parts.into_iter().map(|(part, weight)| u64::from(part) * u64::from(weight)).sum()
+    }
 }
 
 /// A node that fits.
@@ -61,7 +95,9 @@ pub struct Attempt<'a> {
     pub limit: usize,
     pub just_failed: Option<&'a NodeName>,
     pub own_room: Option<OwnRoom<'a>>,
-    pub speeds: &'a LoadingSpeeds,
+    pub policy: &'a Policy,
+    /// What the pod's tenant may still take.
+    pub allowance: Limit,
 }
 
 /// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
@@ -81,6 +117,10 @@ pub fn shortlist<'a>(
 ) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
+    if let Some(misfit) = beyond_limit(demand, attempt) {
+        list.refused.extend((0..names.len()).map(|asked| (asked, misfit)));
+        return list;
+    }
     for (asked, name) in names.enumerate() {
         match consider(snapshot, demand, (asked, name), attempt) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
@@ -114,26 +154,77 @@ fn consider(
     let node = &snapshot.nodes()[place];
     let own_here = attempt.own_room.filter(|own| *own.node == node.name);
     let gpus = own_here.map_or_else(|| fit(node, demand), |own| own.verdict)?;
+    if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
+        return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
+    }
     let score = Score {
         outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
-        ..score(node, demand, gpus, attempt.speeds)
+        ..score(node, demand, gpus, attempt.policy)
     };
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
-/// The seam for packing policies: best fit here, after what the pod would feel.
-fn score(node: &Node, demand: &Demand, gpus: GpuSet, speeds: &LoadingSpeeds) -> Score {
+/// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
+fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
+    let milli_gpus = match demand.sharing {
+        Sharing::Exclusive => u64::from(demand.gpus) * 1000,
+        // At least something; how much depends on the GPU.
+        Sharing::Shared => u64::from(demand.gpus),
+    };
+    let least = Usage { vram: demand.vram(), milli_gpus };
+    let is_refused = attempt.own_room.is_none() && !attempt.allowance.allows(least);
+    is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
+}
+
+fn score(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Score {
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
     Score {
         outside_own_room: false,
         just_failed: false,
         contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
-        bustle: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default(),
-        ready: ready(node, demand, speeds).map_or(0, loading::step),
+        cost: parts(node, demand, gpus, policy).weighted(&policy.weights),
         leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),
         node_free: node.free(),
     }
+}
+
+/// What is to be said against these GPUs of a node. The seam for packing policies: best fit here.
+pub fn parts(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Parts {
+    let chosen = || gpus.iter().map(|place| &node.gpus[place]);
+    let left: Bytes = chosen().map(|gpu| pack::leftover(gpu, demand)).sum();
+    let whole: Bytes = chosen().map(|gpu| gpu.capacity).sum();
+    let others = chosen().map(|gpu| gpu.tenants).max().unwrap_or_default();
+    let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
+    Parts {
+        packing: (u128::from(left.0) * u128::from(WHOLE_PART) / u128::from(whole.0.max(1))) as u32,
+        kv_headroom: match chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default() {
+            Bustle::Calm => 0,
+            Bustle::Unknown => WHOLE_PART / 2,
+            Bustle::Busy => WHOLE_PART,
+        },
+        time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
+        interference: share_of_one_more(others),
+        topology: if is_one_island(node, gpus) { 0 } else { WHOLE_PART },
+        spread: match &demand.model {
+            Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
+            _ => 0,
+        },
+    }
+}
+
+/// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
+const READY_STEPS: u32 = 16;
+
+fn share_of_one_more(n: u16) -> u32 {
+    WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
+}
+
+/// Whether GPUs reach each other over NVLink; one reaches itself.
+fn is_one_island(node: &Node, gpus: GpuSet) -> bool {
+    let mut islands = gpus.iter().map(|place| node.gpus[place].island);
+    let first = islands.next().flatten();
+    gpus.len() < 2 || (first.is_some() && islands.all(|island| island == first))
 }
 
 /// How long until the pod's model answers on this node; `None` for a pod that names no model.

@@ -4,11 +4,11 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs.
 
-use super::policy::{ClassId, Policy, Terms, Traits};
+use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
 use crate::ids::ModelId;
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The most GPUs (or MIG slices) one node may have, and so the most one pod may ask for: sets of them are 64-bit masks.
@@ -34,6 +34,9 @@ pub struct PodRequest<'a> {
     pub model: Option<&'a str>,
     /// The annotation `stowage.dev/kv-cache`.
     pub kv_cache: Option<&'a str>,
+    pub service_account: Option<&'a str>,
+    /// Names of what its containers ask for.
+    pub resources: &'a BTreeSet<&'a str>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -64,17 +67,23 @@ pub enum Sharing {
     Exclusive,
 }
 
-/// What one pod asks for, understood.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What one pod asks for, understood, and what the policy makes of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Demand {
     /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
     /// Over how many GPUs of one node, 1 to [`MAX_GPUS`].
     pub gpus: u32,
     pub sharing: Sharing,
+    /// What it shows of itself.
+    pub traits: Arc<Traits>,
     pub class: ClassId,
     /// Its class's.
     pub terms: Terms,
+    pub tenant: Option<TenantId>,
+    /// Which policy says so.
+    #[serde(skip)]
+    pub judged_by: u64,
     pub priority: i32,
     pub may_preempt: bool,
     /// What it takes on its node beside the GPU.
@@ -155,25 +164,39 @@ impl RequestError {
 
 impl Demand {
     pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
+        Self::judged(pod, |traits| policy.judge(traits))
+    }
+
+    /// The same, with someone who may know such pods already to judge it.
+    pub fn judged(
+        pod: &PodRequest<'_>,
+        judge: impl FnOnce(&Traits) -> Judgement,
+    ) -> Result<Self, RequestError> {
         let vram = vram_of(pod.containers)?;
         if pod.containers.iter().any(|c| c.asks_device_plugin) {
             return Err(RequestError::BothWays);
         }
         let gpus = gpus_of(pod.gpus)?;
         let sharing = sharing_of(pod.exclusive)?;
-        let class = policy.classify(traits(pod, sharing));
+        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
+        let model = pod.model.map(ModelId::parse).transpose()?;
+        let traits = Traits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, sharing) };
+        let Judgement { class, terms, tenant, version: judged_by } = judge(&traits);
         Ok(Self {
             per_gpu: vram.split(gpus),
             gpus,
             sharing,
+            traits: Arc::new(traits),
             class,
-            terms: policy.class(class).terms,
+            terms,
+            tenant,
+            judged_by,
             priority: pod.priority,
             may_preempt: pod.may_preempt,
             companion: companion_of(pod.containers)?,
             grace: pod.grace,
-            model: pod.model.map(ModelId::parse).transpose()?,
-            kv_cache: kv_cache_of(pod.kv_cache, vram)?,
+            model,
+            kv_cache,
             containers: asking(pod.containers),
         })
     }
@@ -181,7 +204,8 @@ impl Demand {
     /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
     /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
-        let class = policy.classify(traits(pod, Sharing::Shared));
+        let traits = traits(pod, Sharing::Shared);
+        let Judgement { class, terms, tenant, version: judged_by } = policy.judge(&traits);
         Self {
             per_gpu: match vram_of(pod.containers) {
                 Ok(vram) => vram,
@@ -190,8 +214,11 @@ impl Demand {
             },
             gpus: 1,
             sharing: Sharing::Shared,
+            traits: Arc::new(traits),
             class,
-            terms: policy.class(class).terms,
+            terms,
+            tenant,
+            judged_by,
             priority: pod.priority,
             may_preempt: false,
             companion: Companion::default(),
@@ -200,6 +227,12 @@ impl Demand {
             kv_cache: None,
             containers: asking(pod.containers),
         }
+    }
+
+    /// What another policy makes of it.
+    pub fn take(&mut self, judgement: Judgement) {
+        let Judgement { class, terms, tenant, version } = judgement;
+        (self.class, self.terms, self.tenant, self.judged_by) = (class, terms, tenant, version);
     }
 
     /// What its model weighs, as far as the pod says: all of its VRAM that is not KV cache.
@@ -213,13 +246,18 @@ impl Demand {
     }
 }
 
-fn traits<'a>(pod: &PodRequest<'a>, sharing: Sharing) -> Traits<'a> {
+/// Without what is known of its VRAM only when that is understood.
+fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> Traits {
     Traits {
-        namespace: pod.namespace,
-        labels: pod.labels,
-        priority_class: pod.priority_class,
+        namespace: pod.namespace.into(),
+        labels: pod.labels.clone(),
+        priority_class: pod.priority_class.unwrap_or_default().into(),
         priority: pod.priority,
         sharing,
+        resources: pod.resources.iter().map(|&name| name.into()).collect(),
+        model: pod.model.unwrap_or_default().into(),
+        service_account: pod.service_account.unwrap_or_default().into(),
+        ..Traits::default()
     }
 }
 
@@ -333,6 +371,8 @@ mod tests {
             exclusive: None,
             model: None,
             kv_cache: None,
+            service_account: None,
+            resources: &BTreeSet::new(),
         };
         edit(&mut pod);
         Demand::of(&PodRequest { containers, ..pod }, &Policy::default())

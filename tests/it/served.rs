@@ -112,7 +112,7 @@ pub fn without_engines() -> Policy {
     policy.telemetry.fresh = Millis::seconds(24 * 3600);
     policy.telemetry.stale = Millis::seconds(48 * 3600);
     let mut classes = policy.classes().to_vec();
-    classes.iter_mut().for_each(|class| class.terms.engine = false);
+    classes.iter_mut().for_each(|class| class.engine = false);
     policy.with_classes(classes).expect("the default classes are valid")
 }
 

@@ -63,7 +63,7 @@ impl Bench {
     fn new() -> Self {
         // Nobody runs these pods: an engine among them would start for ever.
         let mut classes = Policy::default().classes().to_vec();
-        classes.iter_mut().for_each(|class| class.terms.engine = false);
+        classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
         let mut bench = Self { service: Service::new(policy), index: Index::default() };
         bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
@@ -349,7 +349,8 @@ impl Bench {
     /// As the extender brings a pod in: past the index.
     fn apply_by_request(&self, pod: &Value) {
         let mut ledger = self.service.ledger();
-        let seen = contract::seen(&read(pod.clone()), ledger.policy(), None).unwrap();
+        let seen =
+            contract::seen(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH).unwrap();
         ledger.see(seen);
     }
 }

@@ -240,5 +240,6 @@ fn device(gpu: &GpuReport) -> Device {
         total: gpu.total_bytes,
         reserved: gpu.reserved_bytes,
         health: gpu.health,
+        island: gpu.nvlink_island.and_then(|island| u8::try_from(island).ok()),
     }
 }

@@ -6,22 +6,31 @@
 
 use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
-use crate::ids::{GpuUuid, NodeName, PodUid};
+use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Admission, ClassSet, Policy, TenantId, Usage};
+use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 
 /// Pods of a node that may end between two reports.
 const MAX_DEPARTED: usize = 256;
+
+/// What a demand takes of these GPUs, as its tenant is charged for it.
+pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> Usage {
+    if chosen.is_empty() {
+        return Usage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    }
+    chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
+}
 
 /// The card a device is, or is a slice of.
 fn card(device: &Device) -> &GpuUuid {
@@ -32,7 +41,11 @@ fn card(device: &Device) -> &GpuUuid {
 pub(super) struct Book {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
+    /// Who hands its GPUs out, as the node shows it.
     pub kind: NodeKind,
+    pub labels: Arc<BTreeMap<String, String>>,
+    /// What its pool says, and what follows for who hands its GPUs out.
+    pub admission: Admission,
     /// Whether an agent has said what its devices are.
     pub reported: bool,
     pub devices: Arc<[Device]>,
@@ -49,6 +62,8 @@ pub(super) struct Book {
     pub tenants: Vec<Tenant>,
     /// What promises leave of each GPU, as the last change left it.
     promised: Vec<Gpu>,
+    /// What each tenant's pods and holds use here, as the last change left it.
+    pub usage: Vec<(TenantId, Usage)>,
     pub view: Node,
 }
 
@@ -83,11 +98,16 @@ impl Book {
             devices: Arc::new([]),
             freshness: Freshness::default(),
             closed: false,
+            miscut: false,
+            classes: ClassSet::ALL,
             holdings: Holdings::default(),
+            replicas: Arc::new([]),
         };
         Self {
             exists: false,
             kind: NodeKind::default(),
+            labels: Arc::default(),
+            admission: Admission::default(),
             reported: false,
             devices: Arc::new([]),
             reading: None,
@@ -97,6 +117,7 @@ impl Book {
             pods: BTreeSet::new(),
             tenants: Vec::new(),
             promised: Vec::new(),
+            usage: Vec::new(),
             view,
         }
     }
@@ -107,6 +128,12 @@ impl Book {
             (Freshness::Fresh | Freshness::Stale, Some(reading)) => reading.holdings.clone(),
             _ => Holdings::default(),
         }
+    }
+
+    /// Whether its GPUs are cut otherwise than its pool expects. Only an agent sees how they are cut.
+    pub fn is_miscut(&self, policy: &Policy) -> bool {
+        let pool = self.admission.pool.and_then(|id| policy.pool(id)).filter(|_| self.reported);
+        pool.is_some_and(|pool| !pool.is_cut_as_expected(&self.devices))
     }
 
     /// The places of these devices, or `None` unless the node has each of them, once.
@@ -158,6 +185,7 @@ impl Book {
     pub fn recount(&mut self, entries: &Entries, policy: &Policy) {
         self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
         self.promised = self.promised(entries, policy, None);
+        self.usage = self.usage(entries, policy);
     }
 
     /// What is left of each GPU.
@@ -172,6 +200,55 @@ impl Book {
         let mut gpus = self.promised(entries, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
         gpus
+    }
+
+    /// Pods of each model that are here or on their way, in order of model.
+    pub fn replicas(&self, entries: &Entries) -> Vec<(ModelId, u16)> {
+        let mut counts: BTreeMap<&ModelId, u16> = BTreeMap::new();
+        let here = self.pods.iter().map(|uid| &entries[uid]);
+        for model in here.filter_map(|entry| self.charge_of(entry).and(entry.demand.model.as_ref())) {
+            *counts.entry(model).or_default() += 1;
+        }
+        counts.into_iter().map(|(model, count)| (model.clone(), count)).collect()
+    }
+
+    /// Who keeps classes off which GPUs, as `except` sees it.
+    pub fn bars(&self, except: &PodUid, entries: &Entries) -> Vec<Bar> {
+        let others = self.pods.iter().filter(|uid| *uid != except);
+        let bar = |uid: &PodUid| {
+            let entry = &entries[uid];
+            let classes = entry.demand.terms.bars;
+            let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
+            let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
+            (!classes.is_empty()).then(|| Bar { uid: uid.clone(), gpus, classes })
+        };
+        others.filter_map(bar).collect()
+    }
+
+    /// What each tenant's pods and holds use here.
+    fn usage(&self, entries: &Entries, policy: &Policy) -> Vec<(TenantId, Usage)> {
+        if policy.tenants().is_empty() {
+            return Vec::new();
+        }
+        let mut usage: BTreeMap<TenantId, Usage> = BTreeMap::new();
+        for entry in self.pods.iter().map(|uid| &entries[uid]) {
+            if let Some((tenant, used)) = entry.demand.tenant.zip(self.use_of(entry)) {
+                *usage.entry(tenant).or_default() += used;
+            }
+        }
+        usage.into_iter().collect()
+    }
+
+    /// What a pod, or the room held for one, takes of this node; `None` if it is not here.
+    pub fn use_of(&self, entry: &PodEntry) -> Option<Usage> {
+        let held = || entry.hold().filter(|hold| hold.node == self.view.name);
+        let gpus = match self.charge_of(entry) {
+            // One that could be anywhere is somewhere: it is charged everywhere, and uses what it asked for.
+            Some(charge) if charge.placed => charge.gpus,
+            Some(_) => GpuSet::first(self.devices.len().min(entry.demand.gpus as usize)),
+            None => self.resolve(&held()?.devices).unwrap_or_default(),
+        };
+        Some(used_on(&self.promised, &entry.demand, gpus))
     }
 
     fn tenant(&self, uid: &PodUid, entry: &PodEntry) -> Option<Tenant> {
@@ -192,13 +269,15 @@ impl Book {
 
     /// What promises leave of each GPU.
     fn promised(&self, entries: &Entries, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
-        let mut gpus: Vec<Gpu> = self.devices.iter().map(|device| Gpu::of(device, policy.headroom)).collect();
+        let mut gpus: Vec<Gpu> =
+            self.devices.iter().map(|device| Gpu::of(device, &policy.headroom)).collect();
         let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &entries[uid]);
         for entry in here() {
             if let Some(charge) = self.charge_of(entry) {
                 charge.gpus.iter().for_each(|g| {
                     gpus[g].charge(entry.demand.per_gpu, entry.demand.sharing);
                     gpus[g].starting |= entry.starting.is_some();
+                    gpus[g].barred = gpus[g].barred.with(entry.demand.terms.bars);
                 });
             }
         }
@@ -223,6 +302,7 @@ impl Book {
             gpu.charged += wanted.minus(victims);
             gpu.tenants += 1;
             gpu.exclusive |= holder.demand.sharing == Sharing::Exclusive;
+            gpu.barred = gpu.barred.with(holder.demand.terms.bars);
             // It will start as soon as the last victim has left: who began now would be in its way.
             gpu.starting |= holder.demand.terms.engine;
         }

@@ -84,11 +84,13 @@ pub struct Bound {
     pub located: Option<Arc<[GpuUuid]>>,
     /// When this ledger learned of it. A reading sampled earlier says nothing about it.
     pub since: Moment,
+    /// Since when it runs, as far as anyone knows.
+    pub started: Moment,
 }
 
 impl Bound {
     pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
-        Self { node, devices, located: None, since }
+        Self { node, devices, located: None, since, started: since }
     }
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.

@@ -155,7 +155,7 @@ impl Book {
     /// pod that has not allocated all it was promised explains nothing beyond what it has.
     fn rest(&self, place: usize, seen: &GpuReading, used: Bytes, sampled: Moment, policy: &Policy) -> Bytes {
         let attributed: Bytes = seen.attributed.iter().map(|(_, bytes)| *bytes).sum();
-        let capacity = self.devices[place].capacity(policy.headroom);
+        let capacity = self.devices[place].capacity(&policy.headroom);
         let judged = self.tenants.iter().filter(|tenant| tenant.bound.is_some_and(|since| since <= sampled));
         let growing = judged.filter(|tenant| tenant.gpus.contains(place)).map(|tenant| {
             let reserved = tenant.reserved_on(place, capacity);

@@ -8,6 +8,7 @@
 //! on each GPU is what it asked for, or the whole GPU if it wants it to itself, or, if nobody knows on which GPUs it
 //! runs, that much on every GPU of its node.
 //!
+//! [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
@@ -16,18 +17,23 @@ mod entry;
 mod measured;
 mod promise;
 mod query;
+mod reload;
 mod sight;
+mod tenancy;
 mod wake;
 
 pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Refused, Waiting};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
+pub use reload::Judgements;
 pub use sight::{DevicesRefused, Remark, Seen, SeenState};
+pub use tenancy::Tenancy;
+pub(super) use tenancy::is_allowed;
 pub use wake::{Refusal, whom_to_wake};
 
 use super::decision::Hold;
 use super::node::Node;
-use super::policy::{ExpiredRule, Policy};
+use super::policy::{ExpiredRule, Policy, Usage};
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use crate::ids::{NodeName, PodUid};
@@ -59,6 +65,8 @@ pub struct Ledger {
     nodes_changed: bool,
     /// How often that happened.
     epoch: u64,
+    /// What each tenant uses, by its place in the policy.
+    usage: Vec<Usage>,
 }
 
 impl Ledger {
@@ -142,7 +150,9 @@ impl Ledger {
     /// Brings a node's page to its entries and devices.
     fn refresh(&mut self, name: &NodeName) {
         if let Some(book) = self.books.get_mut(name) {
+            let before = std::mem::take(&mut book.usage);
             book.recount(&self.entries, &self.policy);
+            self.settle_usage(&before, name);
             self.refresh_view(name);
         }
     }
@@ -152,16 +162,24 @@ impl Ledger {
         let Some(book) = self.books.get_mut(name) else { return };
         let gpus = book.gpus(&self.policy);
         let unseen = matches!(book.freshness, Freshness::Unreported | Freshness::Expired);
+        let replicas = if self.policy.weights.spread > 0 { book.replicas(&self.entries) } else { Vec::new() };
         let view = Node {
             name: name.clone(),
-            kind: book.kind,
+            kind: self.policy.kind_of(book.kind, book.admission),
             generation: book.view.generation,
             // What decisions read again and again is shared as long as it stays the same.
             gpus: if *book.view.gpus == *gpus { book.view.gpus.clone() } else { gpus.into() },
             devices: book.devices.clone(),
             freshness: book.freshness,
             closed: unseen && self.policy.telemetry.expired == ExpiredRule::Refuse,
+            miscut: book.is_miscut(&self.policy),
+            classes: book.admission.classes,
             holdings: book.holdings(),
+            replicas: if *book.view.replicas == *replicas {
+                book.view.replicas.clone()
+            } else {
+                replicas.into()
+            },
         };
         if view != book.view {
             self.generation += 1;

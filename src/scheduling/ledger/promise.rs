@@ -3,15 +3,16 @@
 use super::Ledger;
 use super::book::Book;
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
+use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::fit::{Misfit, misfit};
+use crate::scheduling::fit::{Misfit, misfit, shut};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
-use crate::scheduling::policy::Policy;
-use crate::scheduling::preempt::discharge;
+use crate::scheduling::policy::{Policy, StartGate};
+use crate::scheduling::preempt::{discharge, settle_bars};
 use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
@@ -61,6 +62,12 @@ impl Conflict {
             }
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => "conflict: preempted pods have not left yet",
             Self::NoLongerFits(Misfit::EngineStarting { .. }) => "conflict: another engine began to start",
+            Self::NoLongerFits(Misfit::BeyondLimit { .. } | Misfit::BeyondLimitHere { .. }) => {
+                "conflict: the tenant's limit was reached"
+            }
+            Self::NoLongerFits(Misfit::ClassNotAdmitted | Misfit::Miscut) => {
+                "conflict: the node's pool has changed"
+            }
             Self::NoLongerFits(Misfit::EnginesBusy { .. } | Misfit::Occupied { .. } | Misfit::Unseen) => {
                 "conflict: what the node's agent reports has changed"
             }
@@ -152,6 +159,7 @@ impl Ledger {
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
+        let bars = book.bars(uid, &self.entries);
         let leaving = self.victims_of_holds(book);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
@@ -161,10 +169,14 @@ impl Ledger {
             let resident = self.resident(victim, entry, book).ok_or(Conflict::VictimGone)?;
             discharge(&mut gpus, &resident);
         }
+        settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
         let demand = &entry.demand;
         let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
         if !seats.iter().all(|g| gpus[g].has_room(demand)) {
             return Err(misfit(&gpus, demand).into());
+        }
+        if !is_allowed(self.allowance(uid, demand), &gpus, demand, seats) {
+            return Err(self.beyond_limit(uid, demand).into());
         }
         self.set_hold(uid, Some(hold));
         Ok(())
@@ -215,13 +227,10 @@ impl Ledger {
             Phase::Waiting(_) => {}
         }
         let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
-        if book.kind == NodeKind::DevicePlugin {
-            return Err(Misfit::DevicePluginNode.into());
-        }
-        if book.view.closed && entry.hold().is_none_or(|hold| hold.node != *node) {
-            return Err(Misfit::Unseen.into());
-        }
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
+            Some(_) if book.view.kind == NodeKind::DevicePlugin => {
+                return Err(Misfit::DevicePluginNode.into());
+            }
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
             None => self.free_room(uid, &entry.demand, book)?,
         };
@@ -274,8 +283,18 @@ impl Ledger {
     }
 
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
+        shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        pack::choose(&gpus, demand, GpuSet::first(gpus.len())).ok_or_else(|| misfit(&gpus, demand))
+        let chosen = pack::choose(&gpus, demand, GpuSet::first(gpus.len()));
+        let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
+        match is_allowed(self.allowance(uid, demand), &gpus, demand, chosen) {
+            true => Ok(chosen),
+            false => Err(self.beyond_limit(uid, demand)),
+        }
+    }
+
+    fn beyond_limit(&self, uid: &PodUid, demand: &Demand) -> Misfit {
+        Misfit::BeyondLimitHere { left: self.allowance(uid, demand) }
     }
 
     fn room_of_hold(
@@ -311,8 +330,9 @@ impl Ledger {
 pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
     let expected = rank::ready(node, demand, &policy.loading)
         .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
+    let StartGate { at_least, at_most } = policy.class(demand.class).start_gate;
     // Twice, because nobody's loading takes exactly as long as it should.
-    demand.terms.engine.then(|| now + expected.times(2).min(policy.start_gate))
+    demand.terms.engine.then(|| now + expected.times(2).clamp(at_least.min(at_most), at_most))
 }
 
 /// What the pod gets on these GPUs.

@@ -3,13 +3,14 @@
 use super::Ledger;
 use super::book::Book;
 use super::entry::{Phase, PodEntry};
+use super::tenancy::Tenancy;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::node::{Node, NodeKind};
-use crate::scheduling::policy::{Eviction, Policy};
-use crate::scheduling::preempt::{Resident, Room};
+use crate::scheduling::policy::{Eviction, EvictionCosts, Policy};
+use crate::scheduling::preempt::{Resident, Room, Standing};
 use crate::scheduling::reading::Reading;
-use crate::scheduling::request::Sharing;
-use crate::units::Bytes;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -58,27 +59,40 @@ impl Ledger {
         self.books.get(name)?.reading.as_ref()
     }
 
-    /// The node with everyone on it who may be evicted for the pod of `uid`.
-    pub fn room_for(&self, uid: &PodUid, node: &NodeName) -> Option<Room> {
+    /// The node with everyone on it who may be evicted for the pod of `uid`; `None` if it may not be placed there at all.
+    pub fn room_for(&self, uid: &PodUid, node: &NodeName, tenancy: &Tenancy) -> Option<Room> {
         let preemptor = self.entries.get(uid)?;
-        let book = self
-            .books
-            .get(node)
-            .filter(|book| book.exists && book.kind == NodeKind::Stowage && !book.view.closed)?;
-        let leaving = self.victims_of_holds(book);
-        let may_leave = |victim: &PodUid, entry: &PodEntry| {
-            entry.demand.priority < preemptor.demand.priority
-                && self.policy.class(entry.demand.class).eviction == Eviction::ForHigherPriority
-                && matches!(entry.phase, Phase::Bound(_))
-                && !leaving.contains(victim)
+        let takes = |book: &Book| {
+            let Node { kind, closed, miscut, classes, .. } = &book.view;
+            let is_open = *kind == NodeKind::Stowage && !closed && !miscut;
+            book.exists && is_open && classes.contains(preemptor.demand.class)
         };
+        let book = self.books.get(node).filter(|book| takes(book))?;
+        let leaving = self.victims_of_holds(book);
         let residents = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
         let candidates = residents
-            .filter(|(uid, entry)| may_leave(uid, entry))
-            .filter_map(|(uid, entry)| self.resident(uid, entry, book))
+            .filter(|(uid, entry)| {
+                !leaving.contains(uid)
+                    && self.may_leave(entry, &preemptor.demand)
+                    && tenancy.lets_go(uid, entry)
+            })
+            .filter_map(|(uid, entry)| {
+                let standing = tenancy.standing(uid, entry);
+                Some(Resident { standing, ..self.resident(uid, entry, book)? })
+            })
             .collect();
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        Some(Room { node: node.clone(), gpus, candidates })
+        let bars = book.bars(uid, &self.entries);
+        Some(Room { node: node.clone(), gpus, candidates, bars })
+    }
+
+    /// Whether the policy lets a pod of that priority evict this one now.
+    fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
+        let class = self.policy.class(victim.demand.class);
+        let Phase::Bound(bound) = &victim.phase else { return false };
+        victim.demand.priority < preemptor.priority
+            && class.eviction == Eviction::ForHigherPriority
+            && self.now.since(bound.started) >= class.min_runtime
     }
 
     /// A pod as part of what its node holds, if it is placed there.
@@ -153,9 +167,25 @@ impl Ledger {
             },
             sharing: entry.demand.sharing,
             priority: entry.demand.priority,
+            class: entry.demand.class,
             companion: entry.demand.companion,
-            grace: entry.demand.grace,
+            grace: entry.demand.grace + self.policy.class(entry.demand.class).drain_time,
+            cost: self.cost_of(entry, book),
+            standing: Standing::Borrowed { spared: 0 },
         })
+    }
+
+    /// What the eviction of a pod costs: coming and going, and the work it loses on its part of its GPUs. In thousandths of a
+    /// GPU for a second; whole seconds, so that pods that began together cost the same.
+    fn cost_of(&self, entry: &PodEntry, book: &Book) -> u64 {
+        let EvictionCosts { per_pod, work_at_most } = self.policy.eviction_costs;
+        let ran = match &entry.phase {
+            Phase::Bound(bound) => self.now.since(bound.started),
+            _ => Millis::default(),
+        };
+        let lost = ran.min(work_at_most).0 / 1000;
+        let part = book.use_of(entry).unwrap_or_default().milli_gpus;
+        per_pod.0.saturating_add(part.saturating_mul(lost))
     }
 
     pub(super) fn victims_of_holds(&self, book: &Book) -> BTreeSet<&PodUid> {

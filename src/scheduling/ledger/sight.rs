@@ -10,7 +10,7 @@ use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::Reading;
 use crate::scheduling::request::{Demand, MAX_GPUS};
-use crate::units::Moment;
+use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
@@ -32,6 +32,8 @@ pub enum SeenState {
         devices: Option<Arc<[GpuUuid]>>,
         /// It is not ready yet, and none of its containers has been restarted.
         starting: bool,
+        /// For how long it has run, if the API server says so.
+        ran: Option<Millis>,
     },
 }
 
@@ -158,15 +160,25 @@ impl Ledger {
     }
 
     /// Brings the books to what the API server shows of a pod.
-    pub fn see(&mut self, seen: Seen) -> Remark {
+    pub fn see(&mut self, mut seen: Seen) -> Remark {
+        if seen.demand.judged_by != self.policy.version {
+            // The policy changed while the pod was read.
+            let judgement = self.policy.judge(&seen.demand.traits);
+            seen.demand.take(judgement);
+        }
         match seen.state {
             SeenState::Waiting { hold } => {
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold);
                 Remark::Nothing
             }
-            SeenState::Bound { node, devices, starting } => {
+            SeenState::Bound { node, devices, starting, ran } => {
                 let bound = Bound::new(node, devices, self.now);
-                self.see_bound(seen.uid, seen.key, seen.demand, bound, starting)
+                let uid = seen.uid.clone();
+                let remark = self.see_bound(seen.uid, seen.key, seen.demand, bound, starting);
+                if let Some(ran) = ran {
+                    self.has_run_since(&uid, self.now.before(ran));
+                }
+                remark
             }
         }
     }

@@ -5,6 +5,7 @@ use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{Headroom, Judgement, Terms, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 
@@ -17,23 +18,18 @@ fn node_name(name: &str) -> NodeName {
 }
 
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
-    let labels = BTreeMap::new();
-    let traits = crate::scheduling::policy::Traits {
-        namespace: "d",
-        labels: &labels,
-        priority_class: None,
-        priority,
-        sharing,
-    };
-    let policy = Policy::default();
-    let class = policy.classify(traits);
+    let traits = Traits { priority, sharing, ..Traits::default() };
+    let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
         per_gpu: Bytes::gib(gib),
         gpus: 1,
         sharing,
+        traits: Arc::new(traits),
         class,
+        tenant,
+        judged_by: version,
         // What an engine's start does to its neighbours has tests of its own.
-        terms: crate::scheduling::policy::Terms { engine: false, ..policy.class(class).terms },
+        terms: Terms { engine: false, ..terms },
         priority,
         may_preempt: true,
         companion: Companion::default(),
@@ -53,6 +49,7 @@ fn gpus(uuids: &[&str]) -> Vec<Device> {
         total: Bytes::gib(80),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        island: None,
     };
     uuids.iter().enumerate().map(device).collect()
 }
@@ -86,7 +83,7 @@ fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[
         uid: uid(name),
         key,
         demand,
-        state: SeenState::Bound { node: node_name("n"), devices, starting: false },
+        state: SeenState::Bound { node: node_name("n"), devices, starting: false, ran: None },
     })
 }
 
@@ -249,7 +246,13 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     hold(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(Conflict::VictimGone));
-    assert!(ledger.room_for(&uid("two"), &node_name("n")).unwrap().candidates.is_empty());
+    assert!(
+        ledger
+            .room_for(&uid("two"), &node_name("n"), &ledger.tenancy(&uid("two")))
+            .unwrap()
+            .candidates
+            .is_empty()
+    );
 }
 
 #[test]
@@ -342,7 +345,7 @@ fn what_changes_while_somebody_reads_and_after_it_is_all_in_the_next_view() {
 #[test]
 fn headroom_is_never_handed_out() {
     let mut policy = Policy::default();
-    policy.headroom = Percent::new(25).unwrap();
+    policy.headroom = Headroom::all(Percent::new(25).unwrap());
     let mut ledger = Ledger::new(Arc::new(policy));
     ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0"])));
     assert_eq!(free_gib(&mut ledger), [60]);

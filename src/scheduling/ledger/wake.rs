@@ -6,10 +6,12 @@
 
 use super::Ledger;
 use super::entry::{Phase, PodEntry, Refused, Waiting};
+use super::is_allowed;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::fit::shut;
 use crate::scheduling::pack;
+use crate::scheduling::policy::{Limit, Usage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::{NodeSet, Snapshot};
 use crate::units::Millis;
@@ -34,6 +36,10 @@ pub struct Refusal {
     asked: Arc<NodeSet>,
     /// Room of its own, if it has any, and whether it is open.
     own_room: Option<(NodeName, bool)>,
+    /// What its tenant may still take.
+    allowance: Limit,
+    /// How much its tenant borrows: of two of one priority, whose tenant has less comes first.
+    share: u64,
     /// It was woken a moment ago, and has not asked yet: the room it was woken for is not for the next one.
     is_on_its_way: bool,
 }
@@ -68,7 +74,8 @@ impl Ledger {
         self.refused.retain(|uid| entries.get(uid).is_some_and(|entry| entry.refused().is_some()));
         let (before, after): (Vec<_>, Vec<_>) =
             self.refused.iter().partition(|uid| self.looked_at.as_ref().is_some_and(|last| *uid <= last));
-        let in_turn = || after.iter().chain(&before).filter_map(|uid| self.refusal(uid));
+        let whole = if self.policy.tenants().is_empty() { Usage::default() } else { self.whole() };
+        let in_turn = || after.iter().chain(&before).filter_map(|uid| self.refusal(uid, whole));
         let due: Vec<Refusal> = in_turn().filter(|refusal| !refusal.is_on_its_way).take(limit).collect();
         let Some(last) = due.last().map(|refusal| refusal.uid.clone()) else { return Vec::new() };
         let refusals = in_turn().filter(|refusal| refusal.is_on_its_way).chain(due).collect();
@@ -87,7 +94,7 @@ impl Ledger {
     }
 
     /// `None` for a pod that is left alone for now and has no claim.
-    fn refusal(&self, uid: &PodUid) -> Option<Refusal> {
+    fn refusal(&self, uid: &PodUid, whole: Usage) -> Option<Refusal> {
         let entry = self.entries.get(uid)?;
         let Phase::Waiting(Waiting { refused: Some(refused), in_vain, .. }) = &entry.phase else {
             return None;
@@ -102,16 +109,20 @@ impl Ledger {
             demand: entry.demand.clone(),
             asked: refused.asked.clone(),
             own_room: self.own_room(uid).map(|(node, verdict)| (node, verdict.is_ok())),
+            allowance: self.allowance(uid, &entry.demand),
+            share: self.share_of(&entry.demand, whole),
             is_on_its_way: !is_due,
         })
     }
 }
 
 /// Those who would find a place now, each beside those before it and those who are on their way: of ten that wait for one
-/// GPU, one is woken. Higher priority first, then by UID.
+/// GPU, one is woken. Higher priority first, then the tenant with the smaller share of what is borrowed, then by UID.
 pub fn whom_to_wake(mut refusals: Vec<Refusal>, snapshot: &Snapshot) -> Vec<Refusal> {
-    let order =
-        |refusal: &Refusal| (!refusal.is_on_its_way, Reverse(refusal.demand.priority), refusal.uid.clone());
+    let order = |refusal: &Refusal| {
+        let Refusal { demand, share, uid, .. } = refusal;
+        (!refusal.is_on_its_way, Reverse(demand.priority), *share, uid.clone())
+    };
     refusals.sort_by_cached_key(order);
     let mut taken: BTreeMap<NodeName, Vec<Gpu>> = BTreeMap::new();
     refusals.retain(|refusal| {
@@ -130,14 +141,15 @@ pub fn whom_to_wake(mut refusals: Vec<Refusal>, snapshot: &Snapshot) -> Vec<Refu
 /// Finds the pod a seat on a node it asked about, and takes it there.
 fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut BTreeMap<NodeName, Vec<Gpu>>) -> bool {
     let demand = &refusal.demand;
-    let open = |kind, closed: bool| kind == NodeKind::Stowage && !closed;
-    for node in snapshot.nodes_in(&refusal.asked).filter(|node| open(node.kind, node.closed)) {
+    for node in snapshot.nodes_in(&refusal.asked).filter(|node| shut(node, demand).is_ok()) {
         let gpus = taken.get(&node.name).map_or(&node.gpus[..], Vec::as_slice);
-        if let Some(seat) = pack::choose(gpus, demand, GpuSet::first(gpus.len())) {
+        let seat = pack::choose(gpus, demand, GpuSet::first(gpus.len()));
+        if let Some(seat) = seat.filter(|seat| is_allowed(refusal.allowance, gpus, demand, *seat)) {
             let gpus = taken.entry(node.name.clone()).or_insert_with(|| node.gpus.to_vec());
             for place in seat.iter() {
                 gpus[place].charge(demand.per_gpu, demand.sharing);
                 gpus[place].starting |= demand.terms.engine;
+                gpus[place].barred = gpus[place].barred.with(demand.terms.bars);
             }
             return true;
         }

@@ -5,10 +5,13 @@ use super::{demand, demand_of, sharing};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::loading::{Holdings, LoadingSpeeds};
+use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
-use crate::scheduling::preempt::{Price, Resident, Room, Shortfall, cheapest_victims};
+use crate::scheduling::policy::{ClassId, ClassSet, Limit, Policy};
+use crate::scheduling::preempt::{
+    Bar, Price, Resident, Room, Shortfall, Standing, cheapest_victims, settle_bars,
+};
 use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Companion, Demand, Sharing};
@@ -24,7 +27,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         .prop_map(|(kv, queue)| Pressure::of(kv.and_then(Percent::new), queue));
     let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
     let rarely = || proptest::bool::weighted(0.2);
-    let flags = (any::<bool>(), rarely(), rarely(), rarely());
+    let flags = (any::<bool>(), rarely(), rarely(), rarely(), rarely());
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, pressure, taken).prop_map(
         |(
@@ -32,7 +35,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             charged,
             hinted,
             tenants,
-            (exclusive, slice, starting, engine_hinted),
+            (exclusive, slice, starting, engine_hinted, is_barred),
             health,
             pressure,
             taken,
@@ -46,7 +49,9 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             starting,
             taken: Bytes(taken),
             pressure,
+            barred: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
             slice,
+            island: None,
             health,
         },
     )
@@ -61,8 +66,20 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
         devices: Arc::new([]),
         freshness: Freshness::Fresh,
         closed: false,
+        miscut: false,
+        classes: ClassSet::ALL,
         holdings: Holdings::default(),
+        replicas: Arc::new([]),
     }
+}
+
+/// What an eviction costs, on whose share the pod lives, and whether it keeps others off its GPUs.
+fn terms_of_leaving() -> impl Strategy<Value = (u64, Standing, bool)> {
+    let standing = prop_oneof![
+        1 => Just(Standing::Guaranteed),
+        3 => (0u32..3).prop_map(|spared| Standing::Borrowed { spared }),
+    ];
+    (0u64..3, standing, proptest::bool::weighted(0.2))
 }
 
 /// Every set of exactly `size` of the first `n` places.
@@ -78,6 +95,7 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let nobody_wants_to_be_alone = !gpu.exclusive;
     let enough = gpu.charged.0 + gpu.taken.0 + demand.per_gpu.0 <= gpu.capacity.0;
     let whole_if_many = demand.gpus == 1 || !gpu.slice;
+    let willing_to_share = gpu.barred.is_empty();
     let one_starts_at_a_time = !demand.terms.engine || !gpu.starting;
     let kv_is_low = match (gpu.pressure.kv_cache, demand.terms.kv_cache_limit) {
         (Some(kv), Some(limit)) => kv.get() <= limit.get(),
@@ -92,6 +110,7 @@ fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
         && nobody_wants_to_be_alone
         && enough
         && whole_if_many
+        && willing_to_share
         && one_starts_at_a_time
         && kv_is_low
         && queue_is_short
@@ -152,7 +171,7 @@ proptest! {
             .any(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
-            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, ..*gpu })
+            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, barred: ClassSet::NONE, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
             .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
@@ -177,16 +196,19 @@ proptest! {
         let snapshot = Snapshot::new(1, 1, nodes);
         let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
         let attempt = Attempt {
-            limit, just_failed: Some(&failed), own_room: None, speeds: &LoadingSpeeds::default(),
+            limit, just_failed: Some(&failed), own_room: None, policy: &Policy::default(), allowance: Limit::default(),
         };
         let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
 
         let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
             let gpus = fit(node, &demand).ok()?;
             let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
-            let bustle = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max();
+            let bustle = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
-            Some((node.name == failed, contended, bustle, left, node.free(), node.name.clone()))
+            let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
+            // The default weights of KV headroom and packing; nothing else differs between these nodes.
+            let cost = 40 * 500 * u64::from(bustle) + left * 1000 / whole.max(1);
+            Some((node.name == failed, contended, cost, left, node.free(), node.name.clone()))
         }).collect();
         all.sort();
         all.truncate(limit);
@@ -204,28 +226,37 @@ proptest! {
 
     #[test]
     fn no_cheaper_set_of_victims_exists(
-        pods in prop::collection::vec((0usize..4, 0usize..4, 5u64..40, -5i32..0, sharing()), 0..9),
+        pods in prop::collection::vec((0usize..4, 0usize..4, 5u64..40, -5i32..0, sharing(), terms_of_leaving()), 0..9),
         demand in (10u64..70, 1u32..3, sharing()).prop_map(|(v, n, s)| demand_of(v, n, s, 5)),
         proposed in 0usize..9,
     ) {
         let mut gpus = vec![Gpu {
             capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, engine_hinted: false, taken: Bytes::ZERO,
-            pressure: Pressure::default(), tenants: 0, exclusive: false, starting: false, slice: false,
+            pressure: Pressure::default(), barred: ClassSet::NONE, island: None, tenants: 0, exclusive: false, starting: false, slice: false,
             health: Health::Healthy,
         }; 4];
         let mut candidates = Vec::new();
-        for (i, (a, b, per_gpu, priority, sharing)) in pods.into_iter().enumerate() {
+        let mut bars = Vec::new();
+        for (i, (a, b, per_gpu, priority, sharing, (cost, standing, is_bar))) in pods.into_iter().enumerate() {
             let on: GpuSet = [a, b].into_iter().collect();
             if on.iter().all(|g| gpus[g].has_room(&demand_of(per_gpu, 1, sharing, priority))) {
                 on.iter().for_each(|g| gpus[g].charge(Bytes(per_gpu), sharing));
                 let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
                 let companion = Companion { cpu: crate::units::MilliCpu(i as u64), memory: Bytes::ZERO };
                 let grace = Millis::seconds(1);
-                candidates.push(Resident { uid, gpus: on, per_gpu: Bytes(per_gpu), beyond: Bytes::ZERO, sharing, priority, companion, grace });
+                if is_bar {
+                    bars.push(Bar { uid: uid.clone(), gpus: on, classes: ClassSet::ALL });
+                }
+                candidates.push(Resident {
+                    uid, gpus: on, per_gpu: Bytes(per_gpu), beyond: Bytes::ZERO, sharing, priority, companion, grace,
+                    class: ClassId::default(), cost, standing,
+                });
             }
         }
         let shortfall = Shortfall::of(candidates.iter().take(proposed % 3));
-        let room = Room { node: NodeName::parse("n").unwrap(), gpus: gpus.clone(), candidates: candidates.clone() };
+        let mut barred = gpus.clone();
+        settle_bars(&bars, &mut barred, |_| false);
+        let room = Room { node: NodeName::parse("n").unwrap(), gpus: barred, candidates: candidates.clone(), bars: bars.clone() };
         let found = cheapest_victims(&room, &demand, shortfall);
 
         let enough = |chosen: &[&Resident]| {
@@ -233,12 +264,24 @@ proptest! {
             chosen.iter().for_each(|r| r.gpus.iter().for_each(|g| left[g].discharge(r.per_gpu, r.sharing)));
             let vram: u64 = chosen.iter().map(|r| r.per_gpu.0 * u64::from(r.gpus.len())).sum();
             let cpu: u64 = chosen.iter().map(|r| r.companion.cpu.0).sum();
+            let is_barred = |g: usize| {
+                let stays = |bar: &Bar| chosen.iter().all(|r| r.uid != bar.uid);
+                bars.iter().any(|bar| stays(bar) && bar.gpus.contains(g))
+            };
             vram >= shortfall.vram.0 && cpu >= shortfall.companion.cpu.0
-                && subsets(4, demand.gpus).any(|set| set.iter().all(|g| has_room_by_the_book(&left[*g], &demand)))
+                && subsets(4, demand.gpus).any(|set| {
+                    set.iter().all(|g| has_room_by_the_book(&left[*g], &demand) && !is_barred(*g))
+                })
         };
         let price = |chosen: &[&Resident]| Price {
             priority: chosen.iter().map(|r| r.priority.abs_diff(i32::MIN)).max().unwrap_or(0),
             evicted: chosen.iter().map(|r| r.vram()).sum(),
+            from_guarantee: chosen.iter().any(|r| r.standing == Standing::Guaranteed),
+            spared: chosen.iter().map(|r| match r.standing {
+                Standing::Borrowed { spared } => spared,
+                Standing::Guaranteed => 0,
+            }).max().unwrap_or(0),
+            cost: chosen.iter().map(|r| r.cost).sum(),
             victims: chosen.len() as u32,
         };
         let best = (0u32..1 << candidates.len())

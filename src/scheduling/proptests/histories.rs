@@ -85,6 +85,7 @@ fn devices(node: u8, gpus: u32) -> Vec<Device> {
         total: Bytes(100),
         reserved: Bytes(2),
         health: Health::Healthy,
+        island: None,
     };
     (0..gpus).map(device).collect()
 }
@@ -177,15 +178,20 @@ impl Bench {
                 let waiting = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_));
                 if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
                 {
-                    let state = SeenState::Bound { node: name(node), devices: None, starting: false };
+                    let state =
+                        SeenState::Bound { node: name(node), devices: None, starting: false, ran: None };
                     ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
                 }
             }
             Step::Started(pod) => {
                 let entry = ledger.entry(&uid(pod)).cloned();
                 if let Some(PodEntry { key, demand, phase: Phase::Bound(bound), .. }) = entry {
-                    let state =
-                        SeenState::Bound { node: bound.node, devices: bound.devices, starting: false };
+                    let state = SeenState::Bound {
+                        node: bound.node,
+                        devices: bound.devices,
+                        starting: false,
+                        ran: None,
+                    };
                     ledger.see(Seen { uid: uid(pod), key, demand, state });
                 }
             }
@@ -326,7 +332,9 @@ impl Bench {
 
     fn hold(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.room_for(&uid(pod), &name(node)) else { return };
+        let Some(room) = self.ledger.room_for(&uid(pod), &name(node), &self.ledger.tenancy(&uid(pod))) else {
+            return;
+        };
         for candidate in &room.candidates {
             let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
             assert!(victim.priority < demand.priority, "a victim has lower priority");
@@ -381,7 +389,7 @@ impl Bench {
             let state = match &entry.phase {
                 Phase::Bound(bound) => {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
-                    SeenState::Bound { node, devices, starting: entry.starting.is_some() }
+                    SeenState::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
                 }
                 _ => SeenState::Waiting { hold: entry.hold().cloned() },
             };

@@ -6,30 +6,24 @@
 mod choices;
 mod histories;
 
-use crate::scheduling::policy::Policy;
+use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
-    let labels = BTreeMap::new();
-    let traits = super::policy::Traits {
-        namespace: "default",
-        labels: &labels,
-        priority_class: None,
-        priority,
-        sharing,
-    };
-    let policy = Policy::default();
-    let class = policy.classify(traits);
+    let traits = Traits { priority, sharing, ..Traits::default() };
+    let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
         per_gpu: Bytes(per_gpu),
         gpus,
         sharing,
+        traits: Arc::new(traits),
         class,
-        terms: policy.class(class).terms,
+        terms,
+        tenant,
+        judged_by: version,
         priority,
         may_preempt: true,
         companion: Companion::default(),

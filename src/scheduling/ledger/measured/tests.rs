@@ -37,6 +37,7 @@ impl Bench {
             total: Bytes::gib(100),
             reserved: Bytes::ZERO,
             health: Health::Healthy,
+            island: None,
         });
         ledger.report_devices(&node(), devices.collect()).unwrap();
         Self { ledger, now: Moment(1_000_000) }
@@ -63,7 +64,7 @@ impl Bench {
         self.ledger.set_now(self.now);
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
-        let state = SeenState::Bound { node: node(), devices, starting };
+        let state = SeenState::Bound { node: node(), devices, starting, ran: None };
         self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state });
     }
 
@@ -144,6 +145,8 @@ fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
         exclusive: None,
         model: None,
         kv_cache: None,
+        service_account: None,
+        resources: &Default::default(),
     };
     Demand::of(&request, policy).unwrap()
 }
@@ -217,11 +220,12 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
         total: Bytes::gib(100),
         reserved: Bytes::ZERO,
         health: Health::Healthy,
+        island: None,
     };
     ledger.set_node(&node(), NodeKind::Stowage, Some(vec![device(0, "index-0"), device(1, "index-1")]));
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
-    let state = SeenState::Bound { node: node(), devices, starting: false };
+    let state = SeenState::Bound { node: node(), devices, starting: false, ran: None };
     ledger.see(Seen { uid: uid("early"), key: key("early"), demand, state });
     ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
     // The driver numbers the cards anew.
@@ -485,7 +489,7 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.room_for(&uid("whole"), &node()).unwrap();
+    let room = bench.ledger.room_for(&uid("whole"), &node(), &bench.ledger.tenancy(&uid("whole"))).unwrap();
     let found = cheapest_victims(&room, &whole, Shortfall::default()).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);

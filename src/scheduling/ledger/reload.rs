@@ -1,0 +1,69 @@
+//! Another policy for the same books.
+//!
+//! Judging every pod anew may take a while, and nobody should wait for it: [`Ledger::to_judge`] gives out what they show,
+//! someone judges them beside the lock, and [`Ledger::set_policy`] changes everything in one step, judging itself only who came
+//! in between. So every decision is made by one policy or by the other.
+
+use super::Ledger;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::units::Moment;
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What pods that show the same are judged to be.
+pub type Judgements = FxHashMap<Arc<Traits>, Judgement>;
+
+impl Ledger {
+    /// What all pods show.
+    pub fn to_judge(&self) -> Vec<Arc<Traits>> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "each is judged by itself, and nothing follows from their order"
+        )]
+        self.entries.values().map(|entry| entry.demand.traits.clone()).collect()
+    }
+
+    /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
+    /// is now. `judged` may lack some.
+    pub fn set_policy(&mut self, mut policy: Policy, judged: &Judgements) {
+        let version = self.policy.version + 1;
+        policy.version = version;
+        let uids: Vec<PodUid> = self.entries().into_keys().cloned().collect();
+        for uid in &uids {
+            let demand = &mut self.entries.get_mut(uid).expect("it was just listed").demand;
+            let known = judged.get(&demand.traits).map(|judgement| Judgement { version, ..*judgement });
+            demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
+        }
+        self.policy = Arc::new(policy);
+        // The sums are by tenants of the old policy.
+        self.usage.clear();
+        self.books.values_mut().for_each(|book| book.usage.clear());
+        self.aging.clear();
+        let names: Vec<NodeName> = self.books.keys().cloned().collect();
+        for name in &names {
+            let book = self.books.get_mut(name).expect("it was just listed");
+            book.admission = self.policy.admission(&book.labels);
+            self.age(name);
+            self.refresh(name);
+        }
+    }
+
+    /// The labels of a node, by which it is in a pool.
+    pub fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
+        let policy = self.policy.clone();
+        let Some(book) = self.books.get_mut(name).filter(|book| *book.labels != labels) else { return };
+        book.admission = policy.admission(&labels);
+        book.labels = Arc::new(labels);
+        self.refresh(name);
+    }
+
+    /// Since when a bound pod runs, if that is longer than this ledger knows of it.
+    pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
+        use super::Phase;
+        if let Some(Phase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            bound.started = bound.started.min(started);
+        }
+    }
+}

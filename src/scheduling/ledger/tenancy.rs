@@ -1,0 +1,190 @@
+//! Who has how much of the cluster, and what follows: who may take more, and who gives way to whom.
+//!
+//! - Nobody gets beyond its tenant's limit, nor, if it may not borrow, beyond its guarantee.
+//! - Who borrows takes only what is idle: it evicts nobody but pods of its own tenant, or, if it has none, such as have none.
+//! - Who stays within its guarantee may also evict what others borrowed. Of a tenant's pods those of the highest priority live
+//!   on its guarantee, then those that have run longest; the rest is borrowed.
+
+use super::Ledger;
+use super::book::used_on;
+use super::entry::{Phase, PodEntry};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::policy::{Limit, Reclaim, TenantId, Usage};
+use crate::scheduling::preempt::Standing;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::Moment;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A dominant share counts up to the whole cluster.
+const WHOLE: u64 = 1_000_000;
+
+/// How tenants stand to each other at one moment, as one pod that wants room sees it.
+#[derive(Debug, Default)]
+pub struct Tenancy {
+    /// No tenant is named in the policy: everyone may give way.
+    is_off: bool,
+    of_preemptor: Option<TenantId>,
+    /// It would stay within a guarantee that may be taken back.
+    may_reclaim: bool,
+    /// Pods that live on their tenants' guarantees.
+    guaranteed: BTreeSet<PodUid>,
+    /// How much each tenant is spared, by its share of what is borrowed.
+    spared: BTreeMap<TenantId, u32>,
+}
+
+impl Tenancy {
+    /// Whether the pod's tenant lets it be evicted for the one who asks.
+    pub fn lets_go(&self, victim: &PodUid, entry: &PodEntry) -> bool {
+        let is_own = entry.demand.tenant == self.of_preemptor;
+        self.is_off || is_own || (self.may_reclaim && !self.guaranteed.contains(victim))
+    }
+
+    pub fn standing(&self, victim: &PodUid, entry: &PodEntry) -> Standing {
+        if self.guaranteed.contains(victim) {
+            return Standing::Guaranteed;
+        }
+        let spared = entry.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
+        Standing::Borrowed { spared: spared.copied().unwrap_or(0) }
+    }
+}
+
+impl Ledger {
+    /// What a tenant's pods use, bound, promised or held.
+    pub fn used_by(&self, tenant: TenantId) -> Usage {
+        self.usage.get(tenant.place()).copied().unwrap_or_default()
+    }
+
+    /// What the cluster has.
+    pub fn whole(&self) -> Usage {
+        let gpus = self.books.values().filter(|book| book.exists).flat_map(|book| book.view.gpus.iter());
+        gpus.map(|gpu| Usage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+    }
+
+    /// What the pod's tenant may still take, beside all it has but this pod's.
+    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> Limit {
+        let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
+            return Limit::default();
+        };
+        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)))
+    }
+
+    /// How tenants stand to each other for the pod of `uid`.
+    pub fn tenancy(&self, uid: &PodUid) -> Tenancy {
+        let Some(entry) = self.entries.get(uid) else { return Tenancy::default() };
+        if self.policy.tenants().is_empty() {
+            return Tenancy { is_off: true, ..Tenancy::default() };
+        }
+        let whole = self.whole();
+        let spared = |(id, used): (TenantId, Usage)| {
+            let share = self.policy.tenant(id).map_or(0, |tenant| tenant.dominant_share(used, whole));
+            (id, (WHOLE - share.min(WHOLE)) as u32)
+        };
+        Tenancy {
+            is_off: false,
+            of_preemptor: entry.demand.tenant,
+            may_reclaim: self.may_reclaim(uid, &entry.demand),
+            guaranteed: self.guaranteed(),
+            spared: self.policy.tenant_ids().map(|id| (id, self.used_by(id))).map(spared).collect(),
+        }
+    }
+
+    /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
+    pub fn share_of(&self, demand: &Demand, whole: Usage) -> u64 {
+        let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
+        tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
+    }
+
+    fn may_reclaim(&self, uid: &PodUid, demand: &Demand) -> bool {
+        let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
+            return false;
+        };
+        let others = self.used_by(id).minus(self.use_of(uid));
+        // Where it would go is not known yet, and so not what part of a GPU it would share.
+        let milli_gpus = match demand.sharing {
+            Sharing::Exclusive => u64::from(demand.gpus) * 1000,
+            Sharing::Shared => 0,
+        };
+        let wanted = Usage { vram: demand.vram(), milli_gpus };
+        tenant.reclaim == Reclaim::Allowed && (others + wanted).is_within(tenant.guarantee)
+    }
+
+    /// The pods that live on their tenants' guarantees.
+    fn guaranteed(&self) -> BTreeSet<PodUid> {
+        let mut by_tenant: BTreeMap<TenantId, Vec<(Reverse<i32>, Moment, &PodUid, &PodEntry)>> =
+            BTreeMap::new();
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "sorted by tenant and rank before anything follows from it"
+        )]
+        for (uid, entry) in &self.entries {
+            if let Some((tenant, started)) = entry.demand.tenant.zip(started(entry)) {
+                let rank = (Reverse(entry.demand.priority), started, uid, entry);
+                by_tenant.entry(tenant).or_default().push(rank);
+            }
+        }
+        by_tenant.into_iter().flat_map(|(tenant, pods)| self.within_guarantee(tenant, pods)).collect()
+    }
+
+    fn within_guarantee(
+        &self,
+        tenant: TenantId,
+        mut pods: Vec<(Reverse<i32>, Moment, &PodUid, &PodEntry)>,
+    ) -> Vec<PodUid> {
+        let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
+        pods.sort_unstable_by(|a, b| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)));
+        let mut used = Usage::default();
+        let fits = |(_, _, uid, _): &(Reverse<i32>, Moment, &PodUid, &PodEntry)| {
+            let with = used + self.use_of(uid);
+            let is_within = with.is_within(guarantee);
+            if is_within {
+                used = with;
+            }
+            is_within.then(|| (*uid).clone())
+        };
+        pods.iter().filter_map(fits).collect()
+    }
+
+    /// What a pod, or the room held for it, uses.
+    fn use_of(&self, uid: &PodUid) -> Usage {
+        let used = || {
+            let entry = self.entries.get(uid)?;
+            let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
+            self.books.get(node)?.use_of(entry)
+        };
+        used().unwrap_or_default()
+    }
+
+    /// Brings the tenants' sums to a node's page: what it said before is replaced by what it says now.
+    pub(super) fn settle_usage(&mut self, before: &[(TenantId, Usage)], name: &NodeName) {
+        self.usage.resize(self.policy.tenants().len(), Usage::default());
+        for (tenant, used) in before {
+            if let Some(sum) = self.usage.get_mut(tenant.place()) {
+                *sum = sum.minus(*used);
+            }
+        }
+        for (tenant, used) in self.books.get(name).iter().flat_map(|book| &book.usage) {
+            if let Some(sum) = self.usage.get_mut(tenant.place()) {
+                *sum += *used;
+            }
+        }
+    }
+}
+
+fn started(entry: &PodEntry) -> Option<Moment> {
+    match &entry.phase {
+        Phase::Bound(bound) => Some(bound.started),
+        _ => None,
+    }
+}
+
+/// Whether these GPUs are within what the demand's tenant may still take.
+pub(in crate::scheduling) fn is_allowed(
+    allowance: Limit,
+    gpus: &[Gpu],
+    demand: &Demand,
+    chosen: GpuSet,
+) -> bool {
+    allowance == Limit::default() || allowance.allows(used_on(gpus, demand, chosen))
+}

@@ -1,0 +1,200 @@
+//! Classes: what a pod is to the cluster, and what follows from it. A pod does not choose its class; it shows what it is
+//! ([`super::Traits`]), and the first class that matches takes it.
+
+use super::expression::{Expression, Subject};
+use crate::scheduling::reading::Pressure;
+use crate::scheduling::request::Sharing;
+use crate::units::{Millis, Percent};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// The most classes a policy may have: sets of them are 64-bit masks on every GPU.
+pub const MAX_CLASSES: usize = 64;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Class {
+    pub name: String,
+    pub matches: Match,
+    pub eviction: Eviction,
+    pub engine: bool,
+    /// It joins no GPU with a fuller KV cache.
+    pub kv_cache_limit: Option<Percent>,
+    /// It joins no GPU with more requests waiting.
+    pub queue_limit: Option<u32>,
+    /// Names of the classes it shares a GPU with; `None` for all. Both sides must agree.
+    pub shares_with: Option<Vec<String>>,
+    pub start_gate: StartGate,
+    /// Nobody evicts its pods before they have run so long.
+    pub min_runtime: Millis,
+    /// What its pods need to leave, beyond their grace period.
+    pub drain_time: Millis,
+}
+
+/// How long an engine that starts keeps others from starting on its GPUs. It opens earlier: when the engine is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartGate {
+    pub at_least: Millis,
+    pub at_most: Millis,
+}
+
+/// What a class asks of a GPU beside room, as decisions read it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terms {
+    /// It profiles the GPU's memory at its start: two that do so at once break each other.
+    pub engine: bool,
+    pub kv_cache_limit: Option<Percent>,
+    pub queue_limit: Option<u32>,
+    /// The classes it shares no GPU with, or that share none with it.
+    pub bars: ClassSet,
+}
+
+impl Terms {
+    /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
+    pub fn exceeded_by(&self, pressure: Pressure) -> bool {
+        above(pressure.kv_cache, self.kv_cache_limit) || above(pressure.queue, self.queue_limit)
+    }
+}
+
+fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
+    measured.zip(limit).is_some_and(|(measured, limit)| measured > limit)
+}
+
+/// Whether a pod of higher priority may take a class's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Eviction {
+    Never,
+    ForHigherPriority,
+}
+
+/// Every condition that is set must hold. The empty `Match` takes every pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Match {
+    pub sharing: Option<Sharing>,
+    pub priority: Option<RangeInclusive<i32>>,
+    /// Any of these; empty means any at all.
+    pub priority_classes: Vec<String>,
+    /// Any of these; empty means any at all.
+    pub namespaces: Vec<String>,
+    /// All of these.
+    pub labels: BTreeMap<String, String>,
+    /// Any of these asked for by any container; empty means any at all.
+    pub resources: Vec<String>,
+    pub expression: Option<Expression>,
+}
+
+/// The condition of a [`Match`] that a pod does not meet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unmet {
+    Sharing,
+    Priority,
+    PriorityClass,
+    Namespace,
+    Labels,
+    Resources,
+    /// It says no.
+    Expression,
+    /// It fails on this pod, which counts as no.
+    ExpressionFailed,
+}
+
+/// A class by its place in its policy.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ClassId(pub(super) u8);
+
+/// Some of a policy's classes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ClassSet(u64);
+
+impl ClassId {
+    pub fn place(self) -> usize {
+        self.0.into()
+    }
+}
+
+impl ClassSet {
+    pub const NONE: Self = Self(0);
+    pub const ALL: Self = Self(u64::MAX);
+
+    pub fn contains(self, class: ClassId) -> bool {
+        self.0 >> class.0 & 1 == 1
+    }
+
+    pub fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl FromIterator<ClassId> for ClassSet {
+    fn from_iter<I: IntoIterator<Item = ClassId>>(classes: I) -> Self {
+        Self(classes.into_iter().fold(0, |set, class| set | 1 << class.0))
+    }
+}
+
+impl Class {
+    /// A class that takes every pod, is an engine with the usual limits, shares with everyone and is never evicted.
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            matches: Match::default(),
+            eviction: Eviction::Never,
+            engine: true,
+            kv_cache_limit: Percent::new(90),
+            queue_limit: Some(32),
+            shares_with: None,
+            start_gate: StartGate::default(),
+            min_runtime: Millis::default(),
+            drain_time: Millis::default(),
+        }
+    }
+
+    /// Whether it is willing to share a GPU with a class of that name.
+    pub fn shares_with(&self, other: &str) -> bool {
+        self.shares_with.as_ref().is_none_or(|names| names.iter().any(|name| name == other))
+    }
+}
+
+impl Default for StartGate {
+    /// Twice what loading should take, but no longer than ten minutes: by then an engine that is not ready never will be.
+    fn default() -> Self {
+        Self { at_least: Millis::default(), at_most: Millis::seconds(600) }
+    }
+}
+
+impl Match {
+    pub fn accepts(&self, pod: &Subject<'_>) -> bool {
+        self.unmet_by(pod).is_none()
+    }
+
+    /// The first condition the pod does not meet; the cheap ones are looked at first.
+    pub fn unmet_by(&self, subject: &Subject<'_>) -> Option<Unmet> {
+        let pod = subject.traits;
+        let is_met = [
+            (Unmet::Sharing, self.sharing.is_none_or(|sharing| sharing == pod.sharing)),
+            (Unmet::Priority, self.priority.as_ref().is_none_or(|range| range.contains(&pod.priority))),
+            (Unmet::PriorityClass, any_of(&self.priority_classes, &pod.priority_class)),
+            (Unmet::Namespace, any_of(&self.namespaces, &pod.namespace)),
+            (Unmet::Labels, self.labels.iter().all(|(key, value)| pod.labels.get(key) == Some(value))),
+            (
+                Unmet::Resources,
+                self.resources.is_empty() || self.resources.iter().any(|name| pod.resources.contains(name)),
+            ),
+        ];
+        let unmet = is_met.into_iter().find(|(_, met)| !met).map(|(condition, _)| condition);
+        unmet.or_else(|| match self.expression.as_ref()?.holds_for(subject) {
+            Ok(true) => None,
+            Ok(false) => Some(Unmet::Expression),
+            Err(_) => Some(Unmet::ExpressionFailed),
+        })
+    }
+}
+
+fn any_of(allowed: &[String], actual: &str) -> bool {
+    allowed.is_empty() || allowed.iter().any(|one| one == actual)
+}

@@ -1,0 +1,360 @@
+//! The validated policy: what the cluster's owner decides. Parsing and diagnostics are `policy_file`'s; whatever is here has
+//! been checked already.
+//!
+//! [`class`] says what a pod is, by what it shows ([`traits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
+//! what a node is for; [`scoring`] what makes one place better than another.
+
+pub mod class;
+pub mod expression;
+pub mod pool;
+pub mod scoring;
+pub mod tenant;
+pub mod traits;
+
+pub use class::{Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, StartGate, Terms, Unmet};
+pub use expression::{Expression, ExpressionError, Subject};
+pub use pool::{Admission, Pool, PoolId};
+pub use scoring::{EvictionCosts, Weights};
+pub use tenant::{Borrowing, Limit, MAX_TENANTS, Reclaim, Tenant, TenantId, Usage};
+pub use traits::{Judgement, Traits};
+
+use super::loading::LoadingSpeeds;
+use super::node::NodeKind;
+use super::request::Sharing;
+use crate::ids::GpuModel;
+use crate::units::{Millis, Percent};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// Which policy of this process it is; rises with every change. What was judged under another is judged anew.
+    pub version: u64,
+    /// What it was made from, for people: the same settings have the same digest.
+    pub digest: Digest,
+    pub mode: Mode,
+    pub headroom: Headroom,
+    /// How many nodes a filter answer passes on. Four leave the scheduler's other plugins a choice and cost it
+    /// four scorings instead of a thousand.
+    pub shortlist: u16,
+    pub weights: Weights,
+    /// How long a hint steers other pods around the GPUs that were just offered to someone. Longer than the
+    /// way from filter to bind, shorter than anyone would notice.
+    pub hint_lifetime: Millis,
+    /// What a hold may last beyond its victims' grace period, for the driver to give the memory back and the
+    /// scheduler to come round again.
+    pub hold_slack: Millis,
+    pub eviction_costs: EvictionCosts,
+    pub telemetry: TelemetryRules,
+    pub loading: LoadingSpeeds,
+    classes: Vec<Class>,
+    /// Of each class, what decisions read.
+    terms: Vec<Terms>,
+    tenants: Vec<Tenant>,
+    tenant_of: BTreeMap<String, TenantId>,
+    pools: Vec<Pool>,
+    /// Of each pool, the classes that may be placed there.
+    admitted: Vec<ClassSet>,
+}
+
+/// Whether decisions count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    #[default]
+    Enforce,
+    /// They are made, recorded and counted, and the scheduler's own stand.
+    Shadow,
+}
+
+/// The first 64 bits of a hash over a policy's settings.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub u64);
+
+/// The share of every GPU that is never handed out: what CUDA contexts and fragmentation inside the driver take beyond
+/// what engines ask for. The usual advice is 10 to 15 %.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Headroom {
+    pub default: Percent,
+    /// By a part of the GPU model's name, in lower case; the longest that is in it counts.
+    pub models: BTreeMap<String, Percent>,
+}
+
+/// How far agents' readings are believed as they age.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TelemetryRules {
+    /// Younger than this it is used as it is: five samples at one a second.
+    pub fresh: Millis,
+    /// Younger than this it is stale: the ledger decides, less a margin. Older, it has expired.
+    pub stale: Millis,
+    /// The part of a GPU that nobody is promised while nobody sees what is on it.
+    pub margin: Percent,
+    pub expired: ExpiredRule,
+}
+
+/// What to do with a node whose agent has fallen silent, or never spoke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpiredRule {
+    /// Place by what was promised.
+    LedgerOnly,
+    /// Place nothing there.
+    Refuse,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    #[error(
+        "the last class, {last:?}, does not match every pod; end the list with a class without conditions"
+    )]
+    NoCatchAll { last: String },
+    #[error("a policy needs at least one class and at most {MAX_CLASSES}; this one has {count}")]
+    ClassCount { count: usize },
+    #[error("the policy has no class {name:?}")]
+    UnknownClass { name: String },
+    #[error("two of the policy's {what} are called {name:?}")]
+    SameName { what: &'static str, name: String },
+    #[error("the namespace {namespace:?} is of two tenants")]
+    SharedNamespace { namespace: String },
+    #[error("a policy has at most {MAX_TENANTS} tenants and as many pools")]
+    TooMany,
+}
+
+impl Policy {
+    /// This policy with other classes, in the order in which they are tried. Set pools after them: they name classes.
+    pub fn with_classes(self, classes: Vec<Class>) -> Result<Self, PolicyError> {
+        if classes.is_empty() || classes.len() > MAX_CLASSES {
+            return Err(PolicyError::ClassCount { count: classes.len() });
+        }
+        let last = classes.last().expect("there is one");
+        if last.matches != Match::default() {
+            return Err(PolicyError::NoCatchAll { last: last.name.clone() });
+        }
+        all_differ("classes", classes.iter().map(|class| &class.name))?;
+        let named = classes.iter().flat_map(|class| class.shares_with.iter().flatten());
+        if let Some(name) = named.into_iter().find(|name| classes.iter().all(|class| class.name != **name)) {
+            return Err(PolicyError::UnknownClass { name: name.clone() });
+        }
+        let terms = classes.iter().map(|class| terms(class, &classes)).collect();
+        Ok(Self { classes, terms, ..self })
+    }
+
+    /// This policy with other tenants.
+    pub fn with_tenants(self, tenants: Vec<Tenant>) -> Result<Self, PolicyError> {
+        if tenants.len() > MAX_TENANTS {
+            return Err(PolicyError::TooMany);
+        }
+        all_differ("tenants", tenants.iter().map(|tenant| &tenant.name))?;
+        let mut tenant_of = BTreeMap::new();
+        for (place, tenant) in tenants.iter().enumerate() {
+            for namespace in &tenant.namespaces {
+                if tenant_of.insert(namespace.clone(), TenantId(place as u16)).is_some() {
+                    return Err(PolicyError::SharedNamespace { namespace: namespace.clone() });
+                }
+            }
+        }
+        Ok(Self { tenants, tenant_of, ..self })
+    }
+
+    /// This policy with other node pools, in the order in which they are tried.
+    pub fn with_pools(self, pools: Vec<Pool>) -> Result<Self, PolicyError> {
+        if pools.len() > MAX_TENANTS {
+            return Err(PolicyError::TooMany);
+        }
+        all_differ("node pools", pools.iter().map(|pool| &pool.name))?;
+        let admitted = pools.iter().map(|pool| self.admitted(pool)).collect::<Result<_, _>>()?;
+        Ok(Self { pools, admitted, ..self })
+    }
+
+    fn admitted(&self, pool: &Pool) -> Result<ClassSet, PolicyError> {
+        let Some(names) = &pool.classes else { return Ok(ClassSet::ALL) };
+        let id = |name: &String| {
+            self.class_named(name).ok_or_else(|| PolicyError::UnknownClass { name: name.clone() })
+        };
+        names.iter().map(id).collect()
+    }
+
+    /// In the order in which they are tried.
+    pub fn classes(&self) -> &[Class] {
+        &self.classes
+    }
+
+    pub fn class_named(&self, name: &str) -> Option<ClassId> {
+        self.classes.iter().position(|class| class.name == name).map(|place| ClassId(place as u8))
+    }
+
+    pub fn tenants(&self) -> &[Tenant] {
+        &self.tenants
+    }
+
+    pub fn tenant_ids(&self) -> impl Iterator<Item = TenantId> + use<> {
+        (0..self.tenants.len()).map(|place| TenantId(place as u16))
+    }
+
+    pub fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
+    /// What a pod is: the first class that matches it, and whose it is.
+    pub fn judge(&self, pod: &Traits) -> Judgement {
+        let subject = Subject::new(pod);
+        let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
+        let place = place.expect("the last class matches every pod");
+        Judgement {
+            class: ClassId(place as u8),
+            terms: self.terms[place],
+            tenant: self.tenant_of.get(&pod.namespace).copied(),
+            version: self.version,
+        }
+    }
+
+    /// The class of that id. Ids are only ever made by [`Policy::judge`]; one that an earlier, longer policy gave out falls to
+    /// the last class.
+    pub fn class(&self, id: ClassId) -> &Class {
+        self.classes.get(id.place()).or(self.classes.last()).expect("a policy has a class")
+    }
+
+    /// The tenant of that id; `None` for one of an earlier policy.
+    pub fn tenant(&self, id: TenantId) -> Option<&Tenant> {
+        self.tenants.get(id.place())
+    }
+
+    /// The pool of a node with these labels, the first that selects it, and what may be placed there.
+    pub fn admission(&self, labels: &BTreeMap<String, String>) -> Admission {
+        match self.pools.iter().position(|pool| pool.selects(labels)) {
+            Some(place) => Admission { pool: Some(PoolId(place as u16)), classes: self.admitted[place] },
+            None => Admission::default(),
+        }
+    }
+
+    pub fn pool(&self, id: PoolId) -> Option<&Pool> {
+        self.pools.get(id.place())
+    }
+
+    /// Who hands a node's GPUs out, by what it shows and what its pool says: a device plugin, if either says so.
+    pub fn kind_of(&self, seen: NodeKind, admission: Admission) -> NodeKind {
+        let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.nodes);
+        if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
+    }
+}
+
+fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -> Result<(), PolicyError> {
+    let mut names: Vec<&String> = names.collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(PolicyError::SameName { what, name: pair[0].clone() }),
+        None => Ok(()),
+    }
+}
+
+fn terms(class: &Class, classes: &[Class]) -> Terms {
+    let bars = |(place, other): (usize, &Class)| {
+        let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
+        (!both_agree).then_some(ClassId(place as u8))
+    };
+    Terms {
+        engine: class.engine,
+        kv_cache_limit: class.kv_cache_limit,
+        queue_limit: class.queue_limit,
+        bars: classes.iter().enumerate().filter_map(bars).collect(),
+    }
+}
+
+impl Headroom {
+    pub fn all(percent: Percent) -> Self {
+        Self { default: percent, models: BTreeMap::new() }
+    }
+
+    pub fn of(&self, model: &GpuModel) -> Percent {
+        if self.models.is_empty() {
+            return self.default;
+        }
+        let model = model.as_str().to_ascii_lowercase();
+        let named = self.models.iter().filter(|(part, _)| model.contains(part.as_str()));
+        named.max_by_key(|(part, _)| part.len()).map_or(self.default, |(_, percent)| *percent)
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl Serialize for Digest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Default for Policy {
+    /// Right for a newcomer: whoever wants a GPU to itself has it, negative priority means "may be evicted",
+    /// and everything else is a service that nobody may push out.
+    fn default() -> Self {
+        let bare = Self {
+            version: 0,
+            digest: Digest::default(),
+            mode: Mode::default(),
+            headroom: Headroom::all(const { Percent::new(10).unwrap() }),
+            shortlist: 4,
+            weights: Weights::default(),
+            hint_lifetime: Millis::seconds(2),
+            hold_slack: Millis::seconds(30),
+            eviction_costs: EvictionCosts::default(),
+            telemetry: TelemetryRules::default(),
+            loading: LoadingSpeeds::default(),
+            classes: Vec::new(),
+            terms: Vec::new(),
+            tenants: Vec::new(),
+            tenant_of: BTreeMap::new(),
+            pools: Vec::new(),
+            admitted: Vec::new(),
+        };
+        bare.with_classes(built_in_classes()).expect("the built-in classes are valid")
+    }
+}
+
+/// `dedicated`, `opportunistic`, `batch` and, for all else, `serving`.
+pub fn built_in_classes() -> Vec<Class> {
+    vec![
+        Class {
+            matches: Match {
+                sharing: Some(Sharing::Exclusive),
+                priority: Some(0..=i32::MAX),
+                ..Match::default()
+            },
+            kv_cache_limit: None,
+            queue_limit: None,
+            ..Class::named("dedicated")
+        },
+        Class {
+            matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+            eviction: Eviction::ForHigherPriority,
+            engine: false,
+            // Where the engines have little to spare, harvesting would cost their users.
+            kv_cache_limit: Percent::new(80),
+            queue_limit: Some(8),
+            ..Class::named("opportunistic")
+        },
+        Class {
+            matches: Match { priority_classes: vec!["stowage-batch".into()], ..Match::default() },
+            engine: false,
+            ..Class::named("batch")
+        },
+        Class::named("serving"),
+    ]
+}
+
+impl Default for TelemetryRules {
+    fn default() -> Self {
+        Self {
+            fresh: Millis::seconds(5),
+            stale: Millis::seconds(30),
+            margin: const { Percent::new(5).unwrap() },
+            expired: ExpiredRule::LedgerOnly,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,85 @@
+//! Node pools: which nodes are whose, who hands their GPUs out, and how they should be cut.
+
+use super::class::ClassSet;
+use super::tenant::Usage;
+use crate::scheduling::device::Device;
+use crate::scheduling::node::NodeKind;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Pool {
+    pub name: String,
+    /// Labels of its nodes, all of them. Empty takes every node.
+    pub selector: BTreeMap<String, String>,
+    pub nodes: NodeKind,
+    /// Names of the classes that may be placed here; `None` for all.
+    pub classes: Option<Vec<String>>,
+    /// What each GPU is cut into, such as `3g.40gb` twice: empty for whole GPUs, `None` for anything.
+    pub mig: Option<Vec<String>>,
+    /// What it has in all, as far as its owner says.
+    pub capacity: Option<Usage>,
+}
+
+/// A pool by its place in its policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct PoolId(pub(super) u16);
+
+impl PoolId {
+    pub fn place(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// What a node's pool allows there, as decisions read it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admission {
+    pub pool: Option<PoolId>,
+    pub classes: ClassSet,
+}
+
+impl Default for Admission {
+    /// Of a node in no pool: everyone.
+    fn default() -> Self {
+        Self { pool: None, classes: ClassSet::ALL }
+    }
+}
+
+impl Pool {
+    pub fn named(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            selector: BTreeMap::new(),
+            nodes: NodeKind::Stowage,
+            classes: None,
+            mig: None,
+            capacity: None,
+        }
+    }
+
+    pub fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+
+    /// Whether a node's GPUs are cut as they should be. A slice's model ends in its profile, as NVML names it
+    /// (`NVIDIA A100-SXM4-80GB MIG 3g.40gb`).
+    pub fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
+        let Some(expected) = &self.mig else { return true };
+        let mut expected: Vec<&str> = expected.iter().map(String::as_str).collect();
+        expected.sort_unstable();
+        let mut cards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for device in devices {
+            let card = device.parent.as_ref().unwrap_or(&device.uuid).as_str();
+            let slices = cards.entry(card).or_default();
+            slices.extend(device.parent.is_some().then(|| profile(device)));
+        }
+        cards.values_mut().all(|slices| {
+            slices.sort_unstable();
+            *slices == expected
+        })
+    }
+}
+
+fn profile(slice: &Device) -> &str {
+    slice.model.as_str().rsplit([' ', '-']).next().unwrap_or_default()
+}
