@@ -5,6 +5,7 @@ pub mod diagnostic;
 pub mod format;
 mod nearest;
 pub mod raw;
+pub mod shape;
 pub mod source;
 pub mod tree;
 
