@@ -3,6 +3,7 @@
 
 pub mod diagnostic;
 pub mod format;
+mod merge;
 mod nearest;
 pub mod raw;
 pub mod shape;

@@ -2,14 +2,14 @@
 
 use super::{Field, Needed, Shape};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::format::Format;
+use crate::policy_file::format::{Format, Malformed};
 use crate::policy_file::nearest::nearest;
-use crate::policy_file::source::Span;
-use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value};
+use crate::policy_file::source::{Sources, Span};
+use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
 
 /// Everything in `document` that does not have the shape.
-pub fn check(document: &Node, shape: &Shape) -> Vec<Diagnostic> {
-    let mut check = Check { root: shape, found: Vec::new() };
+pub fn check(document: &Node, shape: &Shape, sources: &Sources<'_>) -> Vec<Diagnostic> {
+    let mut check = Check { root: shape, sources, found: Vec::new() };
     check.node(document, shape, "the document");
     check.found
 }
@@ -17,6 +17,7 @@ pub fn check(document: &Node, shape: &Shape) -> Vec<Diagnostic> {
 struct Check<'a> {
     /// To tell where a field belongs that is in the wrong place.
     root: &'a Shape,
+    sources: &'a Sources<'a>,
     found: Vec<Diagnostic>,
 }
 
@@ -153,14 +154,27 @@ impl Check<'_> {
             self.found.push(Diagnostic::error("too-long", span, message).help(help));
             return;
         }
-        if let Some(Err(malformed)) = format.map(|format| format.check(&scalar.text)) {
-            let message = format!("{} is {}", quoted(&scalar.text), malformed.is);
-            self.found.push(
-                Diagnostic::error("malformed", span, message)
-                    .label(format!("{} is {}", name, format.map_or("a text", Format::called)))
-                    .help(malformed.help),
-            );
+        if let Some((format, Err(malformed))) = format.map(|format| (format, format.check(&scalar.text))) {
+            self.found.push(self.malformed(span, scalar, format, malformed, name));
         }
+    }
+
+    fn malformed(
+        &self,
+        span: Span,
+        scalar: &Scalar,
+        format: Format,
+        wrong: Malformed,
+        name: &str,
+    ) -> Diagnostic {
+        if format == Format::Cel {
+            let part = wrong.at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
+            let span = part.map_or(span, |part| span.part(part));
+            return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
+        }
+        Diagnostic::error("malformed", span, format!("{} is {}", quoted(&scalar.text), wrong.is))
+            .label(format!("`{name}` is {}", format.called()))
+            .help(wrong.help)
     }
 
     fn needs_quotes(

@@ -1,18 +1,30 @@
 use super::*;
-use crate::policy_file::source::FileId;
+use crate::policy_file::diagnostic::Diagnostic;
+use crate::policy_file::source::{FileId, SourceText, Sources};
 use crate::policy_file::tree;
+
+fn check_text(text: &str) -> Vec<Diagnostic> {
+    let files = [SourceText::new("policy.yaml", text)];
+    let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0));
+    assert_eq!(broken, []);
+    check(&documents[0], &SHAPES.policy, &Sources::new(&files))
+}
 
 /// Codes, and for each the text it marks.
 fn problems(text: &str) -> Vec<(&'static str, String)> {
-    let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0));
-    assert_eq!(broken, []);
-    let found = check(&documents[0], &SHAPES.policy);
-    found.iter().map(|one| (one.code, text[one.span.range()].to_owned())).collect()
+    check_text(text).iter().map(|one| (one.code, text[one.span.range()].to_owned())).collect()
 }
 
 fn helps(text: &str) -> Vec<String> {
-    let (documents, _) = tree::read(text.as_bytes(), FileId::at(0));
-    check(&documents[0], &SHAPES.policy).into_iter().filter_map(|one| one.help).collect()
+    check_text(text).into_iter().filter_map(|one| one.help).collect()
+}
+
+#[test]
+fn a_mistake_in_an_expression_is_marked_inside_its_text() {
+    let text = "classes:\n- name: a\n  match:\n    expression: >-\n      pod.gpus > 1 &&\n      pod.prority == 'x'\n";
+    assert_eq!(problems(text), [("expression", "prority".to_owned())]);
+    let text = "classes: [{name: a, match: {expression: 'pod.labels[''a''] == team'}}]\n";
+    assert_eq!(problems(text), [("expression", "team".to_owned())]);
 }
 
 #[test]
