@@ -3,7 +3,7 @@
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack;
-use super::policy::Limit;
+use super::policy::{ClassSet, Limit};
 use super::reading::Pressure;
 use super::request::{Demand, Sharing};
 use crate::units::{Bytes, Percent};
@@ -183,18 +183,20 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
 pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
-    gpus.iter().filter(|gpu| could_hold(gpu, demand) && gpu.admits(demand)).count() >= demand.gpus as usize
+    let emptied = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred);
+    emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
-/// What keeps the demand out beside other pods' VRAM: what was measured, and what is under way.
+/// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and who shares with whom.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let asked = demand.gpus as usize;
-    let spacious: Vec<&Gpu> =
-        gpus.iter().filter(|gpu| usable(gpu, demand) && gpu.has_space(demand)).collect();
+    let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_space(demand);
+    let spacious: Vec<Gpu> = gpus.iter().filter(spacious).copied().collect();
     if spacious.len() >= asked {
         return not_admitted(&spacious, demand);
     }
-    let large: Vec<&Gpu> = gpus.iter().filter(|gpu| could_hold(gpu, demand)).collect();
+    // Others must leave anyway, and who bars a class leaves with them.
+    let large: Vec<Gpu> = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred).collect();
     if large.len() < asked {
         let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
         let large_enough = large.len() as u32;
@@ -203,8 +205,12 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     not_admitted(&large, demand)
 }
 
+fn unbarred(gpu: &Gpu) -> Gpu {
+    Gpu { barred: ClassSet::NONE, ..*gpu }
+}
+
 /// Why too few of these GPUs let the demand join, if they are too few.
-fn not_admitted(gpus: &[&Gpu], demand: &Demand) -> Option<Misfit> {
+fn not_admitted(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let asked = demand.gpus;
     if gpus.iter().filter(|gpu| gpu.admits(demand)).count() >= asked as usize {
         return None;

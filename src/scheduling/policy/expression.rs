@@ -179,11 +179,12 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     let start = (0..=start.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     let end = text[start..].chars().next().map_or(start, |c| start + c.len_utf8());
     let message = first.map_or("it is no CEL expression", |error| error.msg.as_str());
-    ExpressionError {
-        at: start..end,
-        message: format!("this is not CEL: {message}"),
-        help: "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0".into(),
-    }
+    // A word that CEL reserves.
+    let help = match text.trim_start().starts_with("namespace") {
+        true => "write pod.namespace",
+        false => "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0",
+    };
+    ExpressionError { at: start..end, message: format!("this is not CEL: {message}"), help: help.into() }
 }
 
 /// The walk over a compiled expression: names, fields, functions, kind, and cost.
@@ -395,6 +396,7 @@ mod tests {
             "{at}"
         );
         assert_eq!(message, "a pod has no \"prority\" here");
+        assert_eq!(refused("labels['team'] == 'x'").2, "write pod.labels");
         assert_eq!(refused("namespace == 'x'").2, "write pod.namespace");
         assert_eq!(refused("pod.model.matches('a+')").1, "there is no function \"matches\" here");
         assert_eq!(refused("true").1, "it says the same of every pod");

@@ -62,7 +62,7 @@ impl Pool {
     }
 
     /// Whether a node's GPUs are cut as they should be. A slice's model ends in its profile, as NVML names it
-    /// (`NVIDIA A100-SXM4-80GB MIG 3g.40gb`).
+    /// (`NVIDIA-A100-SXM4-80GB-MIG-3g.40gb`).
     pub fn is_cut_as_expected(&self, devices: &[Device]) -> bool {
         let Some(expected) = &self.mig else { return true };
         let mut expected: Vec<&str> = expected.iter().map(String::as_str).collect();
@@ -81,5 +81,5 @@ impl Pool {
 }
 
 fn profile(slice: &Device) -> &str {
-    slice.model.as_str().rsplit([' ', '-']).next().unwrap_or_default()
+    slice.model.as_str().rsplit('-').next().unwrap_or_default()
 }

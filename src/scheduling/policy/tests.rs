@@ -57,7 +57,7 @@ fn headroom_follows_the_longest_part_of_the_models_name() {
         [("a100", percent(8)), ("a100-sxm4-80gb", percent(6))].map(|(k, v)| (k.to_owned(), v)).into();
     let headroom = Headroom { default: percent(10), models };
     let of = |name: &str| headroom.of(&GpuModel::parse(name).unwrap()).get();
-    assert_eq!([of("NVIDIA A100-SXM4-80GB"), of("NVIDIA A100-PCIE-40GB"), of("NVIDIA H100")], [6, 8, 10]);
+    assert_eq!([of("NVIDIA-A100-SXM4-80GB"), of("NVIDIA-A100-PCIE-40GB"), of("NVIDIA-H100")], [6, 8, 10]);
 }
 
 #[test]
