@@ -3,6 +3,7 @@
 
 pub mod diagnostic;
 pub mod format;
+mod lower;
 mod merge;
 mod nearest;
 pub mod raw;

@@ -6,6 +6,7 @@ use crate::policy_file::format::{Format, Malformed};
 use crate::policy_file::nearest::nearest;
 use crate::policy_file::source::{Sources, Span};
 use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
+use std::ops::Range;
 
 /// Everything in `document` that does not have the shape.
 pub fn check(document: &Node, shape: &Shape, sources: &Sources<'_>) -> Vec<Diagnostic> {
@@ -168,7 +169,8 @@ impl Check<'_> {
         name: &str,
     ) -> Diagnostic {
         if format == Format::Cel {
-            let part = wrong.at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
+            let at = wrong.at.map(|at| with_field(&scalar.text, at));
+            let part = at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
             let span = part.map_or(span, |part| span.part(part));
             return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
         }
@@ -241,6 +243,18 @@ impl Check<'_> {
             _ => format!("write {}", kind(shape)),
         };
         self.found.push(Diagnostic::error("wrong-type", node.span, message).help(help));
+    }
+}
+
+/// The compiler marks the dot of a field it does not know: the name behind it is what is meant.
+fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
+    match text.get(at.clone()) {
+        Some(".") => {
+            let name = |c: char| c.is_alphanumeric() || c == '_';
+            let behind = &text[at.end..];
+            at.end..at.end + behind.find(|c| !name(c)).unwrap_or(behind.len())
+        }
+        _ => at,
     }
 }
 

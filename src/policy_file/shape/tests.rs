@@ -81,7 +81,7 @@ kind: SchedulingPolicy
 mode: enforce
 headroom: {default: 10%, models: {H100: 8%}}
 telemetry: {fresh: 5s, stale: 30s, margin: 5%, expired: ledger-only}
-loading: {network: 1GB/s, disk: 3GB/s, pageCache: 5GB/s, wake: 20GB/s, init: 20s}
+loading: {network: 1GB/s, disk: 3GB/s, pageCache: 5GB/s, init: 20s}
 startGate: {atMost: 10m}
 scoring:
   shortlist: 4
