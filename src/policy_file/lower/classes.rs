@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 pub const SERVING: &str = "serving";
 
 /// The built-in class of that name.
-pub fn built_in(name: &str) -> Option<Class> {
+fn built_in(name: &str) -> Option<Class> {
     built_in_classes().into_iter().find(|class| class.name == name)
 }
 

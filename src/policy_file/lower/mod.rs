@@ -6,7 +6,7 @@
 mod classes;
 mod raise;
 
-pub use classes::{SERVING, built_in};
+pub use classes::SERVING;
 pub use raise::raise;
 
 use super::raw::{self, Allowed, Amount, ExpiredWord, HandedOutBy};
