@@ -11,7 +11,7 @@ mod reach;
 mod settings;
 mod tenants;
 
-use super::diagnostic::Diagnostic;
+use super::diagnostic::{Diagnostic, has_errors};
 use super::lower::Draft;
 use super::raw;
 use super::source::Span;
@@ -22,8 +22,11 @@ pub fn check(merged: &Node, raw: &raw::Policy, draft: &Draft) -> Vec<Diagnostic>
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     classes::check(policy, &mut found);
-    reach::check(policy, &mut found);
-    overlap::check(policy, &mut found);
+    // What a class that is wrong by itself takes from others says nothing.
+    if !has_errors(&found) {
+        reach::check(policy, &mut found);
+        overlap::check(policy, &mut found);
+    }
     tenants::check(policy, &mut found);
     pools::check(policy, &mut found);
     found

@@ -7,7 +7,7 @@ use super::super::diagnostic::{Diagnostic, quoted};
 use super::super::source::{FileId, Span};
 use super::read::{MAX_DEPTH, MAX_NODES};
 use super::{Atom, Key, Node, Scalar, Style, Value};
-use granit_parser::{Event, ScalarStyle, Tag};
+use granit_parser::{Event, ScalarStyle, StructureStyle, Tag};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -33,6 +33,7 @@ pub struct Builder {
 /// A list or map whose end has not come yet.
 struct Open {
     parts: Parts,
+    style: StructureStyle,
     span: Span,
     anchor: usize,
     size: Size,
@@ -89,17 +90,18 @@ impl Builder {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let style = self.scalar_style(style, tag.as_deref(), span);
-                let scalar = Scalar { text: text.into_owned(), style };
+                let scalar = style.map(|style| Scalar { text: text.into_owned(), style });
                 self.count(1, at)?;
-                self.close(Node { value: Value::Scalar(scalar), span: at }, Size::ONE, anchor)
+                let value = scalar.map_or(Value::Broken, Value::Scalar);
+                self.close(Node { value, span: at }, Size::ONE, anchor)
             }
-            Event::SequenceStart(_, anchor, tag) => {
+            Event::SequenceStart(style, anchor, tag) => {
                 self.tagged_as("seq", tag, span);
-                self.open(Parts::List(Vec::new()), at, anchor)
+                self.open(Parts::List(Vec::new()), style, at, anchor)
             }
-            Event::MappingStart(_, anchor, tag) => {
+            Event::MappingStart(style, anchor, tag) => {
                 self.tagged_as("map", tag, span);
-                self.open(Parts::Map(Vec::new(), None), at, anchor)
+                self.open(Parts::Map(Vec::new(), None), style, at, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(at),
             Event::Alias(anchor) => self.alias(anchor, at),
@@ -112,13 +114,19 @@ impl Builder {
         Span::new(self.file, span.byte_range().unwrap_or_default())
     }
 
-    fn open(&mut self, parts: Parts, span: Span, anchor: usize) -> Result<(), Stop> {
+    /// The bracket that was opened last and is not closed yet.
+    pub fn open_bracket(&self) -> Option<Span> {
+        let last = self.open.iter().rev().find(|open| open.style == StructureStyle::Flow);
+        last.map(|open| open.span)
+    }
+
+    fn open(&mut self, parts: Parts, style: StructureStyle, span: Span, anchor: usize) -> Result<(), Stop> {
         self.count(1, span)?;
         self.refuse_as_key(span)?;
         if self.open.len() >= MAX_DEPTH {
             return Err(Stop::File(Box::new(too_deep(span))));
         }
-        self.open.push(Open { parts, span, anchor, size: Size::ONE });
+        self.open.push(Open { parts, style, span, anchor, size: Size::ONE });
         Ok(())
     }
 
@@ -219,16 +227,22 @@ impl Builder {
         self.close(Node { value: Value::Broken, span: at }, Size::ONE, 0)
     }
 
-    fn scalar_style(&mut self, style: ScalarStyle, tag: Option<&Tag>, span: granit_parser::Span) -> Style {
+    /// `None` for a scalar that its tag makes something we do not read.
+    fn scalar_style(
+        &mut self,
+        style: ScalarStyle,
+        tag: Option<&Tag>,
+        span: granit_parser::Span,
+    ) -> Option<Style> {
         match tag {
             // `!` alone and `!!str` say what quotes say.
-            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Style::Text,
+            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Some(Style::Text),
             Some(tag) => {
                 self.refuse_tag(tag, span);
-                Style::Plain
+                None
             }
-            None if style == ScalarStyle::Plain => Style::Plain,
-            None => Style::Text,
+            None if style == ScalarStyle::Plain => Some(Style::Plain),
+            None => Some(Style::Text),
         }
     }
 

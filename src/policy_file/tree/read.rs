@@ -5,7 +5,7 @@ use super::super::diagnostic::Diagnostic;
 use super::super::source::{FileId, MAX_FILE, Span};
 use super::build::{Builder, Stop};
 use super::{Node, syntax};
-use granit_parser::{Event, Parser, options};
+use granit_parser::{Event, Parser, ScanError, options};
 
 /// Deeper than any policy, shallow enough for everything that walks a tree by recursion.
 pub const MAX_DEPTH: usize = 32;
@@ -75,7 +75,7 @@ impl<'a> Reader<'a> {
                     Ok(())
                 }
                 Ok((event, span)) => builder.take(event, span),
-                Err(error) => Err(Stop::Document(Box::new(syntax::diagnostic(&error, self.text, self.file)))),
+                Err(error) => Err(self.syntax(&error, &builder)),
             };
             match step {
                 Ok(()) => {}
@@ -94,6 +94,16 @@ impl<'a> Reader<'a> {
             }
         }
         (self.documents, self.diagnostics)
+    }
+
+    fn syntax(&self, error: &ScanError, builder: &Builder) -> Stop {
+        let problem = syntax::diagnostic(error, self.text, self.file);
+        Stop::Document(Box::new(match builder.open_bracket() {
+            Some(bracket) if problem.code == "yaml" && bracket.start < problem.span.start => {
+                problem.other(bracket.part(0..1), "this bracket is still open")
+            }
+            _ => problem,
+        }))
     }
 
     fn finish(&mut self, builder: &mut Builder) {
