@@ -74,8 +74,9 @@ struct Documents {
 
 fn documents(sources: &[SourceText], texts: &Sources<'_>) -> Documents {
     let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
+    let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
-        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index));
+        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
         found.diagnostics.append(&mut diagnostics);
         documents.into_iter().for_each(|document| found.take(document, texts));
     }
@@ -88,11 +89,11 @@ impl Documents {
         if let Some(stranger) = shape::stranger(&document) {
             return self.diagnostics.push(stranger);
         }
-        let (shape, list) = match shape::is_test(&document) {
-            true => (&SHAPES.test, &mut self.tests),
-            false => (&SHAPES.policy, &mut self.policies),
+        let (shape, name, list) = match shape::is_test(&document) {
+            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
+            false => (&SHAPES.policy, "a policy", &mut self.policies),
         };
-        self.diagnostics.extend(shape::check(&document, shape, texts));
+        self.diagnostics.extend(shape::check(&document, shape, name, texts));
         list.push(document);
     }
 }

@@ -8,10 +8,13 @@ use crate::policy_file::source::{Sources, Span};
 use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
 use std::ops::Range;
 
-/// Everything in `document` that does not have the shape.
-pub fn check(document: &Node, shape: &Shape, sources: &Sources<'_>) -> Vec<Diagnostic> {
+/// More in one document are not looked for: it is something else than was meant.
+const MOST_FOUND: usize = 200;
+
+/// Everything in `document`, called `name`, that does not have the shape.
+pub fn check(document: &Node, shape: &Shape, name: &str, sources: &Sources<'_>) -> Vec<Diagnostic> {
     let mut check = Check { root: shape, sources, found: Vec::new() };
-    check.node(document, shape, "the document");
+    check.node(document, shape, name);
     check.found
 }
 
@@ -25,6 +28,7 @@ struct Check<'a> {
 impl Check<'_> {
     fn node(&mut self, node: &Node, shape: &Shape, name: &str) {
         match (&node.value, shape) {
+            _ if self.found.len() >= MOST_FOUND => {}
             (Value::Broken, _) => {}
             (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => self.nothing(node, shape, name),
             (Value::Map(entries), Shape::Fields(fields)) => self.fields(node, entries, fields, name),
@@ -75,6 +79,9 @@ impl Check<'_> {
     }
 
     fn unknown(&mut self, key: &Key, fields: &[Field], parent: &str) {
+        if self.found.len() >= MOST_FOUND {
+            return;
+        }
         let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
         let help = match nearest(&key.text, &names) {
             Some(near) => format!("did you mean `{near}`?"),

@@ -71,6 +71,10 @@ impl Builder {
         Self { file, left: nodes, open, anchors, root: None, diagnostics: Vec::new() }
     }
 
+    pub fn nodes_left(&self) -> usize {
+        self.left
+    }
+
     /// The document that has just ended; nothing if it was empty.
     pub fn finish(&mut self) -> (Option<Node>, Vec<Diagnostic>) {
         let root = self.root.take().filter(|root| !is_empty(root));
@@ -191,7 +195,10 @@ impl Builder {
     fn count(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
         match self.left.checked_sub(nodes) {
             Some(left) => self.left = left,
-            None => return Err(Stop::File(Box::new(too_many(span)))),
+            None => {
+                self.left = 0;
+                return Err(Stop::File(Box::new(too_many(span))));
+            }
         }
         Ok(())
     }
@@ -307,7 +314,7 @@ pub fn too_deep(span: Span) -> Diagnostic {
 }
 
 fn too_many(span: Span) -> Diagnostic {
-    Diagnostic::error("too-many-values", span, format!("the file has more than {MAX_NODES} values"))
+    Diagnostic::error("too-many-values", span, format!("the policy has more than {MAX_NODES} values"))
         .label("the limit is passed here")
-        .help("an alias counts as all that it stands for; write fewer, or cut the policy into several files")
+        .help("an alias counts as all that it stands for; no policy needs that many")
 }
