@@ -19,6 +19,7 @@
 
 pub mod engine_metrics;
 pub mod ids;
+pub mod policy_file;
 pub mod scheduling;
 pub mod units;
 

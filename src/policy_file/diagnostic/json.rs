@@ -1,0 +1,58 @@
+//! Diagnostics as a CI job reads them: flat objects with lines and columns.
+
+use super::super::source::{Position, Sources, Span};
+use super::{Diagnostic, Severity};
+use serde::Serialize;
+
+/// One diagnostic. Lines and columns count from 1; the end is behind the last character.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding<'a> {
+    pub file: &'a str,
+    #[serde(flatten)]
+    pub start: Position,
+    pub end: Position,
+    pub code: &'a str,
+    pub severity: Severity,
+    pub message: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    pub label: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub help: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub related: Vec<Related<'a>>,
+}
+
+/// Another place that a diagnostic has to do with.
+#[derive(Debug, Serialize)]
+pub struct Related<'a> {
+    pub file: &'a str,
+    #[serde(flatten)]
+    pub start: Position,
+    pub message: &'a str,
+}
+
+pub fn findings<'a>(diagnostics: &'a [Diagnostic], sources: &'a Sources<'_>) -> Vec<Finding<'a>> {
+    diagnostics.iter().map(|one| finding(one, sources)).collect()
+}
+
+fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources<'_>) -> Finding<'a> {
+    let start = |span: Span| sources.position(span.file, span.start as usize);
+    let related = diagnostic.others.iter().map(|(span, message)| Related {
+        file: sources.name(span.file),
+        start: start(*span),
+        message,
+    });
+    let span = diagnostic.span;
+    Finding {
+        file: sources.name(span.file),
+        start: start(span),
+        end: sources.position(span.file, span.end as usize),
+        code: diagnostic.code,
+        severity: diagnostic.severity,
+        message: &diagnostic.message,
+        label: &diagnostic.label,
+        help: diagnostic.help.as_deref(),
+        related: related.collect(),
+    }
+}

@@ -1,0 +1,122 @@
+//! What is wrong with a policy, said to the person who wrote it: which place, what is wrong there, what else it has to
+//! do with, and the way out.
+//!
+//! Here it is data. How it looks on a terminal is in [`text`], what a CI job reads is in [`json`]. Nothing here knows
+//! what a policy is.
+
+pub mod json;
+pub mod text;
+
+use super::source::Span;
+use serde::Serialize;
+
+/// Whether a policy with this in it is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    Error,
+    Warning,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// Names the kind of mistake for ever, for whoever filters or looks it up: `unknown-field`.
+    pub code: &'static str,
+    pub severity: Severity,
+    /// One sentence without a full stop.
+    pub message: String,
+    pub span: Span,
+    /// What stands under the marked place; may be empty.
+    pub label: String,
+    /// Other places it has to do with, in other files too, each with what it is.
+    pub others: Vec<(Span, String)>,
+    /// The way out.
+    pub help: Option<String>,
+}
+
+impl Diagnostic {
+    pub fn error(code: &'static str, span: Span, message: impl Into<String>) -> Self {
+        let (message, label) = (message.into(), String::new());
+        Self { code, severity: Severity::Error, message, span, label, others: Vec::new(), help: None }
+    }
+
+    pub fn warning(code: &'static str, span: Span, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(code, span, message) }
+    }
+
+    pub fn label(self, label: impl Into<String>) -> Self {
+        Self { label: label.into(), ..self }
+    }
+
+    pub fn other(mut self, span: Span, label: impl Into<String>) -> Self {
+        self.others.push((span, label.into()));
+        self
+    }
+
+    pub fn help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+}
+
+/// By file and place, so that a reader goes through each file once; the same mistake at one place is said once.
+pub fn sort(diagnostics: &mut Vec<Diagnostic>) {
+    diagnostics.sort_by(|a, b| {
+        let key = |d: &Diagnostic| (d.span, d.severity, d.code);
+        key(a).cmp(&key(b)).then_with(|| a.message.cmp(&b.message))
+    });
+    diagnostics.dedup();
+}
+
+pub fn has_errors(diagnostics: &[Diagnostic]) -> bool {
+    diagnostics.iter().any(|one| one.severity == Severity::Error)
+}
+
+/// More than a name needs, and short enough for one line.
+const LONGEST_QUOTE: usize = 60;
+
+/// A piece of somebody's text inside a message: in backquotes, cut when long, with nothing in it that a terminal obeys.
+pub fn quoted(text: &str) -> String {
+    let cut: String = text.chars().take(LONGEST_QUOTE).flat_map(printable).collect();
+    let dots = if text.chars().nth(LONGEST_QUOTE).is_some() { "…" } else { "" };
+    format!("`{cut}{dots}`")
+}
+
+fn printable(c: char) -> impl Iterator<Item = char> {
+    let plain = !c.is_control()
+        && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+    let (plain, escaped) = if plain { (Some(c), None) } else { (None, Some(c.escape_unicode())) };
+    plain.into_iter().chain(escaped.into_iter().flatten())
+}
+
+/// `a`, `b` and `c`.
+pub fn listed<S: AsRef<str>>(names: &[S], last: &str) -> String {
+    let quotes: Vec<String> = names.iter().map(|name| quoted(name.as_ref())).collect();
+    match quotes.as_slice() {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., end] => format!("{} {last} {end}", first.join(", ")),
+    }
+}
+
+/// `1 error`, `2 errors`.
+pub fn counted(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quote_carries_nothing_that_a_terminal_obeys() {
+        assert_eq!(quoted("a\u{1b}[31mb"), "`a\\u{1b}[31mb`");
+        assert_eq!(quoted("a\u{202e}b"), "`a\\u{202e}b`");
+        assert_eq!(quoted(&"x".repeat(100)).chars().count(), LONGEST_QUOTE + 3);
+    }
+
+    #[test]
+    fn a_list_reads_as_a_sentence_does() {
+        assert_eq!(listed(&["a"], "or"), "`a`");
+        assert_eq!(listed(&["a", "b", "c"], "or"), "`a`, `b` or `c`");
+    }
+}

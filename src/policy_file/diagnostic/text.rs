@@ -1,0 +1,134 @@
+//! Diagnostics as a person reads them: the message, the lines with the place marked, the way out, and a line that sums up.
+//!
+//! No colours unless asked for: the same text goes into files, Events and golden tests.
+
+use super::super::source::{FileId, Sources, Span};
+use super::{Diagnostic, Severity, counted, has_errors};
+use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Renderer, Snippet};
+
+/// Whether the reader is a terminal that shows colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Colours {
+    Off,
+    On,
+}
+
+/// What fits beside another window. Only lines of source are cut to it.
+const WIDTH: usize = 120;
+/// Nobody reads more before mending some.
+const MOST_SHOWN: usize = 50;
+/// Other places further away than this in the same file are shown as a piece of their own.
+const FAR: usize = 12;
+
+/// All of them, sorted as they come, and a summary line.
+pub fn render(diagnostics: &[Diagnostic], sources: &Sources<'_>, colours: Colours) -> String {
+    let renderer = match colours {
+        Colours::Off => Renderer::plain(),
+        // A hyperlink would have to know the documentation's address.
+        Colours::On => Renderer::styled().hyperlink(false),
+    };
+    let renderer = renderer.term_width(WIDTH);
+    let mut text = String::new();
+    for diagnostic in shown(diagnostics) {
+        text += &renderer.render(&[group(diagnostic, sources)]);
+        text += "\n\n";
+    }
+    let hidden = diagnostics.len().saturating_sub(MOST_SHOWN);
+    if hidden > 0 {
+        text += &format!("… and {hidden} more like these\n\n");
+    }
+    text + &summary(diagnostics) + "\n"
+}
+
+/// `3 errors, 1 warning in 2 files`.
+pub fn summary(diagnostics: &[Diagnostic]) -> String {
+    let count = |severity| diagnostics.iter().filter(|one| one.severity == severity).count();
+    let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let mut files: Vec<FileId> = diagnostics.iter().map(|one| one.span.file).collect();
+    files.sort_unstable();
+    files.dedup();
+    let counts: Vec<String> = [(errors, "error"), (warnings, "warning")]
+        .into_iter()
+        .filter(|&(n, _)| n > 0)
+        .map(|(n, what)| counted(n, what))
+        .collect();
+    match counts.is_empty() {
+        true => "no errors, no warnings".into(),
+        false => format!("{} in {}", counts.join(", "), counted(files.len(), "file")),
+    }
+}
+
+/// Errors first where not all can be shown.
+fn shown(diagnostics: &[Diagnostic]) -> Vec<&Diagnostic> {
+    let mut all: Vec<&Diagnostic> = diagnostics.iter().collect();
+    if all.len() > MOST_SHOWN && has_errors(diagnostics) {
+        all.sort_by_key(|one| one.severity);
+    }
+    all.truncate(MOST_SHOWN);
+    all
+}
+
+fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources<'_>) -> Group<'a> {
+    let level = match diagnostic.severity {
+        Severity::Error => Level::ERROR,
+        Severity::Warning => Level::WARNING,
+    };
+    let title = level.primary_title(diagnostic.message.as_str()).id(diagnostic.code);
+    let group = title.elements(pieces(diagnostic, sources).into_iter().map(|piece| snippet(piece, sources)));
+    match &diagnostic.help {
+        Some(help) => group.element(Level::HELP.message(help.as_str())),
+        None => group,
+    }
+}
+
+/// Marks of one file that stand close together.
+struct Piece<'a> {
+    file: FileId,
+    marks: Vec<(AnnotationKind, Span, &'a str)>,
+    from: usize,
+    to: usize,
+}
+
+fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &Sources<'_>) -> Vec<Piece<'a>> {
+    let primary = (AnnotationKind::Primary, diagnostic.span, diagnostic.label.as_str());
+    let others =
+        diagnostic.others.iter().map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
+    let mut pieces: Vec<Piece<'a>> = Vec::new();
+    for mark in std::iter::once(primary).chain(others) {
+        let span = mark.1;
+        let line = |offset: usize| sources.position(span.file, offset).line;
+        let (from, to) = (line(span.start as usize), line(first_line_end(span, sources)));
+        let near = |piece: &&mut Piece<'_>| {
+            piece.file == span.file && from <= piece.to + FAR && piece.from <= to + FAR
+        };
+        match pieces.iter_mut().find(near) {
+            Some(piece) => {
+                (piece.from, piece.to) = (piece.from.min(from), piece.to.max(to));
+                piece.marks.push(mark);
+            }
+            None => pieces.push(Piece { file: span.file, marks: vec![mark], from, to }),
+        }
+    }
+    pieces
+}
+
+/// A mark never runs over several lines: its first line says which thing is meant.
+fn first_line_end(span: Span, sources: &Sources<'_>) -> usize {
+    let line = sources.slice(span).lines().next().unwrap_or_default();
+    span.start as usize + line.trim_end().len()
+}
+
+fn snippet<'a>(piece: Piece<'a>, sources: &'a Sources<'_>) -> Snippet<'a, Annotation<'a>> {
+    // A line around what is marked tells where one is in the file.
+    let from = piece.from.saturating_sub(1).max(1);
+    let lines = sources.lines(piece.file, from, piece.to + 1);
+    let text = sources.text(piece.file).get(lines.clone()).unwrap_or_default().trim_end_matches(['\r', '\n']);
+    let mut snippet = Snippet::source(text).path(sources.name(piece.file)).line_start(from);
+    for (kind, span, label) in piece.marks {
+        let offset = |at: usize| at.saturating_sub(lines.start).min(text.len());
+        let range = offset(span.start as usize)..offset(first_line_end(span, sources));
+        let label = (!label.is_empty()).then_some(label);
+        snippet = snippet.annotation(kind.span(range).label(label));
+    }
+    snippet
+}

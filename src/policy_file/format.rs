@@ -1,0 +1,115 @@
+//! How single values are written: `10%`, `1h30m`, `40Gi`, `3GB/s`, names. One function reads each, whether a file is
+//! being checked or lowered, so what passes the check cannot fail afterwards.
+//!
+//! Nothing here knows where a value stands or what it is for.
+
+pub mod mig;
+mod names;
+mod numbers;
+
+pub use numbers::{duration, duration_text, percent, quantity, quantity_text, speed, speed_text};
+
+use std::ops::Range;
+
+/// How a text is written. The name is the `format` keyword of the JSON Schema.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Percent {
+        at_most: u8,
+    },
+    Duration,
+    Quantity,
+    Speed,
+    /// A DNS label: a class, a tenant, a namespace.
+    Name,
+    /// A DNS subdomain: a PriorityClass, a node.
+    Subdomain,
+    /// A label's key, or an extended resource.
+    QualifiedName,
+    LabelValue,
+    MigProfile,
+    Cel,
+}
+
+/// What is wrong with a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Malformed {
+    /// Which bytes of the text, if not all.
+    pub at: Option<Range<usize>>,
+    /// What it is not, as the end of "`…` is …".
+    pub is: String,
+    /// The way out.
+    pub help: String,
+}
+
+impl Malformed {
+    fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { at: None, is: is.into(), help: help.into() }
+    }
+}
+
+impl Format {
+    /// By the `format` keyword; `percent` to 100.
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "percent" => Self::Percent { at_most: 100 },
+            "duration" => Self::Duration,
+            "quantity" => Self::Quantity,
+            "speed" => Self::Speed,
+            "name" => Self::Name,
+            "subdomain" => Self::Subdomain,
+            "qualified-name" => Self::QualifiedName,
+            "label-value" => Self::LabelValue,
+            "mig-profile" => Self::MigProfile,
+            "cel" => Self::Cel,
+            _ => return None,
+        })
+    }
+
+    /// What a person calls it, with an example.
+    pub fn called(self) -> &'static str {
+        match self {
+            Self::Percent { .. } => "a percentage such as `10%`",
+            Self::Duration => "a duration such as `30s`",
+            Self::Quantity => "an amount of memory such as `40Gi`",
+            Self::Speed => "a speed such as `3GB/s`",
+            Self::Name | Self::Subdomain | Self::QualifiedName => "a name",
+            Self::LabelValue => "a label's value",
+            Self::MigProfile => "a MIG profile such as `3g.40gb`",
+            Self::Cel => "a CEL expression",
+        }
+    }
+
+    /// Kubernetes writes an amount without a unit as a bare number.
+    pub fn takes_numbers(self) -> bool {
+        self == Self::Quantity
+    }
+
+    pub fn check(self, text: &str) -> Result<(), Malformed> {
+        match self {
+            Self::Percent { at_most } => percent(text, at_most).map(drop),
+            Self::Duration => duration(text).map(drop),
+            Self::Quantity => quantity(text).map(drop),
+            Self::Speed => speed(text).map(drop),
+            Self::Name => names::label(text),
+            Self::Subdomain => names::subdomain(text),
+            Self::QualifiedName => names::qualified(text),
+            Self::LabelValue => names::label_value(text),
+            Self::MigProfile => mig::profile(text),
+            Self::Cel => Ok(()),
+        }
+    }
+
+    /// Whether two texts say the same: `10m` and `600s` do.
+    pub fn same(self, a: &str, b: &str) -> bool {
+        match self {
+            Self::Percent { at_most } => {
+                percent(a, at_most).is_ok() && percent(a, at_most) == percent(b, at_most)
+            }
+            Self::Duration => duration(a).is_ok() && duration(a) == duration(b),
+            Self::Quantity => quantity(a).is_ok() && quantity(a) == quantity(b),
+            Self::Speed => speed(a).is_ok() && speed(a) == speed(b),
+            _ => a == b,
+        }
+    }
+}

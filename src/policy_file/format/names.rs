@@ -1,0 +1,104 @@
+//! Names as Kubernetes allows them. A name that no object can have would be a rule that never matches.
+
+use super::Malformed;
+use crate::policy_file::diagnostic::quoted;
+
+/// RFC 1123.
+const LONGEST_LABEL: usize = 63;
+const LONGEST_SUBDOMAIN: usize = 253;
+
+/// A DNS label, such as a namespace.
+pub fn label(text: &str) -> Result<(), Malformed> {
+    if text.len() > LONGEST_LABEL {
+        return Err(too_long(LONGEST_LABEL));
+    }
+    match is_label(text) {
+        true => Ok(()),
+        false => Err(Malformed::new("not a name that Kubernetes allows", label_help(text))),
+    }
+}
+
+fn is_label(text: &str) -> bool {
+    let ends = text.starts_with('-') || text.ends_with('-');
+    let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    !text.is_empty() && !ends && text.bytes().all(allowed)
+}
+
+fn label_help(text: &str) -> String {
+    let rule = "use small letters, digits and `-` between them";
+    let mended = text.trim().to_ascii_lowercase().replace(['_', ' ', '.'], "-");
+    if is_label(&mended) { format!("{rule}, such as {}", quoted(&mended)) } else { rule.into() }
+}
+
+/// Labels with dots between them, such as a node's name.
+pub fn subdomain(text: &str) -> Result<(), Malformed> {
+    if text.len() > LONGEST_SUBDOMAIN {
+        return Err(too_long(LONGEST_SUBDOMAIN));
+    }
+    match text.split('.').all(is_label) {
+        true => Ok(()),
+        false => Err(Malformed::new("not a name that Kubernetes allows", label_help(text))),
+    }
+}
+
+/// `app`, `example.com/team`: a label's key or an extended resource.
+pub fn qualified(text: &str) -> Result<(), Malformed> {
+    let (prefix, name) = text.split_once('/').map_or((None, text), |(prefix, name)| (Some(prefix), name));
+    if prefix.is_some_and(|prefix| subdomain(prefix).is_err()) {
+        return Err(Malformed::new(
+            "not a key that Kubernetes allows",
+            "what stands before the `/` is a domain, such as `example.com/team`",
+        ));
+    }
+    match !name.is_empty() && is_label_text(name) {
+        true => Ok(()),
+        false => Err(Malformed::new(
+            "not a key that Kubernetes allows",
+            "use at most 63 letters, digits, `-`, `_` and `.`, and a letter or digit at both ends",
+        )),
+    }
+}
+
+pub fn label_value(text: &str) -> Result<(), Malformed> {
+    match is_label_text(text) {
+        true => Ok(()),
+        false => Err(Malformed::new(
+            "not a label's value that Kubernetes allows",
+            "use at most 63 letters, digits, `-`, `_` and `.`, and a letter or digit at both ends; no pod can \
+             carry another",
+        )),
+    }
+}
+
+fn is_label_text(text: &str) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || b"-_.".contains(&c);
+    let ends = |c: Option<&u8>| c.is_none_or(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    text.len() <= LONGEST_LABEL && text.bytes().all(allowed) && ends(bytes.first()) && ends(bytes.last())
+}
+
+fn too_long(limit: usize) -> Malformed {
+    Malformed::new(format!("longer than {limit} characters"), "Kubernetes allows no longer name: shorten it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_kubernetes_allows() {
+        assert!(label("team-a").is_ok() && label("7b").is_ok());
+        assert!(
+            ["", "Team", "a_b", "-a", "a-", "a.b", &"x".repeat(64)].iter().all(|name| label(name).is_err())
+        );
+        assert!(subdomain("gpu-1.example.com").is_ok() && subdomain("a..b").is_err());
+        assert!(qualified("nvidia.com/mig-1g.10gb").is_ok() && qualified("app").is_ok());
+        assert!(["", "/a", "a/", "a/b/c", "A.com/x", "-a"].iter().all(|key| qualified(key).is_err()));
+        assert!(label_value("").is_ok() && label_value("v1.2_x").is_ok() && label_value("a b").is_err());
+    }
+
+    #[test]
+    fn a_name_that_can_be_mended_is_shown_mended() {
+        assert!(label("Team_A").unwrap_err().help.ends_with("such as `team-a`"));
+    }
+}

@@ -1,0 +1,64 @@
+//! A policy as it is written: every setting may be missing. These types are the format: the JSON Schema is made from
+//! them, files are checked against that schema, and their comments are what an editor shows.
+//!
+//! Nothing here decides anything. What is missing gets its default in [`lower`](super::lower).
+
+mod classes;
+mod pools;
+mod settings;
+mod tenants;
+mod test;
+mod texts;
+
+pub use classes::{Class, KeptRange, Limits, Match, PriorityRange, SharingWord};
+pub use pools::{Capacity, HandedOutBy, NodePool};
+pub use settings::{
+    Costs, ExpiredWord, Headroom, Loading, Mode, Preemption, Scoring, StartGate, Telemetry, Weights,
+};
+pub use tenants::{Allowed, Amount, Tenant};
+pub use test::{
+    Case, Cluster, ExistingPod, Expectation, Gpu, HealthWord, Node, PodSketch, PolicyTest, TestKind, TierWord,
+};
+pub use texts::{
+    Cel, Duration, LabelValue, MigProfile, Name, Percentage, QualifiedName, Quantity, Speed, Subdomain,
+};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What the owner of a cluster decides about its GPUs. Everything may be left out: the empty policy is a good policy.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Policy {
+    /// Which version of this format the file is written in.
+    pub api_version: Option<ApiVersion>,
+    /// What the file is.
+    pub kind: Option<PolicyKind>,
+    /// Whether decisions are put into force or only recorded and counted.
+    pub mode: Option<Mode>,
+    pub headroom: Option<Headroom>,
+    pub telemetry: Option<Telemetry>,
+    pub loading: Option<Loading>,
+    /// For every class that does not say otherwise.
+    pub start_gate: Option<StartGate>,
+    pub scoring: Option<Scoring>,
+    pub preemption: Option<Preemption>,
+    /// Tried in this order; the first that matches takes the pod. The built-in classes `dedicated`, `opportunistic`,
+    /// `batch` and `serving` stand behind them. One named like a built-in class changes that.
+    pub classes: Option<Vec<Class>>,
+    /// Who has a part of the cluster of its own.
+    pub tenants: Option<Vec<Tenant>>,
+    /// Kinds of nodes. A node belongs to the first whose selector matches.
+    pub node_pools: Option<Vec<NodePool>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiVersion {
+    #[serde(rename = "stowage.dev/v1alpha1")]
+    V1Alpha1,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PolicyKind {
+    SchedulingPolicy,
+}

@@ -1,0 +1,126 @@
+//! Settings that hold for the whole cluster.
+
+use super::{Duration, Percentage, Speed};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Decisions are put into force.
+    Enforce,
+    /// The scheduler's own choice passes; what would have been decided is recorded and counted.
+    Shadow,
+}
+
+/// The share of every GPU that is never handed out: what CUDA contexts and fragmentation take beyond what engines ask for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Headroom {
+    /// Of every GPU that `models` says nothing of.
+    pub default: Option<Percentage<90>>,
+    /// A part of a GPU model's name, in any case, to its headroom. The longest that matches wins.
+    pub models: Option<BTreeMap<String, Percentage<90>>>,
+}
+
+/// How far the agents' readings are believed as they age.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Telemetry {
+    /// Younger than this, a reading is used as it is.
+    pub fresh: Option<Duration>,
+    /// Younger than this, the books decide, less `margin`. Older, it has expired.
+    pub stale: Option<Duration>,
+    /// The part of a GPU that nobody is promised while nobody sees what is on it.
+    pub margin: Option<Percentage<90>>,
+    /// What to do with a node whose agent has fallen silent.
+    pub expired: Option<ExpiredWord>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExpiredWord {
+    /// Place by what was promised.
+    LedgerOnly,
+    /// Place nothing there.
+    Refuse,
+}
+
+/// How fast weights come to a GPU, to estimate when an engine will be ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Loading {
+    /// From a registry or object store to the node's disk.
+    pub network: Option<Speed>,
+    /// From the node's disk.
+    pub disk: Option<Speed>,
+    /// From the kernel's page cache.
+    pub page_cache: Option<Speed>,
+    /// From host memory, where a sleeping engine keeps them.
+    pub wake: Option<Speed>,
+    /// What an engine's start takes beside loading.
+    pub init: Option<Duration>,
+}
+
+/// How long an engine that starts may keep others from starting on its GPU. The gate opens earlier when it is ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct StartGate {
+    pub at_most: Option<Duration>,
+}
+
+/// How fitting nodes are put in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scoring {
+    /// How many nodes a filter's answer passes on.
+    #[schemars(range(min = 1, max = 256))]
+    pub shortlist: Option<u16>,
+    /// How long other pods are steered around GPUs that were just offered to someone.
+    pub hint_lifetime: Option<Duration>,
+    pub weights: Option<Weights>,
+}
+
+/// What counts how much when nodes are compared. Only the proportions matter.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Weights {
+    /// Fill GPUs that are partly used.
+    #[schemars(range(min = 0, max = 1000))]
+    pub packing: Option<u16>,
+    /// Prefer GPUs whose engines have KV cache to spare.
+    #[schemars(range(min = 0, max = 1000))]
+    pub kv_headroom: Option<u16>,
+    /// Prefer nodes where the model is ready soonest.
+    #[schemars(range(min = 0, max = 1000))]
+    pub time_to_ready: Option<u16>,
+    /// Keep away from busy neighbours.
+    #[schemars(range(min = 0, max = 1000))]
+    pub interference: Option<u16>,
+    /// Keep groups of linked GPUs whole.
+    #[schemars(range(min = 0, max = 1000))]
+    pub topology: Option<u16>,
+    /// Prefer GPUs and nodes that have the most room.
+    #[schemars(range(min = 0, max = 1000))]
+    pub spread: Option<u16>,
+}
+
+/// Making room by eviction.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Preemption {
+    /// How long freed room is held beyond the victims' grace period.
+    pub hold_slack: Option<Duration>,
+    pub costs: Option<Costs>,
+}
+
+/// What an eviction is taken to cost, in time on a GPU.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Costs {
+    /// For a victim's restart.
+    pub per_pod: Option<Duration>,
+    /// The most that work lost since a victim's last checkpoint counts.
+    pub work_at_most: Option<Duration>,
+}

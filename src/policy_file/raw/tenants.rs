@@ -1,0 +1,43 @@
+//! Tenants: who has a part of the cluster of its own, and what happens to parts that lie idle.
+
+use super::{Name, Quantity};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Namespaces that share one part of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Tenant {
+    /// Shown in decisions and metrics.
+    pub name: Name,
+    /// Whose pods count for it.
+    pub namespaces: Option<Vec<Name>>,
+    /// What it can always have.
+    pub guarantee: Option<Amount>,
+    /// What it can never exceed.
+    pub limit: Option<Amount>,
+    /// Whether it may use, beyond its guarantee, what others leave idle.
+    pub borrowing: Option<Allowed>,
+    /// Whether it may take back, by eviction, what others borrowed of its guarantee.
+    pub reclaim: Option<Allowed>,
+    /// Its part of what is borrowed, in proportion to the others'.
+    #[schemars(range(min = 1, max = 1000))]
+    pub weight: Option<u16>,
+}
+
+/// What is left out is not bounded.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Amount {
+    /// GPU memory.
+    pub vram: Option<Quantity>,
+    /// GPUs, whole ones; a part of a GPU counts as that part.
+    pub gpus: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Allowed {
+    Allowed,
+    Never,
+}

@@ -1,0 +1,299 @@
+//! The parser's events into one document's tree, without recursion: what is open stands on a stack.
+//!
+//! Aliases are put in as what they stand for, and counted as that, so an anchor that explodes runs into the limit long
+//! before it runs out of memory.
+
+use super::super::diagnostic::{Diagnostic, quoted};
+use super::super::source::{FileId, Span};
+use super::read::{MAX_DEPTH, MAX_NODES};
+use super::{Atom, Key, Node, Scalar, Style, Value};
+use granit_parser::{Event, ScalarStyle, Tag};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+/// Why reading cannot go on.
+#[derive(Debug)]
+pub enum Stop {
+    /// With this document; the next one may be well.
+    Document(Box<Diagnostic>),
+    /// At all.
+    File(Box<Diagnostic>),
+}
+
+pub struct Builder {
+    file: FileId,
+    /// How many more nodes the file may have.
+    left: usize,
+    open: Vec<Open>,
+    anchors: BTreeMap<usize, Anchored>,
+    root: Option<Node>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// A list or map whose end has not come yet.
+struct Open {
+    parts: Parts,
+    span: Span,
+    anchor: usize,
+    size: Size,
+}
+
+enum Parts {
+    List(Vec<Node>),
+    Map(Vec<(Key, Node)>, Option<Key>),
+}
+
+struct Anchored {
+    node: Node,
+    size: Size,
+}
+
+/// How much a node is with all that is in it.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    nodes: usize,
+    depth: usize,
+}
+
+impl Size {
+    const ONE: Self = Self { nodes: 1, depth: 1 };
+
+    fn hold(&mut self, part: Self) {
+        self.nodes += part.nodes;
+        self.depth = self.depth.max(part.depth + 1);
+    }
+}
+
+impl Builder {
+    pub fn new(file: FileId, nodes: usize) -> Self {
+        let (open, anchors) = (Vec::new(), BTreeMap::new());
+        Self { file, left: nodes, open, anchors, root: None, diagnostics: Vec::new() }
+    }
+
+    /// The document that has just ended; nothing if it was empty.
+    pub fn finish(&mut self) -> (Option<Node>, Vec<Diagnostic>) {
+        let root = self.root.take().filter(|root| !is_empty(root));
+        (root, self.abandon())
+    }
+
+    /// Forgets the document, and gives what was wrong with it so far.
+    pub fn abandon(&mut self) -> Vec<Diagnostic> {
+        self.open.clear();
+        self.anchors.clear();
+        self.root = None;
+        std::mem::take(&mut self.diagnostics)
+    }
+
+    pub fn take(&mut self, event: Event<'_>, span: granit_parser::Span) -> Result<(), Stop> {
+        let at = self.place(span);
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                let style = self.scalar_style(style, tag.as_deref(), span);
+                let scalar = Scalar { text: text.into_owned(), style };
+                self.count(1, at)?;
+                self.close(Node { value: Value::Scalar(scalar), span: at }, Size::ONE, anchor)
+            }
+            Event::SequenceStart(_, anchor, tag) => {
+                self.tagged_as("seq", tag, span);
+                self.open(Parts::List(Vec::new()), at, anchor)
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                self.tagged_as("map", tag, span);
+                self.open(Parts::Map(Vec::new(), None), at, anchor)
+            }
+            Event::SequenceEnd | Event::MappingEnd => self.end(at),
+            Event::Alias(anchor) => self.alias(anchor, at),
+            Event::UnresolvedAlias(name) => self.unresolved(&name, at),
+            _ => Ok(()),
+        }
+    }
+
+    fn place(&self, span: granit_parser::Span) -> Span {
+        Span::new(self.file, span.byte_range().unwrap_or_default())
+    }
+
+    fn open(&mut self, parts: Parts, span: Span, anchor: usize) -> Result<(), Stop> {
+        self.count(1, span)?;
+        self.refuse_as_key(span)?;
+        if self.open.len() >= MAX_DEPTH {
+            return Err(Stop::File(Box::new(too_deep(span))));
+        }
+        self.open.push(Open { parts, span, anchor, size: Size::ONE });
+        Ok(())
+    }
+
+    /// A key that is a list or a map cannot name a setting.
+    fn refuse_as_key(&self, span: Span) -> Result<(), Stop> {
+        match self.open.last() {
+            Some(Open { parts: Parts::Map(_, None), .. }) => Err(Stop::Document(Box::new(
+                Diagnostic::error("key-not-text", span, "a key is a list or a map; only texts can be keys")
+                    .help("write `name: value`; a text that begins with `[` or `{` needs quotes"),
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    fn end(&mut self, at: Span) -> Result<(), Stop> {
+        let Some(open) = self.open.pop() else { return Ok(()) };
+        let (value, last) = match open.parts {
+            Parts::List(items) => {
+                let last = items.last().map(|item| item.span);
+                (Value::List(items), last)
+            }
+            Parts::Map(entries, _) => {
+                self.find_duplicates(&entries);
+                let last = entries.last().map(|(_, node)| node.span);
+                (Value::Map(entries), last)
+            }
+        };
+        // The end of a block is told where the next thing begins; what it holds ends with its last part.
+        let end = if at.is_empty() { last.map_or(open.span.end, |last| last.end) } else { at.end };
+        let span = Span { end: end.max(open.span.end), ..open.span };
+        self.close(Node { value, span }, open.size, open.anchor)
+    }
+
+    /// Puts a whole node where it belongs.
+    fn close(&mut self, node: Node, size: Size, anchor: usize) -> Result<(), Stop> {
+        if anchor != 0 {
+            self.anchors.insert(anchor, Anchored { node: node.clone(), size });
+        }
+        self.put(node, size)
+    }
+
+    fn put(&mut self, node: Node, size: Size) -> Result<(), Stop> {
+        let Some(open) = self.open.last_mut() else {
+            self.root = Some(node);
+            return Ok(());
+        };
+        open.size.hold(size);
+        match &mut open.parts {
+            Parts::List(items) => items.push(node),
+            Parts::Map(entries, key) => match key.take() {
+                // Nothing at all has no place of its own: the key stands for it.
+                Some(key) => {
+                    let span = if node.span.is_empty() { key.span } else { node.span };
+                    entries.push((key, Node { span, ..node }));
+                }
+                None => *key = Some(self::key(node, &mut self.diagnostics)),
+            },
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
+        match self.left.checked_sub(nodes) {
+            Some(left) => self.left = left,
+            None => return Err(Stop::File(Box::new(too_many(span)))),
+        }
+        Ok(())
+    }
+
+    fn alias(&mut self, anchor: usize, at: Span) -> Result<(), Stop> {
+        let Some(Anchored { node, size }) = self.anchors.get(&anchor) else {
+            return Err(Stop::Document(Box::new(
+                Diagnostic::error("endless-alias", at, "this alias stands for something that it is part of")
+                    .help("write out what you mean"),
+            )));
+        };
+        let size = *size;
+        if size.nodes > self.left {
+            return Err(Stop::File(Box::new(too_many(at))));
+        }
+        if self.open.len() + size.depth > MAX_DEPTH {
+            return Err(Stop::File(Box::new(too_deep(at))));
+        }
+        let node = node.clone();
+        if !matches!(node.value, Value::Scalar(_) | Value::Broken) {
+            self.refuse_as_key(at)?;
+        }
+        self.count(size.nodes, at)?;
+        self.put(node, size)
+    }
+
+    fn unresolved(&mut self, name: &str, at: Span) -> Result<(), Stop> {
+        let message = format!("nothing before this is called `&{name}`");
+        self.diagnostics.push(
+            Diagnostic::error("unknown-alias", at, message)
+                .help("a text that begins with `*` needs quotes; an alias needs its anchor earlier in the same document"),
+        );
+        self.close(Node { value: Value::Broken, span: at }, Size::ONE, 0)
+    }
+
+    fn scalar_style(&mut self, style: ScalarStyle, tag: Option<&Tag>, span: granit_parser::Span) -> Style {
+        match tag {
+            // `!` alone and `!!str` say what quotes say.
+            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Style::Text,
+            Some(tag) => {
+                self.refuse_tag(tag, span);
+                Style::Plain
+            }
+            None if style == ScalarStyle::Plain => Style::Plain,
+            None => Style::Text,
+        }
+    }
+
+    fn tagged_as(&mut self, kind: &str, tag: Option<Cow<'_, Tag>>, span: granit_parser::Span) {
+        if let Some(tag) = tag.filter(|tag| !tag.is_yaml_core_schema_tag(kind)) {
+            self.refuse_tag(&tag, span);
+        }
+    }
+
+    fn refuse_tag(&mut self, tag: &Tag, span: granit_parser::Span) {
+        let at = self.place(span.tag_span().unwrap_or(span));
+        self.diagnostics.push(
+            Diagnostic::error("tag", at, format!("a policy has no tags such as {}", quoted(&tag.original())))
+                .help("take the tag away; a text that begins with `!` needs quotes"),
+        );
+    }
+
+    fn find_duplicates(&mut self, entries: &[(Key, Node)]) {
+        let mut keys: Vec<&Key> = entries.iter().map(|(key, _)| key).collect();
+        // Sorted, since comparing each with each takes minutes on a file made for that.
+        keys.sort_by(|a, b| a.text.cmp(&b.text).then(a.span.cmp(&b.span)));
+        for pair in keys.windows(2).filter(|pair| pair[0].text == pair[1].text) {
+            let message = format!("{} is said twice", quoted(&pair[1].text));
+            self.diagnostics.push(
+                Diagnostic::error("duplicate-key", pair[1].span, message)
+                    .label("again here")
+                    .other(pair[0].span, "first here")
+                    .help("keep one of them"),
+            );
+        }
+    }
+}
+
+fn key(node: Node, diagnostics: &mut Vec<Diagnostic>) -> Key {
+    let span = node.span;
+    let text = match node.value {
+        Value::Scalar(Scalar { text, style: Style::Plain }) if text == "<<" => {
+            diagnostics.push(
+                Diagnostic::error("merge-key", span, "merge keys (`<<`) are not read")
+                    .help("repeat the settings, or give the whole map an anchor and use its alias"),
+            );
+            text
+        }
+        // The parser writes `~` for what is not there.
+        Value::Scalar(Scalar { text, .. }) if !text.is_empty() && !span.is_empty() => text,
+        _ => {
+            diagnostics
+                .push(Diagnostic::error("empty-key", span, "a key is empty").help("write `name: value`"));
+            String::new()
+        }
+    };
+    Key { text, span }
+}
+
+fn is_empty(root: &Node) -> bool {
+    matches!(&root.value, Value::Scalar(scalar) if scalar.atom() == Atom::Null)
+}
+
+pub fn too_deep(span: Span) -> Diagnostic {
+    Diagnostic::error("too-deep", span, format!("more than {MAX_DEPTH} lists and maps inside each other"))
+        .help("no policy is that deep; check the brackets and the indentation")
+}
+
+fn too_many(span: Span) -> Diagnostic {
+    Diagnostic::error("too-many-values", span, format!("the file has more than {MAX_NODES} values"))
+        .label("the limit is passed here")
+        .help("an alias counts as all that it stands for; write fewer, or cut the policy into several files")
+}

@@ -1,0 +1,150 @@
+//! YAML as a tree in which each value knows its place. Everything after this works on the tree, so that whatever is
+//! found wrong, however late, can be shown where it was written.
+//!
+//! Nothing here knows what a policy is. [`read`] makes the tree, within limits that no input can exceed.
+
+mod build;
+mod read;
+mod syntax;
+
+pub use read::read;
+
+use super::source::Span;
+use serde_json::Value as Json;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub value: Value,
+    pub span: Span,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value {
+    Scalar(Scalar),
+    List(Vec<Node>),
+    Map(Vec<(Key, Node)>),
+    /// Stands where something was that has been complained about already.
+    Broken,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Key {
+    pub text: String,
+    pub span: Span,
+}
+
+/// A value without parts. `text` is what stands there after quotes and escapes are undone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scalar {
+    pub text: String,
+    pub style: Style,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Without quotes: it may be a number, a truth value or nothing at all.
+    Plain,
+    /// In quotes or a block: a text, whatever it looks like.
+    Text,
+}
+
+/// What a scalar is, by the core schema of YAML 1.2. Numbers in octal or hexadecimal are texts to us: nobody means them.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Atom<'a> {
+    Null,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Text(&'a str),
+}
+
+impl Scalar {
+    pub fn atom(&self) -> Atom<'_> {
+        let text = self.text.as_str();
+        match (self.style, text) {
+            (Style::Text, _) => Atom::Text(text),
+            (_, "" | "~" | "null" | "Null" | "NULL") => Atom::Null,
+            (_, "true" | "True" | "TRUE") => Atom::Bool(true),
+            (_, "false" | "False" | "FALSE") => Atom::Bool(false),
+            _ => number(text).unwrap_or(Atom::Text(text)),
+        }
+    }
+}
+
+fn number(text: &str) -> Option<Atom<'_>> {
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    let whole = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    match whole {
+        // A number of forty digits is out of every range, and so is the largest that fits.
+        true if digits == "0" || !digits.starts_with('0') => {
+            Some(Atom::Int(text.parse().unwrap_or(if text.starts_with('-') { i128::MIN } else { i128::MAX })))
+        }
+        true => None,
+        false => float(text, digits),
+    }
+}
+
+/// `inf` and `nan`, which Rust would read as numbers too, are words.
+fn float<'a>(text: &'a str, digits: &str) -> Option<Atom<'a>> {
+    let begins = digits.strip_prefix('.').unwrap_or(digits).starts_with(|c: char| c.is_ascii_digit());
+    begins.then(|| text.parse().ok())?.map(Atom::Float)
+}
+
+impl Node {
+    pub fn entries(&self) -> &[(Key, Node)] {
+        match &self.value {
+            Value::Map(entries) => entries,
+            _ => &[],
+        }
+    }
+
+    pub fn items(&self) -> &[Node] {
+        match &self.value {
+            Value::List(items) => items,
+            _ => &[],
+        }
+    }
+
+    pub fn entry(&self, key: &str) -> Option<&(Key, Node)> {
+        self.entries().iter().find(|(one, _)| one.text == key)
+    }
+
+    pub fn get(&self, key: &str) -> Option<&Node> {
+        self.entry(key).map(|(_, node)| node)
+    }
+
+    /// The text of a scalar, whatever type it has.
+    pub fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Scalar(scalar) => Some(&scalar.text),
+            _ => None,
+        }
+    }
+
+    /// For serde. Broken values are left out; numbers too large for JSON are texts.
+    pub fn to_json(&self) -> Json {
+        match &self.value {
+            Value::Scalar(scalar) => scalar.to_json(),
+            Value::List(items) => items.iter().map(Self::to_json).collect(),
+            Value::Map(entries) => {
+                entries.iter().map(|(key, node)| (key.text.clone(), node.to_json())).collect()
+            }
+            Value::Broken => Json::Null,
+        }
+    }
+}
+
+impl Scalar {
+    fn to_json(&self) -> Json {
+        match self.atom() {
+            Atom::Null => Json::Null,
+            Atom::Bool(truth) => truth.into(),
+            Atom::Int(n) => i64::try_from(n).map_or_else(|_| self.text.as_str().into(), Json::from),
+            Atom::Float(n) => n.into(),
+            Atom::Text(text) => text.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
