@@ -5,6 +5,7 @@
 //! - [`ids`], [`units`]: names and quantities, parsed once.
 //! - [`scheduling`]: the decision core and the ledger. Pure.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
+//! - [`policy_file`]: policies as files, with diagnostics; [`trial`]: cases that stand beside them. Pure.
 //! - [`report`]: what a node agent says of its node.
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
@@ -22,6 +23,7 @@ pub mod engine_metrics;
 pub mod ids;
 pub mod policy_file;
 pub mod scheduling;
+pub mod trial;
 pub mod units;
 
 #[cfg(feature = "service")]

@@ -74,6 +74,11 @@ impl Ledger {
         Self { policy, ..Self::default() }
     }
 
+    /// What it takes for the present.
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+
     /// What time it is. The present never goes back.
     pub fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);

@@ -100,6 +100,24 @@ pub enum Unmet {
     ExpressionFailed,
 }
 
+impl Unmet {
+    /// In a person's words.
+    pub fn said(self) -> &'static str {
+        match self {
+            Self::Sharing => "its `sharing` is another",
+            Self::Priority => "the pod's priority is not in its `priority`",
+            Self::PriorityClass => "the pod's PriorityClass is not among its `priorityClasses`",
+            Self::Namespace => "the pod's namespace is not among its `namespaces`",
+            Self::Labels => "the pod lacks one of its `labels`",
+            Self::Resources => "the pod asks for none of its `resources`",
+            Self::Expression => "its `expression` says no",
+            Self::ExpressionFailed => {
+                "its `expression` fails on this pod, as when a label it reads is not there"
+            }
+        }
+    }
+}
+
 /// A class by its place in its policy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClassId(pub(super) u8);

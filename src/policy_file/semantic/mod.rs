@@ -1,0 +1,71 @@
+//! What each file may say and what makes no sense all the same: rules that never match, promises that cannot be kept,
+//! settings that undo each other.
+//!
+//! Each room looks at one part of a [`Draft`] and marks the places in the merged tree. Errors are what cannot be meant;
+//! warnings what hardly is.
+
+mod classes;
+mod overlap;
+mod pools;
+mod reach;
+mod settings;
+mod tenants;
+
+use super::diagnostic::Diagnostic;
+use super::lower::Draft;
+use super::raw;
+use super::source::Span;
+use super::tree::Node;
+
+pub fn check(merged: &Node, raw: &raw::Policy, draft: &Draft) -> Vec<Diagnostic> {
+    let policy = Written { merged, raw, draft };
+    let mut found = Vec::new();
+    settings::check(policy, &mut found);
+    classes::check(policy, &mut found);
+    reach::check(policy, &mut found);
+    overlap::check(policy, &mut found);
+    tenants::check(policy, &mut found);
+    pools::check(policy, &mut found);
+    found
+}
+
+/// A policy as it is written, with places, and as it is meant.
+#[derive(Clone, Copy)]
+struct Written<'a> {
+    merged: &'a Node,
+    raw: &'a raw::Policy,
+    draft: &'a Draft,
+}
+
+impl<'a> Written<'a> {
+    /// The entries of a list, in the order of the raw policy's.
+    fn entries(self, list: &str) -> &'a [Node] {
+        self.merged.get(list).map(Node::items).unwrap_or_default()
+    }
+
+    /// Where a setting stands; the nearest thing around it if it is not said itself.
+    fn span(self, path: &[&str]) -> Span {
+        span(self.merged, path)
+    }
+}
+
+/// Where `path` stands in `node`, as far as it is written.
+fn span(node: &Node, path: &[&str]) -> Span {
+    match path.split_first() {
+        None => node.span,
+        Some((first, rest)) => match node.get(first) {
+            Some(part) => span(part, rest),
+            None => head(node),
+        },
+    }
+}
+
+/// The key of `field` in `node`, or what stands for the node.
+fn key(node: &Node, field: &str) -> Span {
+    node.entry(field).map_or_else(|| head(node), |(key, _)| key.span)
+}
+
+/// An entry is best known by its name.
+fn head(node: &Node) -> Span {
+    node.get("name").map_or(node.span, |name| name.span)
+}

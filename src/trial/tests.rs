@@ -1,0 +1,142 @@
+//! Cases that hold, cases that do not, and clusters that cannot be.
+
+use super::*;
+use crate::scheduling::policy::{Class, Eviction, Match, Tenant, Usage};
+use crate::units::Bytes;
+
+fn test(text: serde_json::Value) -> PolicyTest {
+    serde_json::from_value(text).unwrap()
+}
+
+/// The built-in classes behind one of our own, and two tenants.
+fn policy() -> Policy {
+    let chat = Class {
+        matches: Match { namespaces: vec!["chat".into()], ..Match::default() },
+        shares_with: Some(vec!["chat".into()]),
+        ..Class::named("chat")
+    };
+    let jobs = Class {
+        matches: Match { namespaces: vec!["jobs".into()], ..Match::default() },
+        eviction: Eviction::ForHigherPriority,
+        min_runtime: crate::units::Millis::seconds(600),
+        engine: false,
+        ..Class::named("jobs")
+    };
+    let mut classes = vec![chat, jobs];
+    classes.extend(Policy::default().classes().to_vec());
+    let half = Usage { vram: Bytes::gib(72), milli_gpus: u64::MAX };
+    let tenants = vec![
+        Tenant { guarantee: half, ..Tenant::named("talk", &["chat"]) },
+        Tenant::named("work", &["jobs"]),
+    ];
+    Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap()
+}
+
+fn cluster() -> serde_json::Value {
+    serde_json::json!({
+        "nodes": [
+            {"name": "a", "gpus": [{"model": "A100", "memory": "80Gi", "count": 2}]},
+            {"name": "b", "gpus": [{"memory": "80Gi", "kvCache": "97%", "queue": 40}], "models": {"m": "disk"}},
+        ],
+        "pods": [
+            {"name": "old", "namespace": "jobs", "priority": -1, "vram": "60Gi", "node": "a", "on": [0]},
+            {"name": "young", "namespace": "jobs", "priority": -1, "vram": "60Gi", "node": "a", "on": [1], "runningFor": "1m"},
+        ],
+    })
+}
+
+fn outcome(case: serde_json::Value) -> Vec<Difference> {
+    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
+    run(&policy(), &test).unwrap().remove(0).differences
+}
+
+#[test]
+fn a_case_that_holds_has_no_differences() {
+    let differences = outcome(serde_json::json!({
+        "name": "the old job leaves for the chatbot",
+        "pod": {"name": "bot", "namespace": "chat", "priority": 10, "vram": "40Gi"},
+        "expect": {
+            "class": "chat", "tenant": "talk", "nodes": [],
+            "refused": {"a": "no-room", "b": "engines-busy"}, "victims": ["old"],
+        },
+    }));
+    assert_eq!(differences, []);
+    let small = outcome(serde_json::json!({
+        "name": "a small one fits beside nobody",
+        "pod": {"name": "bot", "namespace": "other", "vram": "8Gi"},
+        "expect": {"class": "serving", "nodes": ["a"], "gpus": [0], "refused": {"b": "engines-busy"}, "victims": []},
+    }));
+    assert_eq!(small, []);
+}
+
+#[test]
+fn each_thing_that_comes_out_otherwise_is_told_with_its_reason() {
+    let differences = outcome(serde_json::json!({
+        "name": "all wrong",
+        "pod": {"name": "bot", "namespace": "other", "vram": "70Gi"},
+        "expect": {
+            "class": "chat", "tenant": "talk", "nodes": ["a"], "gpus": [1],
+            "refused": {"a": "too-large", "c": "no-room"}, "victims": ["old"],
+        },
+    }));
+    let what: Vec<&str> = differences.iter().map(|difference| difference.what).collect();
+    assert_eq!(what, ["class", "tenant", "nodes", "gpus", "refused", "refused", "victims"]);
+    assert_eq!(
+        differences[0].because,
+        ["chat does not match: the pod's namespace is not among its `namespaces`"]
+    );
+    assert!(differences[2].because[0].starts_with("a: the pod wants 70.0 GiB free"), "{:?}", differences[2]);
+    assert_eq!(differences[5].found, "c: no such node");
+}
+
+#[test]
+fn a_cluster_that_cannot_be_is_refused_with_its_place() {
+    let refused = |edit: &dyn Fn(&mut serde_json::Value)| {
+        let mut cluster = cluster();
+        edit(&mut cluster);
+        let case = serde_json::json!({"name": "x", "pod": {"name": "p", "vram": "1Gi"}, "expect": {}});
+        let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster, "cases": [case]}));
+        run(&policy(), &test).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(&|cluster| cluster["pods"][0]["node"] = "z".into()),
+        "cluster.pods: old is on z, which is not among cluster.nodes"
+    );
+    assert_eq!(
+        refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([7])),
+        "cluster.pods: old is on GPU 7 of a, which has 2; they are counted from 0"
+    );
+    assert!(refused(&|cluster| cluster["nodes"][1]["name"] = "a".into()).contains("stands there twice"));
+    assert!(refused(&|cluster| cluster["pods"][1]["name"] = "old".into()).contains("stands there twice"));
+    assert!(refused(&|cluster| cluster["pods"][0]["on"] = serde_json::json!([0, 1])).contains("asks for 1"));
+}
+
+#[test]
+fn a_pod_that_cannot_be_understood_is_told_or_expected() {
+    let case = |expect: serde_json::Value| {
+        outcome(
+            serde_json::json!({"name": "x", "pod": {"name": "p", "vram": "1Gi", "gpus": 0}, "expect": expect}),
+        )
+    };
+    assert_eq!(case(serde_json::json!({"refused": {"a": "bad-gpus"}})), []);
+    assert_eq!(case(serde_json::json!({"nodes": ["a"]}))[0].found, "bad-gpus");
+}
+
+#[test]
+fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
+    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": []}));
+    let ledger = |policy: &Policy| cluster::build(test.cluster.as_ref().unwrap(), policy).unwrap();
+    assert_eq!(
+        compare(&mut ledger(&policy()), &mut ledger(&policy())),
+        Comparison { pods: 2, ..Default::default() }
+    );
+    let comparison = compare(&mut ledger(&Policy::default()), &mut ledger(&policy()));
+    let classes: Vec<_> = comparison
+        .changes
+        .iter()
+        .map(|change| (change.old.class.as_str(), change.new.class.as_str()))
+        .collect();
+    assert_eq!(classes, [("opportunistic", "jobs"), ("opportunistic", "jobs")]);
+    assert_eq!(comparison.changes[0].new.tenant.as_deref(), Some("work"));
+    assert_eq!(comparison.changes[0].node.as_deref(), Some("a"));
+}
