@@ -3,7 +3,7 @@
 //!
 //! Nothing here knows what is in them.
 
-use crate::policy_file::source::{MAX_FILE, SourceText};
+use crate::policy_file::{MAX_FILE, SourceText};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};

@@ -13,7 +13,7 @@
 //! the next: only what is seen twice in a row is a policy that somebody meant.
 
 use super::read::ReadError;
-use crate::policy_file::source::SourceText;
+use crate::policy_file::SourceText;
 
 /// What is found at the policy's path.
 pub type Seen = Result<Vec<SourceText>, ReadError>;
