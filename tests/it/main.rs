@@ -17,6 +17,7 @@ mod reload;
 mod reports;
 mod served;
 mod shared;
+mod shipped_policies;
 mod stand_in_api_server;
 mod stand_in_extender;
 mod stand_in_kubelet;

@@ -236,4 +236,6 @@ fn footprint(entry: &PodEntry) -> Footprint {
 }
 
 #[cfg(test)]
+mod policy_tests;
+#[cfg(test)]
 mod tests;
