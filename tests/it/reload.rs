@@ -409,6 +409,28 @@ fn a_broken_edit_that_is_taken_back_leaves_everything_as_it_was() {
 // ---- as a person runs it ----
 
 #[test]
+fn the_shipped_config_map_is_the_built_in_policy_where_the_service_looks_for_it() {
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/stowage.yaml");
+    let objects: Vec<Value> = serde_saphyr::from_multiple(&fs::read_to_string(manifests).unwrap()).unwrap();
+    let named = |kind: &str, name: &str| {
+        objects.iter().find(|object| object["kind"] == kind && object["metadata"]["name"] == name).unwrap()
+    };
+    let text = named("ConfigMap", "stowage-policy")["data"]["policy.yaml"].as_str().unwrap();
+    assert_eq!(digest_of(text), policy_watch::built_in().digest);
+    let spec = &named("Deployment", "stowage")["spec"]["template"]["spec"];
+    let stowage = &spec["containers"][0];
+    let argument =
+        stowage["args"].as_array().unwrap().iter().find_map(|arg| arg.as_str()?.strip_prefix("--policy="));
+    let mount =
+        stowage["volumeMounts"].as_array().unwrap().iter().find(|mount| mount["name"] == "policy").unwrap();
+    assert_eq!(mount["mountPath"].as_str(), argument);
+    assert_eq!(mount["subPath"], Value::Null);
+    let volume =
+        spec["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == "policy").unwrap();
+    assert_eq!(volume["configMap"]["name"], "stowage-policy");
+}
+
+#[test]
 fn a_bad_policy_at_the_start_is_an_error_with_its_diagnostics() {
     let folder = tempfile::tempdir().unwrap();
     let dump = json_dump(&folder);
