@@ -2,6 +2,7 @@
 
 mod agents;
 mod node_agent;
+mod policy;
 mod serve_policy;
 
 use crate::cluster::{self, LeadWith, LeaseName};
@@ -14,6 +15,7 @@ use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use node_agent::AgentArgs;
+use policy::{PolicyArgs, print_policy_schema};
 use serve_policy::ServePolicyArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -37,6 +39,8 @@ enum Command {
     Agent(Box<AgentArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
+    /// Check, show and describe policies
+    Policy(PolicyArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -48,6 +52,8 @@ enum Command {
 enum SchemaOf {
     /// What an agent posts to /v1/reports
     Report,
+    /// A policy file
+    Policy,
 }
 
 #[derive(Debug, Args)]
@@ -156,10 +162,10 @@ impl Cli {
                 log_to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
             }
-            Command::Schema { of } => {
-                let schema = match of {
-                    SchemaOf::Report => schemars::schema_for!(NodeReport),
-                };
+            Command::Policy(args) => args.run(),
+            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
+            Command::Schema { of: SchemaOf::Report } => {
+                let schema = schemars::schema_for!(NodeReport);
                 writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&schema)?)?;
                 Ok(ExitCode::SUCCESS)
             }

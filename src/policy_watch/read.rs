@@ -1,103 +1,109 @@
 //! Policy files, read from disk: the yaml files directly in a directory, in order of name, or one file. Symlinks are
 //! followed, as a mounted ConfigMap consists of them; names that begin with a dot are its own business, and nobody's policy.
 //!
-//! Nothing here knows what is in them.
+//! What stands in the files is [`policy_file`](crate::policy_file)'s; nothing here looks into them.
 
 use crate::policy_file::{MAX_FILE, SourceText};
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Files of one policy. Far more than a person keeps apart, and few enough to be read twice a second.
-const MAX_FILES: usize = 256;
-/// Bytes of one policy over all its files: eight full ConfigMaps.
+/// More files than anybody cuts a policy into; a directory with more is another one than was meant.
+const MAX_FILES: usize = 100;
+/// Bytes of one policy over all its files: eight full ConfigMaps, and little enough to be read twice a second.
 const MAX_TOTAL: usize = 8 * MAX_FILE;
 
 /// Why there is no policy at a path. Equal as long as nothing changes, so that it can be said once.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    #[error("cannot read {}: {reason}", .path.display())]
+    #[error("cannot read {}: {reason}", path.display())]
     Unreadable { path: PathBuf, reason: String },
+    #[error("{} is no policy: no file in it ends in .yaml or .yml; name a policy's directory or file", path.display())]
+    NoPolicy { path: PathBuf },
+    #[error("{} has {count} YAML files, and a policy at most {MAX_FILES}; is this the right directory?", path.display())]
+    TooManyFiles { path: PathBuf, count: usize },
     #[error(
-        "{} has no policy in it: no file whose name ends in .yaml or .yml and does not begin with a dot; write one, an \
-         empty one is a good policy",
-        .path.display()
+        "the YAML files in {} have more than {} MiB together; is this the right directory?",
+        path.display(),
+        MAX_TOTAL >> 20
     )]
-    NoFiles { path: PathBuf },
-    #[error("{} is no file; a policy is files, or one directory of them", .path.display())]
-    NoFile { path: PathBuf },
-    #[error("{} is larger than {} KiB; split it into several files", .path.display(), MAX_FILE >> 10)]
     TooLarge { path: PathBuf },
-    #[error("{} has more than {MAX_FILES} policy files, or more than {} MiB of them", .path.display(), MAX_TOTAL >> 20)]
-    TooMany { path: PathBuf },
+    #[error("{} is neither a file nor a directory", path.display())]
+    NeitherFileNorDirectory { path: PathBuf },
 }
 
-/// The texts of the policy at `path`, each under its path as its name.
+/// The files of the policy at `path`, in order of name: a file itself, or those of a directory that end in `.yaml` or
+/// `.yml`. Symlinks are followed; names that begin with a dot are not looked at, as in a mounted ConfigMap. A file that is
+/// too large is read just so far that this can be seen.
 pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
-    if !metadata(path)?.is_dir() {
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
+    if !kind.is_dir() {
         return Ok(vec![read_file(path)?]);
     }
-    let files = files_in(path)?;
-    if files.is_empty() {
-        return Err(ReadError::NoFiles { path: path.into() });
+    match read_dir(path)? {
+        files if files.is_empty() => Err(ReadError::NoPolicy { path: path.into() }),
+        files => Ok(files),
     }
-    let too_many = || ReadError::TooMany { path: path.into() };
+}
+
+/// As [`read`]; no file at all is the empty policy.
+pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
+    let files: Vec<PathBuf> =
+        entries(path)?.into_iter().filter(|entry| is_yaml(entry) && !entry.is_dir()).collect();
     if files.len() > MAX_FILES {
-        return Err(too_many());
+        return Err(ReadError::TooManyFiles { path: path.into(), count: files.len() });
     }
-    let mut texts: Vec<SourceText> = Vec::with_capacity(files.len());
     let mut left = MAX_TOTAL;
-    for file in files {
-        let text = read_file(&file)?;
-        left = left.checked_sub(text.bytes.len()).ok_or_else(too_many)?;
+    let mut texts = Vec::with_capacity(files.len());
+    for file in &files {
+        let text = read_file(file)?;
+        left = left.checked_sub(text.bytes.len()).ok_or_else(|| ReadError::TooLarge { path: path.into() })?;
         texts.push(text);
     }
     Ok(texts)
 }
 
-/// The policy files directly in a directory, in order of name.
-fn files_in(directory: &Path) -> Result<Vec<PathBuf>, ReadError> {
-    let failed = |error: io::Error| unreadable(directory, &error);
-    let mut files = Vec::new();
-    for entry in fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
-        if is_policy_file(&path) && !path.is_dir() {
-            files.push(path);
+/// The policies at `path`: itself, and each directory right below it that has policy files.
+pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadError> {
+    if !path.is_dir() {
+        return Ok(vec![(path.into(), read(path)?)]);
+    }
+    let below = entries(path)?.into_iter().filter(|entry| entry.is_dir());
+    let mut found = Vec::new();
+    for directory in std::iter::once(path.to_path_buf()).chain(below) {
+        let files = read_dir(&directory)?;
+        if !files.is_empty() {
+            found.push((directory, files));
         }
     }
-    files.sort_unstable();
-    Ok(files)
+    if found.is_empty() { Err(ReadError::NoPolicy { path: path.into() }) } else { Ok(found) }
 }
 
-fn is_policy_file(path: &Path) -> bool {
-    let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-    !is_hidden && path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+/// In order of name.
+fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
+    let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let listed = listed.map_err(|error| unreadable(path, &error))?;
+    let hidden = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let mut paths: Vec<PathBuf> =
+        listed.into_iter().filter(|entry| !hidden(entry)).map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml")
 }
 
 fn read_file(path: &Path) -> Result<SourceText, ReadError> {
-    let metadata = metadata(path)?;
-    // To open a pipe would be to wait for whoever writes into it.
-    if !metadata.is_file() {
-        return Err(ReadError::NoFile { path: path.into() });
+    // Opening a pipe would wait for somebody to write.
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
+    if !kind.is_file() {
+        return Err(ReadError::NeitherFileNorDirectory { path: path.into() });
     }
-    let too_large = || ReadError::TooLarge { path: path.into() };
-    if metadata.len() > MAX_FILE as u64 {
-        return Err(too_large());
-    }
+    let file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
     let mut bytes = Vec::new();
-    // It may have grown since.
-    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
     let read = file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| unreadable(path, &error))?;
-    if bytes.len() > MAX_FILE {
-        Err(too_large())
-    } else {
-        Ok(SourceText::new(path.display().to_string(), bytes))
-    }
-}
-
-fn metadata(path: &Path) -> Result<fs::Metadata, ReadError> {
-    fs::metadata(path).map_err(|error| unreadable(path, &error))
+    Ok(SourceText::new(path.display().to_string(), bytes))
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> ReadError {
@@ -107,82 +113,80 @@ fn unreadable(path: &Path, error: &io::Error) -> ReadError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tempfile::TempDir;
+    use std::fs;
 
-    fn folder(files: &[(&str, &str)]) -> TempDir {
-        let folder = tempfile::tempdir().unwrap();
-        files.iter().for_each(|(name, text)| fs::write(folder.path().join(name), text).unwrap());
-        folder
-    }
-
-    fn names(folder: &TempDir) -> Vec<String> {
-        let texts = read(folder.path()).unwrap();
-        let name = |text: &SourceText| text.name.rsplit('/').next().unwrap().to_owned();
-        texts.iter().map(name).collect()
+    fn names(files: &[SourceText], root: &Path) -> Vec<String> {
+        let shown = format!("{}/", root.display());
+        files.iter().map(|file| file.name.replace(&shown, "")).collect()
     }
 
     #[test]
-    fn a_policy_is_the_yaml_files_of_a_directory_in_order_of_name() {
-        let folder = folder(&[
-            ("b.yml", ""),
-            ("a.yaml", ""),
-            (".hidden.yaml", ""),
-            ("README.md", ""),
-            ("c.yaml~", ""),
-        ]);
-        fs::create_dir(folder.path().join("d.yaml")).unwrap();
-        assert_eq!(names(&folder), ["a.yaml", "b.yml"]);
+    fn a_mounted_config_map_is_read_once_through_its_symlinks() {
+        let dir = tempfile::tempdir().unwrap();
+        let version = dir.path().join("..2026_01_01");
+        fs::create_dir(&version).unwrap();
+        fs::write(version.join("b.yaml"), "mode: shadow\n").unwrap();
+        fs::write(version.join("a.yml"), "").unwrap();
+        fs::write(version.join("readme.md"), "").unwrap();
+        std::os::unix::fs::symlink("..2026_01_01", dir.path().join("..data")).unwrap();
+        for name in ["b.yaml", "a.yml", "readme.md"] {
+            std::os::unix::fs::symlink(format!("..data/{name}"), dir.path().join(name)).unwrap();
+        }
+        let files = read(dir.path()).unwrap();
+        assert_eq!(names(&files, dir.path()), ["a.yml", "b.yaml"]);
+        assert_eq!(files[1].bytes, b"mode: shadow\n");
     }
 
     #[test]
-    fn one_file_is_a_policy_whatever_its_name() {
-        let folder = folder(&[("policy.txt", "mode: enforce\n")]);
-        let texts = read(&folder.path().join("policy.txt")).unwrap();
-        assert_eq!(texts.len(), 1);
-        assert_eq!(texts[0].bytes, b"mode: enforce\n");
+    fn each_directory_below_with_policy_files_is_a_policy_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["one", "two", "empty", ".hidden"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        for name in ["one/p.yaml", "two/p.yaml", ".hidden/p.yaml"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = policies(dir.path()).unwrap();
+        let found: Vec<_> =
+            found.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(found, ["one", "two"]);
     }
 
     #[test]
-    fn a_mounted_config_map_is_read_through_its_links_once() {
-        let folder = folder(&[]);
-        fs::create_dir(folder.path().join("..2026_1")).unwrap();
-        fs::write(folder.path().join("..2026_1/policy.yaml"), "mode: enforce\n").unwrap();
-        std::os::unix::fs::symlink("..2026_1", folder.path().join("..data")).unwrap();
-        std::os::unix::fs::symlink("..data/policy.yaml", folder.path().join("policy.yaml")).unwrap();
-        assert_eq!(names(&folder), ["policy.yaml"]);
-        assert_eq!(read(folder.path()).unwrap()[0].bytes, b"mode: enforce\n");
+    fn what_is_no_policy_is_said_to_be_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read(dir.path()), Err(ReadError::NoPolicy { .. })));
+        assert!(matches!(policies(dir.path()), Err(ReadError::NoPolicy { .. })));
+        assert!(matches!(read(&dir.path().join("x.yaml")), Err(ReadError::Unreadable { .. })));
+        std::os::unix::fs::symlink("nowhere", dir.path().join("dangling.yaml")).unwrap();
+        assert!(matches!(read(dir.path()), Err(ReadError::Unreadable { .. })));
     }
 
     #[test]
-    fn what_is_no_policy_is_refused_and_named_with_the_way_out() {
-        let empty = folder(&[("README.md", "")]);
-        assert_eq!(read(empty.path()), Err(ReadError::NoFiles { path: empty.path().into() }));
-        let gone = empty.path().join("gone");
-        let error = read(&gone).unwrap_err().to_string();
-        assert!(error.contains("gone: No such file"), "{error}");
-        let dangling = folder(&[]);
-        std::os::unix::fs::symlink("nowhere", dangling.path().join("a.yaml")).unwrap();
-        assert!(matches!(read(dangling.path()), Err(ReadError::Unreadable { .. })));
-        assert!(matches!(read(Path::new("/dev/null")), Err(ReadError::NoFile { .. })));
+    fn a_file_that_is_too_large_is_not_read_to_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("big.yaml");
+        fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+        assert_eq!(read(&path).unwrap()[0].bytes.len(), MAX_FILE + 1);
     }
 
     #[test]
-    fn a_file_at_its_limit_is_read_and_one_beyond_it_is_not() {
-        let folder = folder(&[("a.yaml", &"#".repeat(MAX_FILE))]);
-        assert_eq!(read(folder.path()).unwrap()[0].bytes.len(), MAX_FILE);
-        fs::write(folder.path().join("a.yaml"), "#".repeat(MAX_FILE + 1)).unwrap();
-        assert!(matches!(read(folder.path()), Err(ReadError::TooLarge { .. })));
+    fn a_pipe_is_no_policy_and_nobody_waits_for_it() {
+        let error = read(Path::new("/dev/null")).unwrap_err();
+        assert!(matches!(error, ReadError::NeitherFileNorDirectory { .. }));
     }
 
     #[test]
     fn a_directory_of_more_than_a_person_keeps_apart_is_refused() {
-        let names: Vec<String> = (0..=MAX_FILES).map(|n| format!("{n}.yaml")).collect();
-        let files: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
-        assert!(matches!(read(folder(&files).path()), Err(ReadError::TooMany { .. })));
-        assert_eq!(read(folder(&files[1..]).path()).unwrap().len(), MAX_FILES);
-        let large = "#".repeat(MAX_FILE);
-        let files: Vec<(&str, &str)> =
-            names.iter().take(9).map(|name| (name.as_str(), large.as_str())).collect();
-        assert!(matches!(read(folder(&files).path()), Err(ReadError::TooMany { .. })));
+        let dir = tempfile::tempdir().unwrap();
+        let fill = |count: usize, text: &str| {
+            (0..count).for_each(|n| fs::write(dir.path().join(format!("{n}.yaml")), text).unwrap());
+            read(dir.path())
+        };
+        assert_eq!(fill(MAX_FILES, "").unwrap().len(), MAX_FILES);
+        assert!(matches!(fill(MAX_FILES + 1, ""), Err(ReadError::TooManyFiles { .. })));
+        fs::remove_file(dir.path().join(format!("{MAX_FILES}.yaml"))).unwrap();
+        assert!(fill(8, &"#".repeat(MAX_FILE)).is_ok());
+        assert!(matches!(fill(9, &"#".repeat(MAX_FILE)), Err(ReadError::TooLarge { .. })));
     }
 }

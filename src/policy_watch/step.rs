@@ -69,7 +69,7 @@ mod tests {
     }
 
     fn gone() -> ReadError {
-        ReadError::NoFiles { path: "policies".into() }
+        ReadError::NoPolicy { path: "policies".into() }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod concurrency;
 mod control_plane;
 mod golden;
 mod http;
+mod policy_check;
 mod process;
 mod publish;
 mod readme;
