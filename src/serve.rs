@@ -84,6 +84,7 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
 
+    info!(policy = %service.ledger().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
@@ -105,15 +106,9 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
 }
 
 fn policy(path: Option<PathBuf>) -> Result<(Policy, Option<PolicyWatch>)> {
-    let (policy, watch) = match path {
-        None => (policy_watch::built_in(), None),
-        Some(path) => {
-            let (policy, watch) = policy_watch::open(path)?;
-            (policy, Some(watch))
-        }
-    };
-    info!(policy = %policy.digest, "policy");
-    Ok((policy, watch))
+    let Some(path) = path else { return Ok((policy_watch::built_in(), None)) };
+    let (policy, watch) = policy_watch::open(path)?;
+    Ok((policy, Some(watch)))
 }
 
 fn doors(options: &ServeOptions) -> Result<Doors> {
