@@ -2,12 +2,16 @@
 //!
 //! Nothing here is read back by a decision.
 
+mod policy;
+
 use crate::scheduling::ledger::Totals;
 use crate::units::Millis;
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
+
+pub use policy::PolicyMetrics;
 
 pub struct Metrics {
     registry: Registry,
@@ -46,6 +50,7 @@ pub struct Metrics {
     gpus: IntGauge,
     pub leading: IntGauge,
     pub synced: IntGauge,
+    pub policy: PolicyMetrics,
 }
 
 /// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
@@ -162,6 +167,7 @@ impl Metrics {
             gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
             leading: gauge("stowage_leading", "1 while this replica acts."),
             synced: gauge("stowage_synced", "1 once the watches have synced."),
+            policy: PolicyMetrics::new(&registry),
             registry,
         }
     }

@@ -126,8 +126,9 @@ impl Task {
         let entry =
             ledger.entry(&self.uid).filter(|entry| entry.key == self.key).ok_or(Conflict::UnknownPod)?;
         let (demand, held) = (entry.demand.clone(), entry.hold().is_some());
-        let order =
-            |placement| BindOrder { key: self.key.clone(), uid: self.uid.clone(), demand, placement, held };
+        let policy = ledger.policy().digest;
+        let (key, uid) = (self.key.clone(), self.uid.clone());
+        let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
         Ok(match ledger.assume(&self.uid, &self.node)? {
             Assumption::Bound => Assumed::AlreadyBound,
             Assumption::New(placement) => Assumed::New(order(placement)),
@@ -138,7 +139,7 @@ impl Task {
     /// The pod is bound as ordered.
     fn written(&self, order: &BindOrder) {
         let devices = order.placement.devices.clone();
-        info!(pod = %self.key, node = %self.node, ?devices, "bound");
+        info!(pod = %self.key, node = %self.node, ?devices, policy = %order.policy, "bound");
         self.extender.service.ledger().confirm(&self.uid, &self.node, Some(devices));
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();

@@ -47,15 +47,20 @@ impl Asking {
             state: SeenState::Waiting { hold: None },
         });
     }
+
+    /// Has the pod judged by `policy`, if another one judged it.
+    pub fn come_under(&mut self, policy: &Policy) {
+        if self.demand.judged_by != policy.version {
+            self.demand.take(policy.judge(&self.demand.traits));
+        }
+    }
 }
 
 impl View {
     /// Brings `asking` to the policy that the view is of.
     pub fn take(ledger: &mut Ledger, asking: &mut Asking) -> Self {
         let policy = ledger.policy().clone();
-        if asking.demand.judged_by != policy.version {
-            asking.demand.take(policy.judge(&asking.demand.traits));
-        }
+        asking.come_under(&policy);
         Self {
             own_room: ledger.own_room(&asking.uid),
             allowance: ledger.allowance(&asking.uid, &asking.demand),

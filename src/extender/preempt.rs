@@ -11,6 +11,7 @@ use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Ledger, Tenancy};
+use crate::scheduling::policy::Digest;
 use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
@@ -39,7 +40,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
             "neither NodeNameToVictims nor NodeNameToMetaVictims is there",
         )
     })?;
-    let asking = match asking(extender, &args.pod)? {
+    let mut asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
         Err(error) => {
             count("none", error.code());
@@ -50,7 +51,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "preemption-policy-never");
         return Ok(PreemptionResult::default());
     }
-    let Some(offers) = offers(extender, &asking, &offered) else {
+    let Some(offers) = offers(extender, &mut asking, &offered) else {
         count("none", "already-holds");
         return Ok(PreemptionResult::default());
     };
@@ -72,9 +73,11 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     Ok(answer(&offer, &victims))
 }
 
-/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already.
-fn offers(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
+/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
+/// that they are seen by.
+fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
     let mut ledger = extender.service.ledger();
+    asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
     if ledger.own_room(&asking.uid).is_some() {
         return None;
@@ -121,10 +124,10 @@ fn cheapest(offers: Vec<Offer>, demand: &Demand) -> Option<(Offer, VictimSet)> {
 /// restart. Without both nobody is evicted.
 async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool {
     let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
-    let victims = victims.clone();
+    let (victims, version) = (victims.clone(), asking.demand.judged_by);
     let writes = extender.writes.clone();
     let task = async move {
-        let Some(hold) = hold_in_ledger(&extender, &uid, &victims) else { return false };
+        let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
         if let Err(error) = extender.control_plane.write_hold(&key, &uid, Some(&hold)).await {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
@@ -136,7 +139,8 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
         }
         let gpus = hold.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
         let text = format!("{} pod(s) leave {} for this pod; it gets {gpus}", hold.victims.len(), hold.node);
-        info!(pod = %key, node = %hold.node, victims = ?hold.victims, exact = victims.exact, "room held");
+        let (node, leaving, exact) = (&hold.node, &hold.victims, victims.exact);
+        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
         extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
         true
     };
@@ -144,13 +148,24 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
     writes.spawn(task).await.unwrap_or(false)
 }
 
-fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Option<Hold> {
+/// The hold and the policy it was made by; `None` if the room, or the policy that `version` names, changed meanwhile: the
+/// victims were chosen by the rules of before.
+fn hold_in_ledger(
+    extender: &Extender,
+    uid: &PodUid,
+    victims: &VictimSet,
+    version: u64,
+) -> Option<(Hold, Digest)> {
     let mut ledger = extender.service.ledger();
+    let policy = ledger.policy().clone();
+    if policy.version != version {
+        info!(policy = %policy.digest, "the policy changed while a price was found");
+        return None;
+    }
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
-    let slack = ledger.policy().hold_slack;
-    let deadline = extender.service.now() + victims.longest_grace + slack;
+    let deadline = extender.service.now() + victims.longest_grace + policy.hold_slack;
     let hold = Hold {
         node: victims.node.clone(),
         devices: devices?,
@@ -158,7 +173,7 @@ fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Opt
         deadline,
     };
     match ledger.hold(uid, hold.clone()) {
-        Ok(()) => Some(hold),
+        Ok(()) => Some((hold, policy.digest)),
         Err(conflict) => {
             info!(%conflict, "the room changed while its price was found");
             None

@@ -14,6 +14,7 @@ mod process;
 mod publish;
 mod readme;
 mod refusals;
+mod reload;
 mod reports;
 mod served;
 mod shared;
