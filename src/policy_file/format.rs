@@ -51,7 +51,14 @@ impl Malformed {
 
 impl From<ExpressionError> for Malformed {
     fn from(error: ExpressionError) -> Self {
-        Self { at: Some(error.at), is: error.message, help: error.help }
+        // What a parser would have liked better fills lines and helps nobody.
+        let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
+        let words = ["'and'", "'or'", "'not'"];
+        let help = match words.iter().any(|word| is.contains(word)) {
+            true => "CEL writes `&&` for and, `||` for or, `!` for not".into(),
+            false => error.help,
+        };
+        Self { at: Some(error.at), is, help }
     }
 }
 

@@ -29,14 +29,15 @@ fn empty() -> Node {
 fn add(base: &mut Node, other: Node, shape: &Shape, name: &str, conflicts: &mut Vec<Diagnostic>) {
     match (&mut base.value, other.value, shape) {
         (Value::Map(entries), Value::Map(others), _) => {
+            let places = entries.iter().enumerate().map(|(place, (key, _))| (key.text.clone(), place));
+            let places: BTreeMap<String, usize> = places.collect();
             for (key, node) in others {
-                match entries.iter_mut().find(|(one, _)| one.text == key.text) {
-                    Some((_, present)) => match part(shape, &key.text) {
-                        Some(shape) => add(present, node, shape, &key.text, conflicts),
-                        // An unknown field, told already.
-                        None => {}
-                    },
-                    None => entries.push((key, node)),
+                let present = places.get(&key.text).and_then(|place| entries.get_mut(*place));
+                match (present, part(shape, &key.text)) {
+                    (Some((_, present)), Some(shape)) => add(present, node, shape, &key.text, conflicts),
+                    // An unknown field, told already.
+                    (Some(_), None) => {}
+                    (None, _) => entries.push((key, node)),
                 }
             }
         }
@@ -129,7 +130,7 @@ mod tests {
     use crate::policy_file::tree;
 
     fn merged(files: &[&str]) -> (Node, Vec<Diagnostic>) {
-        let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index)).0;
+        let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index), &mut 100).0;
         merge(files.iter().enumerate().flat_map(read).collect(), &SHAPES.policy)
     }
 

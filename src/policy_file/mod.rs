@@ -74,19 +74,28 @@ struct Documents {
 
 fn documents(sources: &[SourceText], texts: &Sources<'_>) -> Documents {
     let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
+    let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
-        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index));
+        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
         found.diagnostics.append(&mut diagnostics);
-        for document in documents {
-            let (shape, list) = match shape::is_test(&document) {
-                true => (&SHAPES.test, &mut found.tests),
-                false => (&SHAPES.policy, &mut found.policies),
-            };
-            found.diagnostics.extend(shape::check(&document, shape, texts));
-            list.push(document);
-        }
+        documents.into_iter().for_each(|document| found.take(document, texts));
     }
     found
+}
+
+impl Documents {
+    fn take(&mut self, document: Node, texts: &Sources<'_>) {
+        // Whatever else is wrong with a document of another kind, it is not meant for us.
+        if let Some(stranger) = shape::stranger(&document) {
+            return self.diagnostics.push(stranger);
+        }
+        let (shape, name, list) = match shape::is_test(&document) {
+            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
+            false => (&SHAPES.policy, "a policy", &mut self.policies),
+        };
+        self.diagnostics.extend(shape::check(&document, shape, name, texts));
+        list.push(document);
+    }
 }
 
 fn policy(merged: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {

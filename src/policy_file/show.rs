@@ -2,7 +2,7 @@
 
 use super::lower::raise;
 use super::source::Sources;
-use super::tree::{Atom, Node, Scalar, Style, Value, read};
+use super::tree::{Atom, MAX_NODES, Node, Scalar, Style, Value, read};
 use crate::policy_file::source::FileId;
 use crate::scheduling::policy::Policy;
 
@@ -13,7 +13,7 @@ const COLUMN: usize = 44;
 pub fn show(policy: &Policy, merged: &Node, sources: &Sources<'_>) -> String {
     let json = serde_json::to_string(&raise(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
-    let (documents, _) = read(json.as_bytes(), FileId::at(0));
+    let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
     let mut page = Page { sources, gate: gate(merged), lines: Vec::new() };
     if let Some(root) = documents.first() {
         page.map(root, Some(merged), 0);

@@ -86,7 +86,13 @@ fn bombs_are_refused_and_end() {
     for level in 1..60 {
         anchors += &format!("a{level}: &a{level} [*a{0}, *a{0}]\n", level - 1);
     }
+    let strangers: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
+    let pools: String = (0..9_000).map(|n| format!("- {{name: p{n}}}\n")).collect();
+    let neighbours = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
     for bomb in [
+        strangers,
+        format!("nodePools:\n{pools}"),
+        neighbours,
         deep,
         wide,
         anchors,
@@ -99,6 +105,9 @@ fn bombs_are_refused_and_end() {
         assert!(text.len() < 100_000, "{} bytes", text.len());
     }
     assert_eq!(codes(&"#".repeat((1 << 20) + 1)), ["file-too-large"]);
+    let models = |file: usize| (0..30_000).map(|n| format!("  m{}: 8%\n", n * 3 + file)).collect::<String>();
+    let many = [0, 1].map(|file| format!("headroom:\n models:\n{}", models(file)));
+    assert_eq!(load(&files(&[&many[0], &many[1]])).map(drop).unwrap_err()[0].code, "too-many-values");
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //! only their list.
 
 mod check;
+mod diff;
 mod schema;
 mod show;
+mod test;
 
 pub use schema::{SchemaArgs, print_policy_schema};
 
@@ -28,6 +30,10 @@ enum PolicyCommand {
     Check(check::CheckArgs),
     /// Print the JSON Schema of policy files, for editors
     Schema(SchemaArgs),
+    /// Run the cases that stand beside policies: exit code 1 if one does not hold
+    Test(test::TestArgs),
+    /// Tell what changes for the pods of a cluster from one policy to another
+    Diff(diff::DiffArgs),
     /// Print a policy with all its files merged and every default, and where each value was set
     Show(show::ShowArgs),
 }
@@ -41,6 +47,8 @@ impl PolicyArgs {
             PolicyCommand::Check(args) => args.run(),
             PolicyCommand::Schema(args) => args.run(),
             PolicyCommand::Show(args) => args.run(),
+            PolicyCommand::Test(args) => args.run(),
+            PolicyCommand::Diff(args) => args.run(),
         }
     }
 }

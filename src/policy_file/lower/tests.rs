@@ -5,7 +5,7 @@ use crate::policy_file::{merge, tree};
 use crate::units::Millis;
 
 fn raw(text: &str) -> raw::Policy {
-    let (documents, _) = tree::read(text.as_bytes(), FileId::at(0));
+    let (documents, _) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     let (merged, _) = merge::merge(documents, &SHAPES.policy);
     serde_json::from_value(merged.to_json()).unwrap()
 }

@@ -11,22 +11,24 @@ use crate::scheduling::policy::MAX_CLASSES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("classes");
+    let count = policy.draft.classes.len();
+    if count > MAX_CLASSES {
+        return found.push(too_many(policy, count));
+    }
     for one in &policy.draft.classes {
         let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
         conditions(one, entry, found);
         gate(policy, one, entry, found);
         neighbours(policy, one, entry, found);
     }
-    let count = policy.draft.classes.len();
-    if count > MAX_CLASSES {
-        let span = entries.last().map_or(policy.merged.span, head);
-        let message =
-            format!("the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most");
-        found.push(
-            Diagnostic::error("too-many-classes", span, message)
-                .help("put classes that are treated alike into one, with several namespaces"),
-        );
-    }
+}
+
+fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
+    let span = policy.entries("classes").last().map_or(policy.merged.span, head);
+    let message =
+        format!("the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most");
+    Diagnostic::error("too-many-classes", span, message)
+        .help("put classes that are treated alike into one, with several namespaces")
 }
 
 fn conditions(one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {

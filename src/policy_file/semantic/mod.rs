@@ -11,7 +11,7 @@ mod reach;
 mod settings;
 mod tenants;
 
-use super::diagnostic::Diagnostic;
+use super::diagnostic::{Diagnostic, has_errors};
 use super::lower::Draft;
 use super::raw;
 use super::source::Span;
@@ -22,11 +22,32 @@ pub fn check(merged: &Node, raw: &raw::Policy, draft: &Draft) -> Vec<Diagnostic>
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     classes::check(policy, &mut found);
-    reach::check(policy, &mut found);
-    overlap::check(policy, &mut found);
-    tenants::check(policy, &mut found);
-    pools::check(policy, &mut found);
+    // What a class that is wrong by itself takes from others says nothing.
+    if !has_errors(&found) {
+        reach::check(policy, &mut found);
+        overlap::check(policy, &mut found);
+    }
+    let lists = [("tenants", "tenants"), ("nodePools", "node pools")];
+    let crowds: Vec<_> = lists.into_iter().filter_map(|(list, what)| too_many(policy, list, what)).collect();
+    if crowds.is_empty() {
+        tenants::check(policy, &mut found);
+        pools::check(policy, &mut found);
+    }
+    found.extend(crowds);
     found
+}
+
+/// Each is compared with each other; a cluster has a handful.
+const MOST_ENTRIES: usize = 1000;
+
+fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
+    let entries = policy.entries(list);
+    let message = format!("the policy has {} {what}; {MOST_ENTRIES} are the most", entries.len());
+    let beyond = entries.get(MOST_ENTRIES)?;
+    Some(
+        Diagnostic::error("too-many-entries", head(beyond), message)
+            .help(format!("put {what} that are alike into one")),
+    )
 }
 
 /// A policy as it is written, with places, and as it is meant.

@@ -6,10 +6,11 @@
 
 use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
-use crate::policy_file::lower::DraftClass;
+use crate::policy_file::lower::{DraftClass, SERVING};
+use crate::policy_file::source::Span;
 use crate::scheduling::policy::{Eviction, Match};
 use crate::scheduling::request::Sharing;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 /// A class with more cells than this is taken as reachable; nobody writes by hand what needs more.
@@ -17,11 +18,16 @@ const MAX_CELLS: usize = 4096;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
+    let mut built_in: BTreeMap<BTreeSet<usize>, Vec<usize>> = BTreeMap::new();
     for place in 1..classes.len() {
         let Some(takers) = takers(&classes[..place], &classes[place].class.matches) else { continue };
-        if takers.iter().any(|taker| classes[*taker].entry.is_some()) {
-            found.push(unreachable(policy, place, &takers));
+        match classes[place].entry {
+            Some(entry) => found.push(unreachable(policy, entry, place, &takers)),
+            None => built_in.entry(takers).or_default().push(place),
         }
+    }
+    for (takers, taken) in built_in {
+        found.extend(replaced(policy, &takers, &taken));
     }
 }
 
@@ -115,39 +121,51 @@ fn stretches(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>
     begins.iter().zip(ends).map(|(begin, end)| *begin..=end).collect()
 }
 
-fn unreachable(policy: Written<'_>, place: usize, takers: &BTreeSet<usize>) -> Diagnostic {
+fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSet<usize>) -> Diagnostic {
+    let span = policy.entries("classes").get(entry).map_or(policy.merged.span, head);
+    let (name, by) = (&policy.draft.classes[place].class.name, names(policy, takers));
+    let message = format!("no pod is ever of class `{name}`: {by} them all before");
+    let diagnostic = Diagnostic::error("unreachable-class", span, message).label("never reached");
+    let told =
+        spans(policy, takers).into_iter().fold(diagnostic, |told, span| told.other(span, "tried before"));
+    told.help("put the narrower class first, or give the one before a narrower `match`")
+}
+
+/// Putting one's own class in a built-in one's place is fine, unless it takes what is left or makes victims of pods that
+/// nobody could evict.
+fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
-    let (one, entries) = (&classes[place], policy.entries("classes"));
-    let names: Vec<&str> = takers.iter().map(|taker| classes[*taker].class.name.as_str()).collect();
-    let names = listed(&names, "and");
-    let written = |one: &DraftClass| one.entry.and_then(|entry| entries.get(entry)).map(head);
-    let spans: Vec<_> = takers.iter().filter_map(|taker| written(&classes[*taker])).collect();
-    let name = &one.class.name;
-    let verb = if takers.len() == 1 { "takes" } else { "take" };
-    let evicted = takers.iter().any(|taker| classes[*taker].class.eviction == Eviction::ForHigherPriority);
-    match written(one) {
-        Some(span) => {
-            let message = format!("no pod is ever of class `{name}`: {names} {verb} them all before");
-            let diagnostic = Diagnostic::error("unreachable-class", span, message).label("never reached");
-            let told = spans.into_iter().fold(diagnostic, |told, span| told.other(span, "tried before"));
-            told.help("put the narrower class first, or give the one before a narrower `match`")
-        }
-        None => {
-            let message = match evicted {
-                true => {
-                    format!("{names} {verb} every pod of the built-in class `{name}`, and may be evicted")
-                }
-                false => format!("{names} {verb} every pod of the built-in class `{name}`"),
-            };
-            let mut spans = spans.into_iter();
-            let span = spans.next().unwrap_or(policy.merged.span);
-            let diagnostic = Diagnostic::warning("built-in-unreachable", span, message);
-            let told = spans.fold(diagnostic, |told, span| told.other(span, "and this"));
-            told.help(format!(
-                "give it a narrower `match`, or change the built-in class: an entry named `{name}` does"
-            ))
-        }
+    let evicted = |place: &usize| classes[*place].class.eviction == Eviction::ForHigherPriority;
+    let victims = takers.iter().any(evicted) && !taken.iter().all(evicted);
+    let catches_all = taken.iter().any(|place| classes[*place].class.name == SERVING);
+    if !victims && !catches_all {
+        return None;
     }
+    let which: Vec<&str> = taken.iter().map(|place| classes[*place].class.name.as_str()).collect();
+    let (by, which) = (names(policy, takers), listed(&which, "and"));
+    let end = if victims { ", and may be evicted" } else { "" };
+    let message = format!("{by} every pod that would be of a built-in class ({which}){end}");
+    let mut spans = spans(policy, takers).into_iter();
+    let diagnostic = Diagnostic::warning("built-in-unreachable", spans.next()?, message);
+    let told = spans.fold(diagnostic, |told, span| told.other(span, "and this"));
+    Some(
+        told.help(
+            "give it a narrower `match`, or change the built-in class itself: an entry with its name does",
+        ),
+    )
+}
+
+/// `a` takes, `a` and `b` take.
+fn names(policy: Written<'_>, takers: &BTreeSet<usize>) -> String {
+    let names: Vec<&str> =
+        takers.iter().map(|taker| policy.draft.classes[*taker].class.name.as_str()).collect();
+    format!("{} {}", listed(&names, "and"), if names.len() == 1 { "takes" } else { "take" })
+}
+
+fn spans(policy: Written<'_>, places: &BTreeSet<usize>) -> Vec<Span> {
+    let entries = policy.entries("classes");
+    let entry = |place: &usize| entries.get(policy.draft.classes[*place].entry?);
+    places.iter().filter_map(entry).map(head).collect()
 }
 
 #[cfg(test)]

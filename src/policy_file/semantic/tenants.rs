@@ -1,6 +1,6 @@
 //! Promises to tenants that cannot be kept, or that cannot all be meant.
 
-use super::{Written, head, span};
+use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::quantity_text;
 use crate::policy_file::source::Span;
@@ -8,6 +8,9 @@ use crate::policy_file::tree::Node;
 use crate::scheduling::policy::{Borrowing, Tenant};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
+
+/// Enough to see which figures are meant.
+const MOST_POOLS_SHOWN: usize = 4;
 
 /// What is counted of a tenant, by the field it is written in.
 #[derive(Clone, Copy)]
@@ -154,15 +157,13 @@ fn capacity(policy: Written<'_>, part: Part, found: &mut Vec<Diagnostic>) {
             part.text(promised),
             part.text(whole)
         );
-        let pool = policy
-            .entries("nodePools")
-            .first()
-            .map_or_else(|| head(entry), |pool| span(pool, &["capacity", part.field()]));
-        found.push(
-            Diagnostic::error("guarantee-above-capacity", span(entry, &["guarantee", part.field()]), message)
-                .other(pool, "what the pools have is said here")
-                .help("lower guarantees until they fit, or mend `capacity` if the pools have more"),
-        );
+        let diagnostic =
+            Diagnostic::error("guarantee-above-capacity", span(entry, &["guarantee", part.field()]), message);
+        let pools = policy.entries("nodePools").iter().take(MOST_POOLS_SHOWN);
+        let told = pools.fold(diagnostic, |told, pool| {
+            told.other(span(pool, &["capacity", part.field()]), "a pool's part")
+        });
+        found.push(told.help("lower guarantees until they fit, or mend `capacity` if the pools have more"));
         return;
     }
 }

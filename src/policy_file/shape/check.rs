@@ -8,10 +8,13 @@ use crate::policy_file::source::{Sources, Span};
 use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
 use std::ops::Range;
 
-/// Everything in `document` that does not have the shape.
-pub fn check(document: &Node, shape: &Shape, sources: &Sources<'_>) -> Vec<Diagnostic> {
+/// More in one document are not looked for: it is something else than was meant.
+const MOST_FOUND: usize = 200;
+
+/// Everything in `document`, called `name`, that does not have the shape.
+pub fn check(document: &Node, shape: &Shape, name: &str, sources: &Sources<'_>) -> Vec<Diagnostic> {
     let mut check = Check { root: shape, sources, found: Vec::new() };
-    check.node(document, shape, "the document");
+    check.node(document, shape, name);
     check.found
 }
 
@@ -25,12 +28,14 @@ struct Check<'a> {
 impl Check<'_> {
     fn node(&mut self, node: &Node, shape: &Shape, name: &str) {
         match (&node.value, shape) {
+            _ if self.found.len() >= MOST_FOUND => {}
             (Value::Broken, _) => {}
             (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => self.nothing(node, shape, name),
             (Value::Map(entries), Shape::Fields(fields)) => self.fields(node, entries, fields, name),
             (Value::Map(entries), Shape::Table { keys, values }) => self.table(entries, *keys, values),
             (Value::List(items), Shape::List(shape)) => {
-                items.iter().for_each(|item| self.node(item, shape, name))
+                let each = if matches!(**shape, Shape::Fields(_)) { "an entry of" } else { "each of" };
+                items.iter().for_each(|item| self.node(item, shape, &format!("{each} {name}")))
             }
             (Value::Scalar(scalar), Shape::Words(words)) => self.word(node.span, scalar, words, name),
             (Value::Scalar(scalar), Shape::Text { format, longest }) => {
@@ -52,15 +57,14 @@ impl Check<'_> {
             }
             _ => "take the line away for the default, or write a value",
         };
-        self.found.push(
-            Diagnostic::error("no-value", node.span, format!("{} has no value", quoted(name))).help(help),
-        );
+        self.found
+            .push(Diagnostic::error("no-value", node.span, format!("{} has no value", name)).help(help));
     }
 
     fn fields(&mut self, node: &Node, entries: &[(Key, Node)], fields: &[Field], name: &str) {
         for (key, value) in entries {
             match fields.iter().find(|field| field.name == key.text) {
-                Some(field) => self.node(value, &field.shape, &key.text),
+                Some(field) => self.node(value, &field.shape, &quoted(&key.text)),
                 // Told when the tree was read.
                 None if key.text == "<<" || key.text.is_empty() => {}
                 None => self.unknown(key, fields, name),
@@ -75,18 +79,18 @@ impl Check<'_> {
     }
 
     fn unknown(&mut self, key: &Key, fields: &[Field], parent: &str) {
+        if self.found.len() >= MOST_FOUND {
+            return;
+        }
         let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
         let help = match nearest(&key.text, &names) {
             Some(near) => format!("did you mean `{near}`?"),
             None => match self.home_of(&key.text) {
                 Some(home) => format!("it belongs {home}; check the indentation"),
-                None => format!("{} {}", "there are", listed(&names, "and")),
+                None => format!("its fields are {}", listed(&names, "and")),
             },
         };
-        let message = match parent {
-            "the document" => format!("a policy has no field {}", quoted(&key.text)),
-            parent => format!("{} has no field {}", quoted(parent), quoted(&key.text)),
-        };
+        let message = format!("{parent} has no field {}", quoted(&key.text));
         self.found.push(Diagnostic::error("unknown-field", key.span, message).label("unknown").help(help));
     }
 
@@ -109,7 +113,7 @@ impl Check<'_> {
                 let message = format!("{} is {}", quoted(&key.text), malformed.is);
                 self.found.push(Diagnostic::error("malformed", key.span, message).help(malformed.help));
             }
-            self.node(value, values, &key.text);
+            self.node(value, values, &quoted(&key.text));
         }
     }
 
@@ -123,7 +127,7 @@ impl Check<'_> {
             Some(near) => format!("did you mean `{near}`?"),
             None => all,
         };
-        let message = format!("{} cannot be {}", quoted(name), quoted(&scalar.text));
+        let message = format!("{} cannot be {}", name, quoted(&scalar.text));
         self.found.push(Diagnostic::error("unknown-word", span, message).help(help));
     }
 
@@ -149,7 +153,7 @@ impl Check<'_> {
         }
         if longest.is_some_and(|longest| scalar.text.len() > longest) {
             let longest = longest.unwrap_or_default();
-            let message = format!("{} is longer than {longest} bytes", quoted(name));
+            let message = format!("{} is longer than {longest} bytes", name);
             let help =
                 "say the simple conditions by `namespaces`, `labels` and the like, or make two classes of it";
             self.found.push(Diagnostic::error("too-long", span, message).help(help));
@@ -175,7 +179,7 @@ impl Check<'_> {
             return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
         }
         Diagnostic::error("malformed", span, format!("{} is {}", quoted(&scalar.text), wrong.is))
-            .label(format!("`{name}` is {}", format.called()))
+            .label(format!("{name} is {}", format.called()))
             .help(wrong.help)
     }
 
@@ -191,7 +195,7 @@ impl Check<'_> {
             if number || matches!(scalar.atom(), Atom::Float(_)) { "a number" } else { "a truth value" };
         let message = format!(
             "{} is {}, and {} is {what}",
-            quoted(name),
+            name,
             format.map_or("a text", Format::called),
             quoted(&scalar.text)
         );
@@ -206,12 +210,12 @@ impl Check<'_> {
                 (Style::Text, Atom::Int(_)) => format!("take the quotes away: `{}`", scalar.text),
                 _ => format!("write a number from {at_least} to {at_most}, without a unit"),
             };
-            let message = format!("{} is a whole number, and {} is not", quoted(name), quoted(&scalar.text));
+            let message = format!("{} is a whole number, and {} is not", name, quoted(&scalar.text));
             self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
             return;
         };
         if !(at_least..=at_most).contains(&number) {
-            let message = format!("{} cannot be {}", quoted(name), scalar.text);
+            let message = format!("{} cannot be {}", name, scalar.text);
             let help = format!("write a number from {at_least} to {at_most}");
             self.found.push(Diagnostic::error("out-of-range", span, message).help(help));
         }
@@ -226,14 +230,14 @@ impl Check<'_> {
             "no" | "off" | "n" | "0" | "false" | "never" => "write `false`",
             _ => "write `true` or `false`",
         };
-        let message = format!("{} is true or false, and {} is neither", quoted(name), quoted(&scalar.text));
+        let message = format!("{} is true or false, and {} is neither", name, quoted(&scalar.text));
         self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
     }
 
     fn wrong_kind(&mut self, node: &Node, shape: &Shape, name: &str) {
-        let message = format!("{} is {}, and this is {}", quoted(name), kind(shape), kind_of(node));
+        let message = format!("{} is {}, and this is {}", name, kind(shape), kind_of(node));
         let help = match (shape, node.text()) {
-            (Shape::List(_), Some(text)) => format!("write `{name}: [{text}]`"),
+            (Shape::List(_), Some(text)) => format!("write `{}: [{text}]`", name.trim_matches('`')),
             (Shape::List(_), None) => "begin each entry with `- `".into(),
             (Shape::Fields(fields), _) => {
                 let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();

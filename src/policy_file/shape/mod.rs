@@ -10,8 +10,11 @@ mod schema;
 pub use check::check;
 pub use schema::{policy_schema, test_schema};
 
+use super::diagnostic::{Diagnostic, quoted};
 use super::format::Format;
+use super::nearest::nearest;
 use super::raw;
+use super::tree::Node;
 use serde_json::Value as Json;
 use std::sync::LazyLock;
 
@@ -154,8 +157,23 @@ fn whole(schema: &Json, format: &str) -> Option<Shape> {
 }
 
 /// Whether a document is a case file. A document that says nothing is a policy.
-pub fn is_test(document: &super::tree::Node) -> bool {
-    document.get("kind").and_then(super::tree::Node::text) == Some(KINDS[1])
+pub fn is_test(document: &Node) -> bool {
+    document.get("kind").and_then(Node::text) == Some(KINDS[1])
+}
+
+/// What to say of a document that is neither a policy nor its cases, by its `kind`.
+pub fn stranger(document: &Node) -> Option<Diagnostic> {
+    let kind = document.get("kind")?;
+    let text = kind.text().filter(|text| !KINDS.contains(text))?;
+    let help = match (nearest(text, &KINDS), text) {
+        (Some(near), _) => format!("did you mean `{near}`?"),
+        (None, "ConfigMap") => {
+            "check the files under its `data`, as they are; a mounted ConfigMap is a directory of them".into()
+        }
+        _ => "policies are `kind: SchedulingPolicy`, their cases `kind: PolicyTest`".into(),
+    };
+    let message = format!("a document of kind {} is no policy", quoted(text));
+    Some(Diagnostic::error("not-a-policy", kind.span, message).help(help))
 }
 
 #[cfg(test)]

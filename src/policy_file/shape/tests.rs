@@ -5,9 +5,9 @@ use crate::policy_file::tree;
 
 fn check_text(text: &str) -> Vec<Diagnostic> {
     let files = [SourceText::new("policy.yaml", text)];
-    let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0));
+    let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     assert_eq!(broken, []);
-    check(&documents[0], &SHAPES.policy, &Sources::new(&files))
+    check(&documents[0], &SHAPES.policy, "a policy", &Sources::new(&files))
 }
 
 /// Codes, and for each the text it marks.

@@ -8,7 +8,7 @@ mod read;
 mod syntax;
 mod written;
 
-pub use read::read;
+pub use read::{MAX_NODES, read};
 pub use written::written;
 
 use super::source::Span;
