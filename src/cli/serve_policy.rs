@@ -40,3 +40,25 @@ impl ServePolicyArgs {
         Ok(PolicyOptions { path: self.policy, own_pod })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(uid: Option<&str>) -> ServePolicyArgs {
+        ServePolicyArgs {
+            policy: None,
+            pod_name: Some("stowage-0".into()),
+            pod_namespace: Some("kube-system".into()),
+            pod_uid: uid.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn the_own_pod_is_known_by_all_three_or_not_at_all() {
+        let own_pod = args(Some("uid-1")).validate().unwrap().own_pod.unwrap();
+        assert_eq!(own_pod.key.to_string(), "kube-system/stowage-0");
+        assert_eq!(args(None).validate().unwrap().own_pod, None);
+        assert_eq!(args(Some("")).validate().unwrap().own_pod, None, "an empty variable is none");
+    }
+}

@@ -58,3 +58,63 @@ impl Judge {
         judgement
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::{Class, Match};
+
+    /// Where pods of that namespace are of a class of their own.
+    fn policy(version: u64, namespace: &str) -> Arc<Policy> {
+        let own = Class {
+            matches: Match { namespaces: vec![namespace.into()], ..Match::default() },
+            ..Class::named("own")
+        };
+        let mut policy = Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap();
+        policy.version = version;
+        Arc::new(policy)
+    }
+
+    fn pod(namespace: &str) -> Traits {
+        Traits { namespace: namespace.into(), ..Traits::default() }
+    }
+
+    fn class_of(policy: &Policy, judgement: Judgement) -> (String, u64) {
+        (policy.class(judgement.class).name.clone(), judgement.version)
+    }
+
+    #[test]
+    fn what_one_policy_said_is_not_what_the_next_one_says() {
+        let (first, second) = (policy(1, "chat"), policy(2, "search"));
+        let judge = Judge::of(first.clone());
+        for _ in 0..2 {
+            assert_eq!(class_of(&first, judge.judge(&pod("chat"))), ("own".into(), 1));
+        }
+        judge.set(second.clone(), Remembered::of(&Judgements::default()));
+        for _ in 0..2 {
+            assert_eq!(class_of(&second, judge.judge(&pod("chat"))), ("serving".into(), 2));
+            assert_eq!(class_of(&second, judge.judge(&pod("search"))), ("own".into(), 2));
+        }
+    }
+
+    #[test]
+    fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
+        let judged: Judgements =
+            [(Arc::new(pod("chat")), policy(0, "chat").judge(&pod("chat")))].into_iter().collect();
+        let in_force = policy(7, "chat");
+        let judge = Judge::of(policy(6, "search"));
+        judge.set(in_force.clone(), Remembered::of(&judged));
+        assert_eq!(class_of(&in_force, judge.judge(&pod("chat"))), ("own".into(), 7));
+    }
+
+    #[test]
+    fn more_kinds_than_are_remembered_are_judged_all_the_same() {
+        let policy = policy(1, "chat");
+        let judge = Judge::of(policy.clone());
+        for n in 0..REMEMBERED + 10 {
+            judge.judge(&pod(&format!("team-{n}")));
+        }
+        assert!(judge.in_force.read().known.len() <= REMEMBERED);
+        assert_eq!(class_of(&policy, judge.judge(&pod("chat"))), ("own".into(), 1));
+    }
+}

@@ -55,3 +55,35 @@ impl PolicyMetrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Metrics;
+    use super::*;
+    use crate::scheduling::policy::Digest;
+
+    #[test]
+    fn one_policy_is_shown_at_a_time() {
+        let metrics = Metrics::new();
+        let shown = || {
+            let text = metrics.render();
+            text.lines()
+                .filter(|line| line.starts_with("stowage_policy_info{"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let mut policy = Policy::default();
+        for (digest, mode, name) in
+            [(1, Mode::Enforce, "enforce"), (2, Mode::Enforce, "enforce"), (2, Mode::Shadow, "shadow")]
+        {
+            (policy.digest, policy.mode) = (Digest(digest), mode);
+            for _ in 0..2 {
+                metrics.policy.set_in_force(&policy);
+                assert_eq!(
+                    shown(),
+                    [format!("stowage_policy_info{{digest=\"{digest:016x}\",mode=\"{name}\"}} 1")]
+                );
+            }
+        }
+    }
+}
