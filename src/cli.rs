@@ -1,6 +1,7 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
 mod agents;
+mod explain;
 mod node_agent;
 
 use crate::cluster::{self, LeadWith, LeaseName};
@@ -12,6 +13,7 @@ use crate::serve::{self, ServeOptions, Source};
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -35,6 +37,8 @@ enum Command {
     Agent(Box<AgentArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
+    /// Say why a pod is where it is, or is nowhere, and what would have to change
+    Explain(ExplainArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -63,7 +67,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports
+    /// Where operators look: /metrics, /healthz, /readyz, /v1/explain, /debug/snapshot, /debug/reports
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 
@@ -150,6 +154,10 @@ impl Cli {
             Command::Demo(args) => {
                 log_to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
+            }
+            Command::Explain(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
             }
             Command::Schema { of } => {
                 let schema = match of {

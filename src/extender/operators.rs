@@ -23,6 +23,7 @@ pub fn router(extender: Extender) -> Router {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/debug/snapshot", get(snapshot))
+        .route("/v1/explain", get(super::explain::answer))
         .route("/debug/reports", get(reports))
         .with_state(extender)
 }
