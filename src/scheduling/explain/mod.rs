@@ -103,3 +103,5 @@ fn asked_about(facts: &Facts) -> Option<BTreeSet<NodeName>> {
 mod proptests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub mod world;

@@ -199,8 +199,9 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<
 }
 
 fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts: &Facts) -> GpuPart {
-    // A pod on its node is not in its own way.
-    let against = if chosen { Vec::new() } else { obstacles(gpu, facts.demand(), guests) };
+    // A pod on its node has nothing in its way, and least of all itself.
+    let is_placed = facts.entry.node().is_some();
+    let against = if chosen || is_placed { Vec::new() } else { obstacles(gpu, facts.demand(), guests) };
     GpuPart {
         uuid: device.uuid.clone(),
         index: device.index,

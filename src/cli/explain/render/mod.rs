@@ -77,7 +77,7 @@ fn title(text: &str, paint: Paint) -> String {
 
 fn remedies_title(verdict: Verdict) -> &'static str {
     match verdict {
-        Verdict::DoesNotFit => "What would have to change, the easiest first; each alone is enough",
+        Verdict::DoesNotFit => "What would have to change, the easiest first; one is enough",
         _ => "What to look at next",
     }
 }

@@ -135,7 +135,8 @@ fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Chan
     changes.extend(request::other_requests(facts));
     changes.extend(raise_limit(facts));
     changes.extend(lift::lifted(books, facts, outline));
-    let seats_somebody = changes.iter().any(|change| change.seat().is_some());
+    let is_one = |change: &Change| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
+    let seats_somebody = changes.iter().any(is_one);
     changes.extend(no_gpu_large_enough(facts));
     if !seats_somebody {
         changes.push(add_gpu(facts));
@@ -147,6 +148,9 @@ fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Chan
     }
     changes
 }
+
+/// An engine with less than half of what it was meant to have is another engine.
+const MUCH_LESS: u8 = 15;
 
 /// What is asked of whom: nothing of anybody, of the pod's owner, of the policy's owner, of the cluster's owner.
 fn effort(change: &Change, demand: &Demand) -> u8 {
@@ -169,8 +173,7 @@ fn effort(change: &Change, demand: &Demand) -> u8 {
         Change::AdmitClass { .. } | Change::ShareClasses { .. } => 12,
         Change::Heal { .. } | Change::Recut { .. } => 13,
         Change::Empty { .. } => 14,
-        // An engine with less than half of what it was meant to have is another engine.
-        Change::AskLess { .. } => 15,
+        Change::AskLess { .. } => MUCH_LESS,
         Change::AddGpu { .. } => 16,
     }
 }

@@ -201,7 +201,7 @@ impl Change {
             }
             Self::StartAgent { node, nodes, freshness: Freshness::Unreported } => write!(
                 f,
-                "start the agent on {node}: nobody has seen its GPUs, so nothing is placed there{}",
+                "start the agent on {node}: nobody has seen its GPUs; what fits there is known as soon as it reports{}",
                 others(*nodes)
             ),
             Self::StartAgent { node, nodes, .. } => write!(
@@ -222,8 +222,7 @@ impl Change {
             ),
             Self::AddGpu { needs_bytes, total_bytes, headroom_percent, gpus } => write!(
                 f,
-                "no single change on this cluster makes it fit: add a node with {} of at least {total_bytes} ({needs_bytes} \
-                 and {headroom_percent} headroom)",
+                "add a node with {} of at least {total_bytes} ({needs_bytes} and {headroom_percent} headroom)",
                 if *gpus > 1 { format!("{gpus} empty GPUs") } else { "an empty GPU".into() }
             ),
             _ => Ok(()),
@@ -238,7 +237,7 @@ fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], need
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
         Needs::Nothing => {
-            write!(f, "{names} could leave {seat} for it: the scheduler evicts them when it next asks")
+            write!(f, "{names} could leave {seat} for it: the scheduler sees to that when it next asks")
         }
         Needs::PreemptionPolicy => {
             write!(f, "{names} could leave {seat} for it, were its preemptionPolicy not Never")
