@@ -3,6 +3,7 @@
 mod agents;
 mod explain;
 mod node_agent;
+mod policy;
 
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
@@ -15,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use explain::ExplainArgs;
 use node_agent::AgentArgs;
+use policy::{PolicyArgs, print_policy_schema};
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,6 +39,8 @@ enum Command {
     Agent(Box<AgentArgs>),
     /// Play a short story on a cluster in this process: no Kubernetes, no GPU needed
     Demo(DemoArgs),
+    /// Check, show and describe policies
+    Policy(PolicyArgs),
     /// Say why a pod is where it is, or is nowhere, and what would have to change
     Explain(ExplainArgs),
     /// Print the JSON Schema of something Stowage reads or writes
@@ -50,6 +54,8 @@ enum Command {
 enum SchemaOf {
     /// What an agent posts to /v1/reports
     Report,
+    /// A policy file
+    Policy,
 }
 
 #[derive(Debug, Args)]
@@ -155,6 +161,10 @@ impl Cli {
                 log_to_stderr("error");
                 runtime.block_on(demo::run(args.show()))
             }
+            Command::Policy(args) => args.run(),
+            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
+            Command::Schema { of: SchemaOf::Report } => {
+                let schema = schemars::schema_for!(NodeReport);
             Command::Explain(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())

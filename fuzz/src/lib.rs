@@ -21,7 +21,7 @@ pub fn wire(data: &[u8]) {
         let policy = Policy::default();
         let _ = stowage::contract::identity(&args.pod);
         let _ = stowage::contract::demand(&args.pod, &policy);
-        let _ = stowage::contract::seen(&args.pod, &policy, None);
+        let _ = stowage::contract::seen(&args.pod, &policy, None, Default::default());
         if let Some(Ok(nodes)) = args.asked_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }
@@ -33,6 +33,26 @@ pub fn wire(data: &[u8]) {
     if let Ok(Ok(report)) = serde_json::from_slice::<NodeReport>(data).map(validate::check) {
         assert!(validate::devices(&report).unwrap_or_default().len() <= 64);
         assert_eq!(validate::check(report.clone()), Ok(report), "checked twice is checked once");
+    }
+}
+
+/// A policy's file: it is read, or everything that is wrong is told at places that are in it; what was read judges every pod,
+/// and the same text always means the same.
+pub fn policy(data: &[u8]) {
+    use stowage::policy_file::{SourceText, load};
+    use stowage::scheduling::policy::Traits;
+    let files = [SourceText::new("policy.yaml", data)];
+    match (load(&files), load(&files)) {
+        (Ok(loaded), Ok(again)) => {
+            assert_eq!(loaded.policy, again.policy);
+            let judged = loaded.policy.judge(&Traits::default());
+            assert!(judged.class.place() < loaded.policy.classes().len());
+        }
+        (Err(found), Err(_)) => {
+            assert!(!found.is_empty());
+            assert!(found.iter().all(|one| one.span.range().end <= data.len().max(1)), "{found:?}");
+        }
+        (first, second) => panic!("{} and then {}", first.is_ok(), second.is_ok()),
     }
 }
 
@@ -188,6 +208,11 @@ mod tests {
     #[test]
     fn the_ledger_corpus_passes() {
         replay("ledger", super::ledger);
+    }
+
+    #[test]
+    fn the_policy_corpus_passes() {
+        replay("policy", super::policy);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod numbers;
 
 pub use numbers::{duration, duration_text, percent, quantity, quantity_text, speed, speed_text};
 
+use crate::scheduling::policy::{Expression, ExpressionError};
 use std::ops::Range;
 
 /// How a text is written. The name is the `format` keyword of the JSON Schema.
@@ -36,7 +37,7 @@ pub enum Format {
 pub struct Malformed {
     /// Which bytes of the text, if not all.
     pub at: Option<Range<usize>>,
-    /// What it is not, as the end of "`…` is …".
+    /// What it is, as the end of "`…` is …"; of a CEL expression a whole sentence.
     pub is: String,
     /// The way out.
     pub help: String,
@@ -45,6 +46,19 @@ pub struct Malformed {
 impl Malformed {
     fn new(is: impl Into<String>, help: impl Into<String>) -> Self {
         Self { at: None, is: is.into(), help: help.into() }
+    }
+}
+
+impl From<ExpressionError> for Malformed {
+    fn from(error: ExpressionError) -> Self {
+        // What a parser would have liked better fills lines and helps nobody.
+        let is = error.message.split(" expecting ").next().unwrap_or_default().to_owned();
+        let words = ["'and'", "'or'", "'not'"];
+        let help = match words.iter().any(|word| is.contains(word)) {
+            true => "CEL writes `&&` for and, `||` for or, `!` for not".into(),
+            false => error.help,
+        };
+        Self { at: Some(error.at), is, help }
     }
 }
 
@@ -96,7 +110,7 @@ impl Format {
             Self::QualifiedName => names::qualified(text),
             Self::LabelValue => names::label_value(text),
             Self::MigProfile => mig::profile(text),
-            Self::Cel => Ok(()),
+            Self::Cel => Expression::compile(text).map(drop).map_err(Malformed::from),
         }
     }
 

@@ -1,11 +1,154 @@
-//! Policy files: the YAML that a cluster's owner writes into the [`Policy`](crate::scheduling::policy::Policy) that the
-//! core decides by, or a list of everything that is wrong with it. Pure: texts come in, nobody here opens a file.
+//! Policy files: the YAML that a cluster's owner writes, into the [`Policy`] that the core decides by, or into everything
+//! that is wrong with it, each with its place and the way out. Pure: texts come in, nobody here opens a file.
+//!
+//! The way of a policy: [`tree`] reads YAML and keeps every place; [`shape`] holds it against the JSON Schema of the [`raw`]
+//! types; [`merge`] makes one document of all files; [`lower`] fills in defaults; [`semantic`] asks whether the parts make
+//! sense together. What is wrong is a [`diagnostic::Diagnostic`] all the way. [`show`] writes the result out again.
 
 pub mod diagnostic;
 pub mod format;
+mod lower;
+mod merge;
 mod nearest;
 pub mod raw;
-pub mod source;
-pub mod tree;
+mod semantic;
+pub mod shape;
+pub mod show;
+mod source;
+mod tree;
 
-pub use source::{SourceText, Sources};
+pub use source::{FileId, MAX_FILE, Position, SourceText, Sources, Span};
+
+use crate::scheduling::policy::{Digest, Policy};
+use diagnostic::{Diagnostic, has_errors, sort};
+use lower::Draft;
+use sha2::{Digest as _, Sha256};
+use shape::SHAPES;
+use tree::Node;
+
+/// A policy that may be put into force.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// With its digest; its version is its owner's to count.
+    pub policy: Policy,
+    /// By file and place.
+    pub warnings: Vec<Diagnostic>,
+    /// Cases that stand beside the policy, in order of files.
+    pub tests: Vec<Test>,
+    merged: Node,
+}
+
+/// One document of cases.
+#[derive(Debug, Clone)]
+pub struct Test {
+    /// Where it stands.
+    pub file: FileId,
+    pub test: raw::PolicyTest,
+}
+
+/// Reads a policy from all its files. Either it is sound, or everything that is wrong is told, errors and warnings, by
+/// file and place.
+pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
+    let texts = Sources::new(sources);
+    let Documents { policies, tests, mut diagnostics } = documents(sources, &texts);
+    let (merged, mut conflicts) = merge::merge(policies, &SHAPES.policy);
+    diagnostics.append(&mut conflicts);
+    let tests: Vec<Test> = tests.iter().filter_map(|node| test(node, &mut diagnostics)).collect();
+    let policy = match has_errors(&diagnostics) {
+        true => None,
+        false => policy(&merged, &mut diagnostics),
+    };
+    sort(&mut diagnostics);
+    match policy.filter(|_| !has_errors(&diagnostics)) {
+        Some(policy) => Ok(Loaded { policy, warnings: diagnostics, tests, merged }),
+        None => Err(diagnostics),
+    }
+}
+
+/// What stands in the files, by kind, and what is wrong with each document by itself.
+struct Documents {
+    policies: Vec<Node>,
+    tests: Vec<Node>,
+    diagnostics: Vec<Diagnostic>,
+}
+
+fn documents(sources: &[SourceText], texts: &Sources<'_>) -> Documents {
+    let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
+    let mut nodes = tree::MAX_NODES;
+    for (index, source) in sources.iter().enumerate() {
+        let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
+        found.diagnostics.append(&mut diagnostics);
+        documents.into_iter().for_each(|document| found.take(document, texts));
+    }
+    found
+}
+
+impl Documents {
+    fn take(&mut self, document: Node, texts: &Sources<'_>) {
+        // Whatever else is wrong with a document of another kind, it is not meant for us.
+        if let Some(stranger) = shape::stranger(&document) {
+            return self.diagnostics.push(stranger);
+        }
+        let (shape, name, list) = match shape::is_test(&document) {
+            true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
+            false => (&SHAPES.policy, "a policy", &mut self.policies),
+        };
+        self.diagnostics.extend(shape::check(&document, shape, name, texts));
+        list.push(document);
+    }
+}
+
+fn policy(merged: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+    let raw: raw::Policy = from_tree(merged, diagnostics)?;
+    let draft = Draft::new(&raw);
+    diagnostics.extend(semantic::check(merged, &raw, &draft));
+    if has_errors(diagnostics) {
+        return None;
+    }
+    match draft.finish() {
+        Ok(mut policy) => {
+            policy.digest = digest(&policy);
+            Some(policy)
+        }
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("policy", merged.span, error.to_string()));
+            None
+        }
+    }
+}
+
+fn test(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
+    if has_errors(diagnostics) {
+        return None;
+    }
+    from_tree(node, diagnostics).map(|test| Test { file: node.span.file, test })
+}
+
+/// What the check let through reads; should it not, that is told as any mistake is.
+fn from_tree<T: serde::de::DeserializeOwned>(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<T> {
+    match serde_json::from_value(node.to_json()) {
+        Ok(raw) => Some(raw),
+        Err(error) => {
+            diagnostics.push(Diagnostic::error("unreadable", node.span, error.to_string()));
+            None
+        }
+    }
+}
+
+/// Over the policy as it would be written out in full, so that comments, order of keys and files do not count.
+fn digest(policy: &Policy) -> Digest {
+    let written =
+        serde_json::to_vec(&lower::raise(policy)).expect("a raw policy has text keys and no floats");
+    let hash = Sha256::digest(written);
+    Digest(hash.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+}
+
+impl Loaded {
+    /// The whole policy as YAML, each value with where it was set.
+    pub fn show(&self, sources: &[SourceText]) -> String {
+        show::show(&self.policy, &self.merged, &Sources::new(sources))
+    }
+}
+
+#[cfg(test)]
+mod tests;

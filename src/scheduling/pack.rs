@@ -7,8 +7,11 @@ use super::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// The GPUs for `demand` among the `allowed` ones, or `None` if too few have room. Least (GPUs that are hinted to
-/// someone else, busy engines, VRAM left over) wins; then the lowest places.
+/// What speaks against one GPU: hinted to someone else, busy engines, VRAM left over; then its place.
+type Preference = (bool, Bustle, Bytes, u8);
+
+/// The GPUs for `demand` among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
+/// someone else, then such as reach each other over NVLink; then busy engines, VRAM left over, and the lowest places.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
     let seats = gpus
         .iter()
@@ -20,7 +23,7 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
     if demand.gpus == 1 {
         return seats.map(preference).min().map(|(.., place)| GpuSet::one(place.into()));
     }
-    let mut preferences = [(false, Bustle::Calm, Bytes::ZERO, 0u8); MAX_GPUS as usize];
+    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Bytes::ZERO, 0); _];
     let mut found = 0;
     for seat in seats {
         preferences[found] = preference(seat);
@@ -31,7 +34,41 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
         return None;
     }
     preferences[..found].sort_unstable();
-    Some(preferences[..wanted].iter().map(|(.., place)| usize::from(*place)).collect())
+    Some(together(gpus, &preferences[..found], wanted))
+}
+
+/// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
+/// are hinted to someone else.
+fn together(gpus: &[Gpu], seats: &[Preference], wanted: usize) -> GpuSet {
+    let contended = |chosen: &[Preference]| chosen.iter().filter(|seat| seat.0).count();
+    let island = |seat: &Preference| gpus[usize::from(seat.3)].island;
+    let mut best = &seats[..wanted];
+    let mut of_island = [seats[0]; MAX_GPUS as usize];
+    let mut best_of_island = None;
+    for (place, seat) in seats.iter().enumerate() {
+        // Each island once, at its first seat.
+        let is_first = seats[..place].iter().all(|other| island(other) != island(seat));
+        if island(seat).is_none() || !is_first {
+            continue;
+        }
+        let mut found = 0;
+        for other in seats.iter().filter(|other| island(other) == island(seat)).take(wanted) {
+            of_island[found] = *other;
+            found += 1;
+        }
+        let is_better = found == wanted
+            && contended(&of_island[..wanted]) == contended(best)
+            && best_of_island
+                .as_ref()
+                .is_none_or(|known: &[Preference; 64]| of_island[..wanted] < known[..wanted]);
+        if is_better {
+            best_of_island = Some(of_island);
+        }
+    }
+    if let Some(island) = &best_of_island {
+        best = &island[..wanted];
+    }
+    best.iter().map(|seat| usize::from(seat.3)).collect()
 }
 
 /// Whether the GPU was just offered to someone else who would not fit beside this one.

@@ -1,13 +1,15 @@
 //! Trying a policy before it is switched on: cases that stand beside it, run through the very core that will decide.
 //!
 //! [`cluster`] builds the small cluster a case begins with, [`sketch`] makes pods of their shorthand, and here the case's pod
-//! comes and is held against what is expected. Pure: a case has no clock but its own, and no network. It changes nothing and
+//! comes and is held against what is expected. [`compare`] asks two policies about every pod of one cluster. Pure: a case has no clock but its own, and no network. It changes nothing and
 //! knows nothing of where cases are read from.
 
 mod cluster;
+mod compare;
 mod sketch;
 
 pub use cluster::BadCluster;
+pub use compare::{Change, Comparison, NodeChange, Verdict, compare};
 
 use crate::ids::{NodeName, PodUid};
 use crate::policy_file::raw::{Case, Expectation, PolicyTest};
@@ -50,6 +52,9 @@ struct Answer<'a> {
     /// In order of name.
     victims: Vec<String>,
 }
+
+/// Who asks in a case; no pod is called so.
+const CASE: &str = "the case's pod";
 
 /// Runs all cases of a test, each on its cluster anew.
 pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<Outcome>, BadCluster> {
@@ -94,7 +99,7 @@ fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Differenc
 }
 
 fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, demand: Demand) -> Answer<'a> {
-    let uid = cluster::uid("the case's pod");
+    let uid = cluster::uid(CASE);
     cluster::wait(ledger, &uid, &demand);
     let snapshot = ledger.snapshot();
     let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();

@@ -121,3 +121,22 @@ fn a_pod_that_cannot_be_understood_is_told_or_expected() {
     assert_eq!(case(serde_json::json!({"refused": {"a": "bad-gpus"}})), []);
     assert_eq!(case(serde_json::json!({"nodes": ["a"]}))[0].found, "bad-gpus");
 }
+
+#[test]
+fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
+    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": []}));
+    let ledger = |policy: &Policy| cluster::build(test.cluster.as_ref().unwrap(), policy).unwrap();
+    assert_eq!(
+        compare(&mut ledger(&policy()), &mut ledger(&policy())),
+        Comparison { pods: 2, ..Default::default() }
+    );
+    let comparison = compare(&mut ledger(&Policy::default()), &mut ledger(&policy()));
+    let classes: Vec<_> = comparison
+        .changes
+        .iter()
+        .map(|change| (change.old.class.as_str(), change.new.class.as_str()))
+        .collect();
+    assert_eq!(classes, [("opportunistic", "jobs"), ("opportunistic", "jobs")]);
+    assert_eq!(comparison.changes[0].new.tenant.as_deref(), Some("work"));
+    assert_eq!(comparison.changes[0].node.as_deref(), Some("a"));
+}

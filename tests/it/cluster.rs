@@ -92,7 +92,7 @@ impl Replica {
                     waiting.refused = None;
                     waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
                 }
-                Phase::Bound(bound) => bound.since = Moment(0),
+                Phase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),
                 Phase::Assumed(_) => {}
             }
             entry

@@ -6,9 +6,11 @@
 mod render;
 mod source;
 
+use super::policy::policy_at;
 use crate::ids::{NodeName, PodKey};
 use crate::scheduling::explain::shape::Verdict;
 use crate::scheduling::explain::{Explanation, Options};
+use crate::scheduling::policy::Policy;
 use anyhow::{Context, Result};
 use clap::Args;
 use render::Paint;
@@ -31,6 +33,10 @@ pub struct ExplainArgs {
     #[arg(long, value_name = "FILE")]
     cluster: Option<PathBuf>,
 
+    /// The policy for --cluster, a file or a directory; without it the default policy
+    #[arg(long, value_name = "PATH", requires = "cluster")]
+    policy: Option<PathBuf>,
+
     /// Print the explanation as one JSON object
     #[arg(long)]
     json: bool,
@@ -52,7 +58,11 @@ impl ExplainArgs {
     pub async fn run(self) -> Result<ExitCode> {
         let (pod, options) = (self.pod()?, self.options()?);
         let answer = match &self.cluster {
-            Some(dump) => source::from_dump(dump, &pod, &options),
+            Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(Policy::default())), policy_at)? {
+                Ok(policy) => source::from_dump(dump, policy, &pod, &options),
+                // What is wrong with it is printed already.
+                Err(_) => return Ok(NO_ANSWER.into()),
+            },
             None => source::from_server(&self.server, &pod, &options).await,
         };
         match answer {

@@ -57,8 +57,6 @@ pub struct Loading {
     pub disk: Option<Speed>,
     /// From the kernel's page cache.
     pub page_cache: Option<Speed>,
-    /// From host memory, where a sleeping engine keeps them.
-    pub wake: Option<Speed>,
     /// What an engine's start takes beside loading.
     pub init: Option<Duration>,
 }
@@ -86,7 +84,7 @@ pub struct Scoring {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Weights {
-    /// Fill GPUs that are partly used.
+    /// Leave little memory over on the chosen GPUs.
     #[schemars(range(min = 0, max = 1000))]
     pub packing: Option<u16>,
     /// Prefer GPUs whose engines have KV cache to spare.
@@ -95,13 +93,13 @@ pub struct Weights {
     /// Prefer nodes where the model is ready soonest.
     #[schemars(range(min = 0, max = 1000))]
     pub time_to_ready: Option<u16>,
-    /// Keep away from busy neighbours.
+    /// Have few others on the chosen GPUs.
     #[schemars(range(min = 0, max = 1000))]
     pub interference: Option<u16>,
-    /// Keep groups of linked GPUs whole.
+    /// Give a pod GPUs that reach each other over NVLink.
     #[schemars(range(min = 0, max = 1000))]
     pub topology: Option<u16>,
-    /// Prefer GPUs and nodes that have the most room.
+    /// Put pods of the same model on different nodes.
     #[schemars(range(min = 0, max = 1000))]
     pub spread: Option<u16>,
 }

@@ -12,7 +12,7 @@ pub struct Tenant {
     pub name: Name,
     /// Whose pods count for it.
     pub namespaces: Option<Vec<Name>>,
-    /// What it can always have.
+    /// What it can always have. Of memory and GPUs, the one left out does not bound it.
     pub guarantee: Option<Amount>,
     /// What it can never exceed.
     pub limit: Option<Amount>,
@@ -25,7 +25,7 @@ pub struct Tenant {
     pub weight: Option<u16>,
 }
 
-/// What is left out is not bounded.
+/// A part of the cluster. What is left out is not bounded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Amount {

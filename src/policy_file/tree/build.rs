@@ -7,7 +7,7 @@ use super::super::diagnostic::{Diagnostic, quoted};
 use super::super::source::{FileId, Span};
 use super::read::{MAX_DEPTH, MAX_NODES};
 use super::{Atom, Key, Node, Scalar, Style, Value};
-use granit_parser::{Event, ScalarStyle, Tag};
+use granit_parser::{Event, ScalarStyle, StructureStyle, Tag};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -33,6 +33,7 @@ pub struct Builder {
 /// A list or map whose end has not come yet.
 struct Open {
     parts: Parts,
+    style: StructureStyle,
     span: Span,
     anchor: usize,
     size: Size,
@@ -70,6 +71,10 @@ impl Builder {
         Self { file, left: nodes, open, anchors, root: None, diagnostics: Vec::new() }
     }
 
+    pub fn nodes_left(&self) -> usize {
+        self.left
+    }
+
     /// The document that has just ended; nothing if it was empty.
     pub fn finish(&mut self) -> (Option<Node>, Vec<Diagnostic>) {
         let root = self.root.take().filter(|root| !is_empty(root));
@@ -89,17 +94,18 @@ impl Builder {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 let style = self.scalar_style(style, tag.as_deref(), span);
-                let scalar = Scalar { text: text.into_owned(), style };
+                let scalar = style.map(|style| Scalar { text: text.into_owned(), style });
                 self.count(1, at)?;
-                self.close(Node { value: Value::Scalar(scalar), span: at }, Size::ONE, anchor)
+                let value = scalar.map_or(Value::Broken, Value::Scalar);
+                self.close(Node { value, span: at }, Size::ONE, anchor)
             }
-            Event::SequenceStart(_, anchor, tag) => {
+            Event::SequenceStart(style, anchor, tag) => {
                 self.tagged_as("seq", tag, span);
-                self.open(Parts::List(Vec::new()), at, anchor)
+                self.open(Parts::List(Vec::new()), style, at, anchor)
             }
-            Event::MappingStart(_, anchor, tag) => {
+            Event::MappingStart(style, anchor, tag) => {
                 self.tagged_as("map", tag, span);
-                self.open(Parts::Map(Vec::new(), None), at, anchor)
+                self.open(Parts::Map(Vec::new(), None), style, at, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(at),
             Event::Alias(anchor) => self.alias(anchor, at),
@@ -112,13 +118,19 @@ impl Builder {
         Span::new(self.file, span.byte_range().unwrap_or_default())
     }
 
-    fn open(&mut self, parts: Parts, span: Span, anchor: usize) -> Result<(), Stop> {
+    /// The bracket that was opened last and is not closed yet.
+    pub fn open_bracket(&self) -> Option<Span> {
+        let last = self.open.iter().rev().find(|open| open.style == StructureStyle::Flow);
+        last.map(|open| open.span)
+    }
+
+    fn open(&mut self, parts: Parts, style: StructureStyle, span: Span, anchor: usize) -> Result<(), Stop> {
         self.count(1, span)?;
         self.refuse_as_key(span)?;
         if self.open.len() >= MAX_DEPTH {
             return Err(Stop::File(Box::new(too_deep(span))));
         }
-        self.open.push(Open { parts, span, anchor, size: Size::ONE });
+        self.open.push(Open { parts, style, span, anchor, size: Size::ONE });
         Ok(())
     }
 
@@ -183,7 +195,10 @@ impl Builder {
     fn count(&mut self, nodes: usize, span: Span) -> Result<(), Stop> {
         match self.left.checked_sub(nodes) {
             Some(left) => self.left = left,
-            None => return Err(Stop::File(Box::new(too_many(span)))),
+            None => {
+                self.left = 0;
+                return Err(Stop::File(Box::new(too_many(span))));
+            }
         }
         Ok(())
     }
@@ -219,16 +234,22 @@ impl Builder {
         self.close(Node { value: Value::Broken, span: at }, Size::ONE, 0)
     }
 
-    fn scalar_style(&mut self, style: ScalarStyle, tag: Option<&Tag>, span: granit_parser::Span) -> Style {
+    /// `None` for a scalar that its tag makes something we do not read.
+    fn scalar_style(
+        &mut self,
+        style: ScalarStyle,
+        tag: Option<&Tag>,
+        span: granit_parser::Span,
+    ) -> Option<Style> {
         match tag {
             // `!` alone and `!!str` say what quotes say.
-            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Style::Text,
+            Some(tag) if tag.is_yaml_core_schema_tag("str") || tag.original() == "!" => Some(Style::Text),
             Some(tag) => {
                 self.refuse_tag(tag, span);
-                Style::Plain
+                None
             }
-            None if style == ScalarStyle::Plain => Style::Plain,
-            None => Style::Text,
+            None if style == ScalarStyle::Plain => Some(Style::Plain),
+            None => Some(Style::Text),
         }
     }
 
@@ -293,7 +314,7 @@ pub fn too_deep(span: Span) -> Diagnostic {
 }
 
 fn too_many(span: Span) -> Diagnostic {
-    Diagnostic::error("too-many-values", span, format!("the file has more than {MAX_NODES} values"))
+    Diagnostic::error("too-many-values", span, format!("the policy has more than {MAX_NODES} values"))
         .label("the limit is passed here")
-        .help("an alias counts as all that it stands for; write fewer, or cut the policy into several files")
+        .help("an alias counts as all that it stands for; no policy needs that many")
 }

@@ -6,8 +6,10 @@
 mod build;
 mod read;
 mod syntax;
+mod written;
 
-pub use read::read;
+pub use read::{MAX_NODES, read};
+pub use written::written;
 
 use super::source::Span;
 use serde_json::Value as Json;

@@ -5,19 +5,20 @@ use super::super::diagnostic::Diagnostic;
 use super::super::source::{FileId, MAX_FILE, Span};
 use super::build::{Builder, Stop};
 use super::{Node, syntax};
-use granit_parser::{Event, Parser, options};
+use granit_parser::{Event, Parser, ScanError, options};
 
 /// Deeper than any policy, shallow enough for everything that walks a tree by recursion.
 pub const MAX_DEPTH: usize = 32;
-/// Far more than a policy of a thousand classes needs. Aliases count as what they stand for.
+/// Far more than any policy needs, in all its files. Aliases count as what they stand for.
 pub const MAX_NODES: usize = 50_000;
 /// A file with more broken documents is no policy.
 const MAX_SYNTAX_ERRORS: usize = 20;
 
-/// What could be read of a file, and what is wrong with the rest.
-pub fn read(bytes: &[u8], file: FileId) -> (Vec<Node>, Vec<Diagnostic>) {
+/// What could be read of a file, and what is wrong with the rest. `nodes` is how many values it may have, and is what is
+/// left of them afterwards.
+pub fn read(bytes: &[u8], file: FileId, nodes: &mut usize) -> (Vec<Node>, Vec<Diagnostic>) {
     match as_text(bytes, file) {
-        Ok(text) => Reader::new(text, file).read(),
+        Ok(text) => Reader::new(text, file).read(nodes),
         Err(diagnostic) => (Vec::new(), vec![*diagnostic]),
     }
 }
@@ -58,7 +59,7 @@ impl<'a> Reader<'a> {
         Self { text, file, documents: Vec::new(), diagnostics: Vec::new() }
     }
 
-    fn read(mut self) -> (Vec<Node>, Vec<Diagnostic>) {
+    fn read(mut self, nodes: &mut usize) -> (Vec<Node>, Vec<Diagnostic>) {
         let options = options! {
             emit_comments: false,
             emit_unresolved_aliases: true,
@@ -67,7 +68,7 @@ impl<'a> Reader<'a> {
             block_nesting_limit: MAX_DEPTH + 2,
         };
         let mut parser = Parser::new_from_str_with_options(self.text, options);
-        let mut builder = Builder::new(self.file, MAX_NODES);
+        let mut builder = Builder::new(self.file, *nodes);
         while let Some(next) = parser.next_event() {
             let step = match next {
                 Ok((Event::DocumentEnd, _)) => {
@@ -75,7 +76,7 @@ impl<'a> Reader<'a> {
                     Ok(())
                 }
                 Ok((event, span)) => builder.take(event, span),
-                Err(error) => Err(Stop::Document(Box::new(syntax::diagnostic(&error, self.text, self.file)))),
+                Err(error) => Err(self.syntax(&error, &builder)),
             };
             match step {
                 Ok(()) => {}
@@ -93,7 +94,18 @@ impl<'a> Reader<'a> {
                 }
             }
         }
+        *nodes = builder.nodes_left();
         (self.documents, self.diagnostics)
+    }
+
+    fn syntax(&self, error: &ScanError, builder: &Builder) -> Stop {
+        let problem = syntax::diagnostic(error, self.text, self.file);
+        Stop::Document(Box::new(match builder.open_bracket() {
+            Some(bracket) if problem.code == "yaml" && bracket.start < problem.span.start => {
+                problem.other(bracket.part(0..1), "this bracket is still open")
+            }
+            _ => problem,
+        }))
     }
 
     fn finish(&mut self, builder: &mut Builder) {

@@ -35,7 +35,8 @@ fn explain(kind: &ErrorKind) -> (String, &'static str) {
         ),
         Kind::MappingValueNotAllowed | Kind::InvalidColonPlacement | Kind::MappingKeyNotAllowed => (
             "a `:` where no value may begin",
-            "check the indentation of this line and the one before; a text with `: ` in it needs quotes",
+            "look at this line and the one before: a `:`, a bracket or a quote is missing, or one is indented too far; a text \
+             with `: ` in it needs quotes",
         ),
         Kind::SimpleKeyExpected | Kind::InvalidSimpleKey => {
             ("this line is neither `name: value` nor `- item`", "is a `:` missing, or the space behind it?")
@@ -44,9 +45,11 @@ fn explain(kind: &ErrorKind) -> (String, &'static str) {
             "this line does not stand where the lines before it lead",
             "settings that belong together begin in the same column; items of a list begin with `- `",
         ),
-        Kind::UnclosedQuotedScalar | Kind::DocumentIndicatorInQuotedScalar => (
-            "a quote is opened and never closed",
-            "close it with the same quote; `''` is a quote inside quotes",
+        Kind::UnclosedQuotedScalar
+        | Kind::DocumentIndicatorInQuotedScalar
+        | Kind::InvalidQuotedScalarIndent => (
+            "a quote is opened and not closed",
+            "close it with the same quote; a text of several lines is indented more than its key",
         ),
         Kind::UnclosedFlowCollection { .. }
         | Kind::UnexpectedEofFlowSequence

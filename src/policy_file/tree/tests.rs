@@ -4,7 +4,7 @@ use super::read::{MAX_DEPTH, MAX_NODES};
 use super::*;
 
 fn read_text(text: &str) -> (Vec<Node>, Vec<Diagnostic>) {
-    read(text.as_bytes(), FileId::at(0))
+    read(text.as_bytes(), FileId::at(0), &mut MAX_NODES.clone())
 }
 
 fn tree(text: &str) -> Node {
@@ -169,7 +169,10 @@ fn a_broken_document_does_not_hide_the_next() {
 
 #[test]
 fn text_that_is_not_utf8_is_marked_at_the_first_bad_byte() {
-    let (_, diagnostics) = read(b"mode: sh\xffdow\n", FileId::at(0));
+    let (_, diagnostics) = read(b"mode: sh\xffdow\n", FileId::at(0), &mut MAX_NODES.clone());
     assert_eq!((diagnostics[0].code, diagnostics[0].span.range()), ("not-utf8", 8..11));
-    assert_eq!(read(b"\xff\xfem\0", FileId::at(0)).1[0].message, "the file is UTF-16");
+    assert_eq!(
+        read(b"\xff\xfem\0", FileId::at(0), &mut MAX_NODES.clone()).1[0].message,
+        "the file is UTF-16"
+    );
 }

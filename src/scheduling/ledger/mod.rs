@@ -238,4 +238,6 @@ fn footprint(entry: &PodEntry) -> Footprint {
 }
 
 #[cfg(test)]
+mod policy_tests;
+#[cfg(test)]
 mod tests;

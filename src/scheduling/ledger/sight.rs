@@ -63,6 +63,8 @@ impl Ledger {
         if !book.exists || book.kind != kind {
             book.exists = true;
             book.kind = kind;
+            // A pool may take every node, those without labels too.
+            book.admission = self.policy.admission(&book.labels);
             self.nodes_changed = true;
             self.epoch += 1;
             self.refresh(name);

@@ -29,7 +29,8 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let rarely = || proptest::bool::weighted(0.2);
     let flags = (any::<bool>(), rarely(), rarely(), rarely(), rarely());
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
-    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, pressure, taken).prop_map(
+    let island = prop::option::of(0u8..2);
+    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (pressure, island), taken).prop_map(
         |(
             capacity,
             charged,
@@ -37,7 +38,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             tenants,
             (exclusive, slice, starting, engine_hinted, is_barred),
             health,
-            pressure,
+            (pressure, island),
             taken,
         )| Gpu {
             capacity: Bytes(capacity),
@@ -51,7 +52,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             pressure,
             barred: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
             slice,
-            island: None,
+            island,
             health,
         },
     )
@@ -154,7 +155,9 @@ proptest! {
                 (taken(g), bustle_by_the_book(&gpus[*g], &demand), left, *g)
             }).collect();
             each.sort_unstable();
-            (contended, each)
+            let islands: Vec<_> = set.iter().map(|g| gpus[*g].island).collect();
+            let is_together = set.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
+            (contended, !is_together, each)
         };
         let best = subsets(gpus.len(), demand.gpus)
             .filter(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)))
@@ -206,8 +209,10 @@ proptest! {
             let bustle = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
-            // The default weights of KV headroom and packing; nothing else differs between these nodes.
-            let cost = 40 * 500 * u64::from(bustle) + left * 1000 / whole.max(1);
+            // The default weights of KV headroom, packing and topology; nothing else differs between these nodes.
+            let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
+            let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
+            let cost = 40 * 500 * u64::from(bustle) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
             Some((node.name == failed, contended, cost, left, node.free(), node.name.clone()))
         }).collect();
         all.sort();

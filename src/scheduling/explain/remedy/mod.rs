@@ -142,8 +142,14 @@ fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Chan
         changes.push(add_gpu(facts));
     }
     // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
-    let frees = |change: &Change| matches!(change, Change::FreeMore { .. } | Change::Preempt { .. });
-    if changes.iter().any(frees) {
+    let is_smaller = |change: &Change| {
+        use Change::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
+        matches!(
+            change,
+            FreeMore { .. } | Preempt { .. } | ShareClasses { .. } | CalmEngines { .. } | WaitForGate { .. }
+        )
+    };
+    if changes.iter().any(is_smaller) {
         changes.retain(|change| !matches!(change, Change::Empty { .. }));
     }
     changes

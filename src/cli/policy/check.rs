@@ -1,0 +1,103 @@
+//! `stowage policy check`: everything that is wrong, for a person or for a CI job.
+
+use super::{print_diagnostics, source, unreadable};
+use crate::policy_file::diagnostic::json::{Finding, findings};
+use crate::policy_file::diagnostic::{Diagnostic, has_errors};
+use crate::policy_file::{SourceText, Sources, load};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Policies: directories of YAML files, or single files. Directories right below one are policies of their own
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    format: Format,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// For people
+    Text,
+    /// For CI: one object with all policies and their findings
+    Json,
+}
+
+struct Checked {
+    path: PathBuf,
+    files: Vec<SourceText>,
+    /// Of a policy that may be put into force.
+    digest: Option<String>,
+    found: Vec<Diagnostic>,
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    policies: Vec<Line<'a>>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    path: String,
+    /// Absent if it would be refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<&'a str>,
+    findings: Vec<Finding<'a>>,
+}
+
+impl CheckArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut checked = Vec::new();
+        for path in &self.paths {
+            match source::policies(path) {
+                Ok(policies) => checked.extend(policies.into_iter().map(check)),
+                Err(error) => return Ok(unreadable(&error)),
+            }
+        }
+        match self.format {
+            Format::Text => checked.iter().try_for_each(print_text)?,
+            Format::Json => print_json(&checked)?,
+        }
+        let refused = checked.iter().any(|one| has_errors(&one.found));
+        Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+}
+
+fn check((path, files): (PathBuf, Vec<SourceText>)) -> Checked {
+    let (digest, found) = match load(&files) {
+        Ok(loaded) => (Some(loaded.policy.digest.to_string()), loaded.warnings),
+        Err(found) => (None, found),
+    };
+    Checked { path, files, digest, found }
+}
+
+fn print_text(checked: &Checked) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if !checked.found.is_empty() {
+        print_diagnostics(&checked.found, &checked.files, &mut out)?;
+    }
+    let path = checked.path.display();
+    match &checked.digest {
+        Some(digest) => writeln!(out, "{path}: sound, digest {digest}")?,
+        None => writeln!(out, "{path}: refused")?,
+    }
+    Ok(())
+}
+
+fn print_json(checked: &[Checked]) -> Result<()> {
+    let sources: Vec<Sources<'_>> = checked.iter().map(|one| Sources::new(&one.files)).collect();
+    let lines = checked.iter().zip(&sources).map(|(one, sources)| Line {
+        path: one.path.display().to_string(),
+        digest: one.digest.as_deref(),
+        findings: findings(&one.found, sources),
+    });
+    let page = Page { policies: lines.collect() };
+    writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&page)?)?;
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! `stowage policy diff`: what changes for the pods of a cluster from one policy to another.
+
+use super::{print_diagnostics, source, unreadable};
+use crate::cluster::dump::{Dump, DumpControlPlane};
+use crate::cluster::index::Index;
+use crate::policy_file::load;
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use crate::trial::{Change, Comparison, Verdict, compare};
+use anyhow::Result;
+use clap::Args;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// The policy that is in force
+    old: PathBuf,
+
+    /// The policy that is to be
+    new: PathBuf,
+
+    /// What `kubectl get nodes,pods -A -o yaml` (or -o json) printed
+    #[arg(long, value_name = "FILE")]
+    cluster: PathBuf,
+
+    /// Print all changes as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl DiffArgs {
+    /// 0 whether anything changes or not; 1 if a policy would be refused, 2 if something cannot be read.
+    pub fn run(self) -> Result<ExitCode> {
+        let mut policies = Vec::new();
+        for path in [&self.old, &self.new] {
+            match policy(path)? {
+                Ok(policy) => policies.push(policy),
+                Err(code) => return Ok(code),
+            }
+        }
+        let dump = Dump::read(&self.cluster)?;
+        let services =
+            policies.into_iter().map(|policy| service(&dump, policy)).collect::<Result<Vec<_>>>()?;
+        let comparison = compare(&mut services[0].ledger(), &mut services[1].ledger());
+        match self.json {
+            true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&comparison)?)?,
+            false => print(&comparison)?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A policy that may be put into force, or, once what is wrong with it is printed, the exit code.
+pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
+    let files = match source::read(path) {
+        Ok(files) => files,
+        Err(error) => return Ok(Err(unreadable(&error))),
+    };
+    match load(&files) {
+        Ok(loaded) => Ok(Ok(loaded.policy)),
+        Err(found) => {
+            print_diagnostics(&found, &files, &mut std::io::stderr())?;
+            Ok(Err(ExitCode::FAILURE))
+        }
+    }
+}
+
+/// The dump under a policy.
+fn service(dump: &Dump, policy: Policy) -> Result<Arc<Service>> {
+    let service = Service::new(policy);
+    DumpControlPlane::load(dump, &service, &mut Index::default())?;
+    Ok(service)
+}
+
+fn print(comparison: &Comparison) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let Comparison { pods, changes, nodes } = comparison;
+    for change in nodes {
+        writeln!(out, "node {}", change.node)?;
+        writeln!(out, "    - {}\n    + {}", change.old, change.new)?;
+    }
+    for change in changes {
+        print_change(&mut out, change)?;
+    }
+    writeln!(out, "{} of {pods} pods and {} nodes change", changes.len(), nodes.len())?;
+    Ok(())
+}
+
+fn print_change(out: &mut impl Write, change: &Change) -> Result<()> {
+    let Change { pod, node, old, new } = change;
+    match node {
+        Some(node) => writeln!(out, "{pod} on {node}")?,
+        None => writeln!(out, "{pod}, waiting")?,
+    }
+    let mut line = |what: &str, of: &dyn Fn(&Verdict) -> String| -> Result<()> {
+        let (old, new) = (of(old), of(new));
+        if old != new {
+            writeln!(out, "    {what:<16} {old} → {new}")?;
+        }
+        Ok(())
+    };
+    line("class", &|verdict| verdict.class.clone())?;
+    line("tenant", &|verdict| verdict.tenant.clone().unwrap_or_else(|| "none".into()))?;
+    line("may be evicted", &|verdict| if verdict.preemptible { "yes" } else { "no" }.into())?;
+    line("could go to", &|verdict| listed(&verdict.nodes, "no node"))?;
+    line("would evict", &|verdict| listed(&verdict.victims, "nobody"))
+}
+
+/// Names beyond these are counted: a pod may fit thousands of nodes.
+const SHOWN: usize = 5;
+
+fn listed(names: &[String], none: &str) -> String {
+    match names.len() {
+        0 => none.into(),
+        n if n <= SHOWN => names.join(", "),
+        n => format!("{} and {} more", names[..SHOWN].join(", "), n - SHOWN),
+    }
+}

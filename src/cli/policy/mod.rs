@@ -1,0 +1,72 @@
+//! `stowage policy …`: what a cluster's owner does with policy files before they bite. One file for each subcommand; here is
+//! only their list.
+
+mod check;
+mod diff;
+mod schema;
+mod show;
+pub mod source;
+mod test;
+
+pub use diff::policy as policy_at;
+pub use schema::{SchemaArgs, print_policy_schema};
+
+use crate::policy_file::diagnostic::Diagnostic;
+use crate::policy_file::diagnostic::text::{Colours, render};
+use crate::policy_file::{SourceText, Sources};
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    #[command(subcommand)]
+    command: PolicyCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum PolicyCommand {
+    /// Tell everything that is wrong with policies: exit code 1 if they would be refused, 2 if they cannot be read
+    Check(check::CheckArgs),
+    /// Print the JSON Schema of policy files, for editors
+    Schema(SchemaArgs),
+    /// Run the cases that stand beside policies: exit code 1 if one does not hold
+    Test(test::TestArgs),
+    /// Tell what changes for the pods of a cluster from one policy to another
+    Diff(diff::DiffArgs),
+    /// Print a policy with all its files merged and every default, and where each value was set
+    Show(show::ShowArgs),
+}
+
+/// Of something that cannot be read, as for arguments that make no sense: CI tells it from a broken policy.
+const UNREADABLE: u8 = 2;
+
+impl PolicyArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        match self.command {
+            PolicyCommand::Check(args) => args.run(),
+            PolicyCommand::Schema(args) => args.run(),
+            PolicyCommand::Show(args) => args.run(),
+            PolicyCommand::Test(args) => args.run(),
+            PolicyCommand::Diff(args) => args.run(),
+        }
+    }
+}
+
+/// What is wrong, to standard error or output, in colours where a person looks.
+fn print_diagnostics(
+    found: &[Diagnostic],
+    files: &[SourceText],
+    to: &mut (impl Write + IsTerminal),
+) -> Result<()> {
+    let plain = !to.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let colours = if plain { Colours::Off } else { Colours::On };
+    write!(to, "{}", render(found, &Sources::new(files), colours))?;
+    Ok(())
+}
+
+fn unreadable(error: &source::ReadError) -> ExitCode {
+    eprintln!("error: {error}");
+    ExitCode::from(UNREADABLE)
+}

@@ -1,0 +1,39 @@
+//! `stowage policy schema`: what may stand in policy files, for editors that complete and check while one types.
+
+use crate::policy_file::shape::{policy_schema, test_schema};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    #[arg(long, value_enum, default_value_t = Kind::Policy)]
+    of: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// kind: SchedulingPolicy
+    Policy,
+    /// kind: PolicyTest
+    Test,
+}
+
+impl SchemaArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        match self.of {
+            Kind::Policy => print_policy_schema(),
+            Kind::Test => print(&test_schema()),
+        }
+    }
+}
+
+pub fn print_policy_schema() -> Result<ExitCode> {
+    print(&policy_schema())
+}
+
+fn print(schema: &serde_json::Value) -> Result<ExitCode> {
+    writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(schema)?)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,37 @@
+//! `stowage policy show`: one policy in full.
+
+use super::{print_diagnostics, source, unreadable};
+use crate::policy_file::load;
+use anyhow::Result;
+use clap::Args;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct ShowArgs {
+    /// A policy: a directory of YAML files, or one file
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+}
+
+impl ShowArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        let files = match source::read(&self.path) {
+            Ok(files) => files,
+            Err(error) => return Ok(unreadable(&error)),
+        };
+        match load(&files) {
+            Ok(loaded) => {
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "# {}, digest {}", self.path.display(), loaded.policy.digest)?;
+                write!(out, "{}", loaded.show(&files))?;
+                Ok(ExitCode::SUCCESS)
+            }
+            Err(found) => {
+                print_diagnostics(&found, &files, &mut std::io::stderr().lock())?;
+                Ok(ExitCode::FAILURE)
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Policy files from the disk: a directory, a mounted ConfigMap, or one file. Only reading; what stands in them is
+//! [`policy_file`](crate::policy_file)'s.
+
+use crate::policy_file::{MAX_FILE, SourceText};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// More files than anybody cuts a policy into; a directory with more is another one than was meant.
+const MAX_FILES: usize = 100;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("cannot read {}: {error}", path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("{} is no policy: no file in it ends in .yaml or .yml; name a policy's directory or file", path.display())]
+    NoPolicy { path: PathBuf },
+    #[error("{} has {count} YAML files, and a policy at most {MAX_FILES}; is this the right directory?", path.display())]
+    TooManyFiles { path: PathBuf, count: usize },
+    #[error("{} is neither a file nor a directory", path.display())]
+    NeitherFileNorDirectory { path: PathBuf },
+}
+
+/// The files of the policy at `path`, in order of name: a file itself, or those of a directory that end in `.yaml` or
+/// `.yml`. Symlinks are followed; names that begin with a dot are not looked at, as in a mounted ConfigMap. A file that is
+/// too large is read just so far that this can be seen.
+pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, error))?;
+    if !kind.is_dir() {
+        return Ok(vec![read_file(path)?]);
+    }
+    match read_dir(path)? {
+        files if files.is_empty() => Err(ReadError::NoPolicy { path: path.into() }),
+        files => Ok(files),
+    }
+}
+
+/// As [`read`]; no file at all is the empty policy.
+pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
+    let files: Vec<PathBuf> =
+        entries(path)?.into_iter().filter(|entry| is_yaml(entry) && !entry.is_dir()).collect();
+    if files.len() > MAX_FILES {
+        return Err(ReadError::TooManyFiles { path: path.into(), count: files.len() });
+    }
+    files.iter().map(|file| read_file(file)).collect()
+}
+
+/// The policies at `path`: itself, and each directory right below it that has policy files.
+pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadError> {
+    if !path.is_dir() {
+        return Ok(vec![(path.into(), read(path)?)]);
+    }
+    let below = entries(path)?.into_iter().filter(|entry| entry.is_dir());
+    let mut found = Vec::new();
+    for directory in std::iter::once(path.to_path_buf()).chain(below) {
+        let files = read_dir(&directory)?;
+        if !files.is_empty() {
+            found.push((directory, files));
+        }
+    }
+    if found.is_empty() { Err(ReadError::NoPolicy { path: path.into() }) } else { Ok(found) }
+}
+
+/// In order of name.
+fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
+    let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let listed = listed.map_err(|error| unreadable(path, error))?;
+    let hidden = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
+    let mut paths: Vec<PathBuf> =
+        listed.into_iter().filter(|entry| !hidden(entry)).map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending == "yaml" || ending == "yml")
+}
+
+fn read_file(path: &Path) -> Result<SourceText, ReadError> {
+    // Opening a pipe would wait for somebody to write.
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, error))?;
+    if !kind.is_file() {
+        return Err(ReadError::NeitherFileNorDirectory { path: path.into() });
+    }
+    let file = std::fs::File::open(path).map_err(|error| unreadable(path, error))?;
+    let mut bytes = Vec::new();
+    let read = file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
+    read.map_err(|error| unreadable(path, error))?;
+    Ok(SourceText::new(path.display().to_string(), bytes))
+}
+
+fn unreadable(path: &Path, error: io::Error) -> ReadError {
+    ReadError::Unreadable { path: path.into(), error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn names(files: &[SourceText], root: &Path) -> Vec<String> {
+        let shown = format!("{}/", root.display());
+        files.iter().map(|file| file.name.replace(&shown, "")).collect()
+    }
+
+    #[test]
+    fn a_mounted_config_map_is_read_once_through_its_symlinks() {
+        let dir = tempfile::tempdir().unwrap();
+        let version = dir.path().join("..2026_01_01");
+        fs::create_dir(&version).unwrap();
+        fs::write(version.join("b.yaml"), "mode: shadow\n").unwrap();
+        fs::write(version.join("a.yml"), "").unwrap();
+        fs::write(version.join("readme.md"), "").unwrap();
+        std::os::unix::fs::symlink("..2026_01_01", dir.path().join("..data")).unwrap();
+        for name in ["b.yaml", "a.yml", "readme.md"] {
+            std::os::unix::fs::symlink(format!("..data/{name}"), dir.path().join(name)).unwrap();
+        }
+        let files = read(dir.path()).unwrap();
+        assert_eq!(names(&files, dir.path()), ["a.yml", "b.yaml"]);
+        assert_eq!(files[1].bytes, b"mode: shadow\n");
+    }
+
+    #[test]
+    fn each_directory_below_with_policy_files_is_a_policy_of_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["one", "two", "empty", ".hidden"] {
+            fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        for name in ["one/p.yaml", "two/p.yaml", ".hidden/p.yaml"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        let found = policies(dir.path()).unwrap();
+        let found: Vec<_> =
+            found.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!(found, ["one", "two"]);
+    }
+
+    #[test]
+    fn what_is_no_policy_is_said_to_be_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(read(dir.path()), Err(ReadError::NoPolicy { .. })));
+        assert!(matches!(policies(dir.path()), Err(ReadError::NoPolicy { .. })));
+        assert!(matches!(read(&dir.path().join("x.yaml")), Err(ReadError::Unreadable { .. })));
+        std::os::unix::fs::symlink("nowhere", dir.path().join("dangling.yaml")).unwrap();
+        assert!(matches!(read(dir.path()), Err(ReadError::Unreadable { .. })));
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_not_read_to_its_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("big.yaml");
+        fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
+        assert_eq!(read(&path).unwrap()[0].bytes.len(), MAX_FILE + 1);
+    }
+}

@@ -1,0 +1,112 @@
+//! `stowage policy test`: the cases that stand beside policies, each run through the core that will decide.
+
+use super::{print_diagnostics, source, unreadable};
+use crate::policy_file::{Loaded, SourceText, load};
+use crate::trial::{self, Difference, Outcome};
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Policies with their cases: directories of YAML files. Directories right below one are policies of their own
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+
+    /// Print every case and what came out otherwise as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The cases of one document.
+#[derive(Serialize)]
+struct Tried {
+    file: String,
+    cases: Vec<Outcome>,
+}
+
+impl TestArgs {
+    /// 0 if every case holds, 1 if one does not or a policy would be refused, 2 if something cannot be read.
+    pub fn run(self) -> Result<ExitCode> {
+        let (mut tried, mut refused) = (Vec::new(), 0);
+        for path in &self.paths {
+            let policies = match source::policies(path) {
+                Ok(policies) => policies,
+                Err(error) => return Ok(unreadable(&error)),
+            };
+            for (path, files) in &policies {
+                match try_policy(path, files)? {
+                    Some(mut documents) => tried.append(&mut documents),
+                    None => refused += 1,
+                }
+            }
+        }
+        match self.json {
+            true => writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&tried)?)?,
+            false => print(&tried)?,
+        }
+        let holds = tried.iter().flat_map(|one| &one.cases).all(|case| case.differences.is_empty());
+        Ok(if holds && refused == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// `None` for a policy that would be refused, or a cluster that cannot be: it has been told.
+fn try_policy(path: &Path, files: &[SourceText]) -> Result<Option<Vec<Tried>>> {
+    let Loaded { policy, tests, .. } = match load(files) {
+        Ok(loaded) => loaded,
+        Err(found) => {
+            print_diagnostics(&found, files, &mut std::io::stderr())?;
+            eprintln!("{}: refused; its cases were not tried", path.display());
+            return Ok(None);
+        }
+    };
+    let mut tried = Vec::new();
+    for test in &tests {
+        let file = files.get(test.file.index()).map_or_else(String::new, |file| file.name.clone());
+        match trial::run(&policy, &test.test) {
+            Ok(cases) => tried.push(Tried { file, cases }),
+            Err(error) => {
+                eprintln!("{file}: {error}");
+                return Ok(None);
+            }
+        }
+    }
+    if tried.is_empty() {
+        eprintln!("{}: no cases; put a file with `kind: PolicyTest` beside the policy", path.display());
+    }
+    Ok(Some(tried))
+}
+
+fn print(tried: &[Tried]) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    let (mut held, mut failed) = (0, 0);
+    for Tried { file, cases } in tried {
+        for case in cases {
+            if case.differences.is_empty() {
+                held += 1;
+                continue;
+            }
+            failed += 1;
+            writeln!(out, "{file}: {}", case.case)?;
+            case.differences.iter().try_for_each(|difference| print_difference(&mut out, difference))?;
+        }
+    }
+    match failed {
+        0 => writeln!(out, "{held} cases hold")?,
+        _ => writeln!(out, "{failed} of {} cases do not hold", held + failed)?,
+    }
+    Ok(())
+}
+
+fn print_difference(out: &mut impl Write, difference: &Difference) -> Result<()> {
+    let Difference { what, expected, found, because } = difference;
+    writeln!(out, "    {what:<8} expected  {expected}")?;
+    writeln!(out, "             found     {found}")?;
+    for reason in because {
+        writeln!(out, "             because   {reason}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! From what is written to what the core decides by: defaults where nothing is said, built-in classes behind the owner's own.
+//!
+//! It cannot fail, since the files were checked; whether the parts make sense together is asked of the [`Draft`] by
+//! [`semantic`](super::semantic), before it becomes a policy. [`raise`] is the way back.
+
+mod classes;
+mod raise;
+
+pub use classes::SERVING;
+pub use raise::raise;
+
+use super::raw::{self, Allowed, Amount, ExpiredWord, HandedOutBy};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{
+    Borrowing, Class, ExpiredRule, Limit, Mode, Policy, PolicyError, Pool, Reclaim, Tenant, Usage,
+};
+use crate::units::{Bytes, Percent};
+use std::collections::BTreeMap;
+
+/// Bounds nothing.
+const UNBOUNDED: u64 = u64::MAX;
+const MILLI: u64 = 1000;
+
+/// A policy in its parts. Tenants and pools are in the order of the file.
+#[derive(Debug, Clone)]
+pub struct Draft {
+    /// Everything but classes, tenants and pools.
+    pub settings: Policy,
+    pub classes: Vec<DraftClass>,
+    pub tenants: Vec<Tenant>,
+    pub pools: Vec<Pool>,
+}
+
+#[derive(Debug, Clone)]
+pub struct DraftClass {
+    pub class: Class,
+    /// Its place among the written classes; `None` for a built-in one that nobody changed.
+    pub entry: Option<usize>,
+}
+
+impl Draft {
+    pub fn new(raw: &raw::Policy) -> Self {
+        Self {
+            settings: settings(raw),
+            classes: classes::lower(raw),
+            tenants: raw.tenants.iter().flatten().map(tenant).collect(),
+            pools: raw.node_pools.iter().flatten().map(pool).collect(),
+        }
+    }
+
+    /// The policy, if its parts fit together.
+    pub fn finish(self) -> Result<Policy, PolicyError> {
+        let classes = self.classes.into_iter().map(|one| one.class).collect();
+        self.settings.with_classes(classes)?.with_tenants(self.tenants)?.with_pools(self.pools)
+    }
+}
+
+/// Overwrites a default with what is said.
+fn set<T>(target: &mut T, said: Option<T>) {
+    if let Some(said) = said {
+        *target = said;
+    }
+}
+
+fn settings(raw: &raw::Policy) -> Policy {
+    let mut policy = Policy::default();
+    set(&mut policy.mode, raw.mode.map(mode));
+    if let Some(headroom) = &raw.headroom {
+        set(&mut policy.headroom.default, headroom.default.map(|percent| percent.0));
+        let models = headroom.models.iter().flatten();
+        let by_part =
+            |(part, percent): (&String, &raw::Percentage<90>)| (part.to_ascii_lowercase(), percent.0);
+        set(&mut policy.headroom.models, Some(models.map(by_part).collect()));
+    }
+    if let Some(telemetry) = &raw.telemetry {
+        let rules = &mut policy.telemetry;
+        set(&mut rules.fresh, telemetry.fresh.map(|time| time.0));
+        set(&mut rules.stale, telemetry.stale.map(|time| time.0));
+        set(&mut rules.margin, telemetry.margin.map(|percent| percent.0));
+        set(&mut rules.expired, telemetry.expired.map(expired));
+    }
+    if let Some(loading) = &raw.loading {
+        let speeds = &mut policy.loading;
+        set(&mut speeds.network, loading.network.map(|speed| speed.0));
+        set(&mut speeds.disk, loading.disk.map(|speed| speed.0));
+        set(&mut speeds.page_cache, loading.page_cache.map(|speed| speed.0));
+        set(&mut speeds.init, loading.init.map(|time| time.0));
+    }
+    scoring(raw, &mut policy);
+    preemption(raw, &mut policy);
+    policy
+}
+
+fn scoring(raw: &raw::Policy, policy: &mut Policy) {
+    let Some(scoring) = &raw.scoring else { return };
+    set(&mut policy.shortlist, scoring.shortlist);
+    set(&mut policy.hint_lifetime, scoring.hint_lifetime.map(|time| time.0));
+    let Some(said) = &scoring.weights else { return };
+    let weights = &mut policy.weights;
+    for (weight, said) in [
+        (&mut weights.packing, said.packing),
+        (&mut weights.kv_headroom, said.kv_headroom),
+        (&mut weights.time_to_ready, said.time_to_ready),
+        (&mut weights.interference, said.interference),
+        (&mut weights.topology, said.topology),
+        (&mut weights.spread, said.spread),
+    ] {
+        set(weight, said.map(u32::from));
+    }
+}
+
+fn preemption(raw: &raw::Policy, policy: &mut Policy) {
+    let Some(preemption) = &raw.preemption else { return };
+    set(&mut policy.hold_slack, preemption.hold_slack.map(|time| time.0));
+    if let Some(costs) = &preemption.costs {
+        set(&mut policy.eviction_costs.per_pod, costs.per_pod.map(|time| time.0));
+        set(&mut policy.eviction_costs.work_at_most, costs.work_at_most.map(|time| time.0));
+    }
+}
+
+fn mode(mode: raw::Mode) -> Mode {
+    match mode {
+        raw::Mode::Enforce => Mode::Enforce,
+        raw::Mode::Shadow => Mode::Shadow,
+    }
+}
+
+fn expired(word: ExpiredWord) -> ExpiredRule {
+    match word {
+        ExpiredWord::LedgerOnly => ExpiredRule::LedgerOnly,
+        ExpiredWord::Refuse => ExpiredRule::Refuse,
+    }
+}
+
+fn tenant(raw: &raw::Tenant) -> Tenant {
+    let named = Tenant::named(&raw.name.0, &[]);
+    Tenant {
+        namespaces: raw.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
+        guarantee: raw.guarantee.as_ref().map_or(named.guarantee, guarantee),
+        limit: raw.limit.as_ref().map_or(named.limit, limit),
+        borrowing: raw.borrowing.map_or(named.borrowing, |word| match word {
+            Allowed::Allowed => Borrowing::Allowed,
+            Allowed::Never => Borrowing::Never,
+        }),
+        reclaim: raw.reclaim.map_or(named.reclaim, |word| match word {
+            Allowed::Allowed => Reclaim::Allowed,
+            Allowed::Never => Reclaim::Never,
+        }),
+        weight: raw.weight.map_or(named.weight, u32::from),
+        ..named
+    }
+}
+
+fn milli_gpus(gpus: u32) -> u64 {
+    u64::from(gpus) * MILLI
+}
+
+/// An amount that says nothing guarantees nothing.
+fn guarantee(amount: &Amount) -> Usage {
+    match (amount.vram, amount.gpus) {
+        (None, None) => Usage::default(),
+        (vram, gpus) => usage(vram, gpus),
+    }
+}
+
+fn usage(vram: Option<raw::Quantity>, gpus: Option<u32>) -> Usage {
+    Usage {
+        vram: vram.map_or(Bytes(UNBOUNDED), |vram| vram.0),
+        milli_gpus: gpus.map_or(UNBOUNDED, milli_gpus),
+    }
+}
+
+fn limit(amount: &Amount) -> Limit {
+    Limit { vram: amount.vram.map(|vram| vram.0), milli_gpus: amount.gpus.map(milli_gpus) }
+}
+
+fn pool(raw: &raw::NodePool) -> Pool {
+    let named = Pool::named(&raw.name.0);
+    Pool {
+        selector: texts(&raw.selector),
+        nodes: raw.nodes.map_or(named.nodes, |word| match word {
+            HandedOutBy::Stowage => NodeKind::Stowage,
+            HandedOutBy::DevicePlugin => NodeKind::DevicePlugin,
+        }),
+        classes: raw.classes.as_ref().map(|names| names.iter().map(|name| name.0.clone()).collect()),
+        mig: raw.mig.as_ref().map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
+        capacity: raw.capacity.as_ref().map(|capacity| usage(capacity.vram, capacity.gpus)),
+        ..named
+    }
+}
+
+fn texts(labels: &Option<BTreeMap<String, raw::LabelValue>>) -> BTreeMap<String, String> {
+    labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect()
+}
+
+/// For the way back.
+fn percentage<const MAX: u8>(percent: Percent) -> raw::Percentage<MAX> {
+    raw::Percentage(percent)
+}
+
+#[cfg(test)]
+mod tests;

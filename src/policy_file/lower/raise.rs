@@ -1,0 +1,195 @@
+//! A policy as it would be written if every setting were said: for `policy show`, and for the digest, which must not depend
+//! on how the settings came about.
+
+use super::{MILLI, UNBOUNDED, percentage};
+use crate::policy_file::raw::{
+    self, Allowed, Amount, Capacity, Duration, ExpiredWord, HandedOutBy, LabelValue, MigProfile, Name,
+    Percentage, PriorityRange, QualifiedName, Quantity, SharingWord, Speed, Subdomain,
+};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{
+    Borrowing, Class, Eviction, ExpiredRule, Match, Mode, Policy, Pool, Reclaim, Tenant, Usage,
+};
+use crate::scheduling::request::Sharing;
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// Lowering it gives the same policy.
+pub fn raise(policy: &Policy) -> raw::Policy {
+    raw::Policy {
+        api_version: Some(raw::ApiVersion::V1Alpha1),
+        kind: Some(raw::PolicyKind::SchedulingPolicy),
+        mode: Some(match policy.mode {
+            Mode::Enforce => raw::Mode::Enforce,
+            Mode::Shadow => raw::Mode::Shadow,
+        }),
+        headroom: Some(headroom(policy)),
+        telemetry: Some(telemetry(policy)),
+        loading: Some(loading(policy)),
+        // Each class says its own.
+        start_gate: None,
+        scoring: Some(scoring(policy)),
+        preemption: Some(preemption(policy)),
+        classes: Some(policy.classes().iter().map(class).collect()),
+        tenants: Some(policy.tenants().iter().map(tenant).collect()),
+        node_pools: Some(policy.pools().iter().map(pool).collect()),
+    }
+}
+
+fn headroom(policy: &Policy) -> raw::Headroom {
+    let models = policy.headroom.models.iter();
+    let models: BTreeMap<String, Percentage<90>> =
+        models.map(|(part, percent)| (part.clone(), percentage(*percent))).collect();
+    raw::Headroom {
+        default: Some(percentage(policy.headroom.default)),
+        models: (!models.is_empty()).then_some(models),
+    }
+}
+
+fn telemetry(policy: &Policy) -> raw::Telemetry {
+    let rules = &policy.telemetry;
+    raw::Telemetry {
+        fresh: Some(Duration(rules.fresh)),
+        stale: Some(Duration(rules.stale)),
+        margin: Some(percentage(rules.margin)),
+        expired: Some(match rules.expired {
+            ExpiredRule::LedgerOnly => ExpiredWord::LedgerOnly,
+            ExpiredRule::Refuse => ExpiredWord::Refuse,
+        }),
+    }
+}
+
+fn loading(policy: &Policy) -> raw::Loading {
+    let speeds = &policy.loading;
+    raw::Loading {
+        network: Some(Speed(speeds.network)),
+        disk: Some(Speed(speeds.disk)),
+        page_cache: Some(Speed(speeds.page_cache)),
+        init: Some(Duration(speeds.init)),
+    }
+}
+
+fn scoring(policy: &Policy) -> raw::Scoring {
+    let weights = &policy.weights;
+    let weight = |weight: u32| Some(u16::try_from(weight).unwrap_or(u16::MAX));
+    raw::Scoring {
+        shortlist: Some(policy.shortlist),
+        hint_lifetime: Some(Duration(policy.hint_lifetime)),
+        weights: Some(raw::Weights {
+            packing: weight(weights.packing),
+            kv_headroom: weight(weights.kv_headroom),
+            time_to_ready: weight(weights.time_to_ready),
+            interference: weight(weights.interference),
+            topology: weight(weights.topology),
+            spread: weight(weights.spread),
+        }),
+    }
+}
+
+fn preemption(policy: &Policy) -> raw::Preemption {
+    raw::Preemption {
+        hold_slack: Some(Duration(policy.hold_slack)),
+        costs: Some(raw::Costs {
+            per_pod: Some(Duration(policy.eviction_costs.per_pod)),
+            work_at_most: Some(Duration(policy.eviction_costs.work_at_most)),
+        }),
+    }
+}
+
+fn class(class: &Class) -> raw::Class {
+    let limits = raw::Limits { kv_cache: class.kv_cache_limit.map(percentage), queue: class.queue_limit };
+    raw::Class {
+        name: Name(class.name.clone()),
+        matches: (class.matches != Match::default()).then(|| matches(&class.matches)),
+        engine: Some(class.engine),
+        may_share_with: class.shares_with.as_deref().map(|names| words(names, Name)),
+        limits: (limits != raw::Limits::default()).then_some(limits),
+        start_gate: Some(raw::KeptRange {
+            at_least: Some(Duration(class.start_gate.at_least)),
+            at_most: Some(Duration(class.start_gate.at_most)),
+        }),
+        preemptible: Some(class.eviction == Eviction::ForHigherPriority),
+        min_runtime: Some(Duration(class.min_runtime)),
+        drain_time: Some(Duration(class.drain_time)),
+    }
+}
+
+fn matches(matches: &Match) -> raw::Match {
+    let range = |range: &std::ops::RangeInclusive<i32>| PriorityRange {
+        at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
+        at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
+    };
+    raw::Match {
+        namespaces: some_words(&matches.namespaces, Name),
+        labels: labels(&matches.labels),
+        priority_classes: some_words(&matches.priority_classes, Subdomain),
+        priority: matches.priority.as_ref().map(range),
+        resources: some_words(&matches.resources, QualifiedName),
+        sharing: matches.sharing.map(|sharing| match sharing {
+            Sharing::Exclusive => SharingWord::Exclusive,
+            Sharing::Shared => SharingWord::Shared,
+        }),
+        expression: matches.expression.as_ref().map(|one| raw::Cel(one.text().to_owned())),
+    }
+}
+
+fn tenant(tenant: &Tenant) -> raw::Tenant {
+    let guaranteed = tenant.guarantee != Usage::default();
+    let limit = Amount { vram: tenant.limit.vram.map(Quantity), gpus: tenant.limit.milli_gpus.map(gpus) };
+    raw::Tenant {
+        name: Name(tenant.name.clone()),
+        namespaces: some_words(&tenant.namespaces, Name),
+        guarantee: guaranteed
+            .then(|| Amount { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
+        limit: (limit != Amount::default()).then_some(limit),
+        borrowing: Some(match tenant.borrowing {
+            Borrowing::Allowed => Allowed::Allowed,
+            Borrowing::Never => Allowed::Never,
+        }),
+        reclaim: Some(match tenant.reclaim {
+            Reclaim::Allowed => Allowed::Allowed,
+            Reclaim::Never => Allowed::Never,
+        }),
+        weight: Some(u16::try_from(tenant.weight).unwrap_or(u16::MAX)),
+    }
+}
+
+fn pool(pool: &Pool) -> raw::NodePool {
+    raw::NodePool {
+        name: Name(pool.name.clone()),
+        selector: labels(&pool.selector),
+        nodes: Some(match pool.nodes {
+            NodeKind::Stowage => HandedOutBy::Stowage,
+            NodeKind::DevicePlugin => HandedOutBy::DevicePlugin,
+        }),
+        classes: pool.classes.as_deref().map(|names| words(names, Name)),
+        mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
+        capacity: pool.capacity.map(|all| Capacity { gpus: whole_gpus(all), vram: vram(all) }),
+    }
+}
+
+fn vram(usage: Usage) -> Option<Quantity> {
+    (usage.vram != Bytes(UNBOUNDED)).then_some(Quantity(usage.vram))
+}
+
+fn whole_gpus(usage: Usage) -> Option<u32> {
+    (usage.milli_gpus != UNBOUNDED).then(|| gpus(usage.milli_gpus))
+}
+
+fn gpus(milli: u64) -> u32 {
+    u32::try_from(milli / MILLI).unwrap_or(u32::MAX)
+}
+
+fn words<T>(names: &[String], word: fn(String) -> T) -> Vec<T> {
+    names.iter().cloned().map(word).collect()
+}
+
+fn some_words<T>(names: &[String], word: fn(String) -> T) -> Option<Vec<T>> {
+    (!names.is_empty()).then(|| words(names, word))
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> Option<BTreeMap<String, LabelValue>> {
+    let labels: BTreeMap<String, LabelValue> =
+        labels.iter().map(|(key, value)| (key.clone(), LabelValue(value.clone()))).collect();
+    (!labels.is_empty()).then_some(labels)
+}

@@ -1,0 +1,180 @@
+//! Several documents into one, by rules that nobody has to look up: what is set once holds; what is set twice must be set
+//! to the same; classes, tenants and node pools are put one behind the other, in order of file names.
+//!
+//! The result keeps the place of every value, so what comes later can still say where it was set.
+
+use super::diagnostic::{Diagnostic, quoted};
+use super::shape::Shape;
+use super::source::Span;
+use super::tree::{Node, Value};
+use std::collections::BTreeMap;
+
+/// All documents as one, and every conflict between them.
+pub fn merge(documents: Vec<Node>, shape: &Shape) -> (Node, Vec<Diagnostic>) {
+    let mut conflicts = Vec::new();
+    let mut documents = documents.into_iter();
+    let Some(mut merged) = documents.next() else { return (empty(), conflicts) };
+    for document in documents {
+        add(&mut merged, document, shape, "the document", &mut conflicts);
+    }
+    find_twins(&merged, &mut conflicts);
+    (merged, conflicts)
+}
+
+/// The empty policy, which stands in no file.
+fn empty() -> Node {
+    Node { value: Value::Map(Vec::new()), span: Span::new(super::source::FileId::at(0), 0..0) }
+}
+
+fn add(base: &mut Node, other: Node, shape: &Shape, name: &str, conflicts: &mut Vec<Diagnostic>) {
+    match (&mut base.value, other.value, shape) {
+        (Value::Map(entries), Value::Map(others), _) => {
+            let places = entries.iter().enumerate().map(|(place, (key, _))| (key.text.clone(), place));
+            let places: BTreeMap<String, usize> = places.collect();
+            for (key, node) in others {
+                let present = places.get(&key.text).and_then(|place| entries.get_mut(*place));
+                match (present, part(shape, &key.text)) {
+                    (Some((_, present)), Some(shape)) => add(present, node, shape, &key.text, conflicts),
+                    // An unknown field, told already.
+                    (Some(_), None) => {}
+                    (None, _) => entries.push((key, node)),
+                }
+            }
+        }
+        (Value::List(items), Value::List(others), shape) if holds_named(shape) => items.extend(others),
+        (_, value, shape) => {
+            let other = Node { value, span: other.span };
+            if comparable(base, &other) && !same(base, &other, shape) {
+                conflicts.push(conflict(name, base.span, other.span));
+            }
+        }
+    }
+}
+
+fn part<'a>(shape: &'a Shape, key: &str) -> Option<&'a Shape> {
+    match shape {
+        Shape::Fields(_) => shape.field(key).map(|field| &field.shape),
+        Shape::Table { values, .. } => Some(values),
+        _ => None,
+    }
+}
+
+/// Lists whose items have names of their own are put together; others are values.
+fn holds_named(shape: &Shape) -> bool {
+    matches!(shape, Shape::List(item) if item.field("name").is_some())
+}
+
+/// What has the wrong kind was told when its file was checked.
+fn comparable(a: &Node, b: &Node) -> bool {
+    let kind = |node: &Node| match node.value {
+        Value::Scalar(_) => 0,
+        Value::List(_) => 1,
+        Value::Map(_) => 2,
+        Value::Broken => 3,
+    };
+    kind(a) == kind(b) && kind(a) != 3
+}
+
+fn same(a: &Node, b: &Node, shape: &Shape) -> bool {
+    match (&a.value, &b.value, shape) {
+        (Value::Scalar(a), Value::Scalar(b), Shape::Text { format: Some(format), .. }) => {
+            a.text == b.text || format.same(&a.text, &b.text)
+        }
+        (Value::Scalar(a), Value::Scalar(b), _) => a.text == b.text || a.atom() == b.atom(),
+        (Value::List(a), Value::List(b), Shape::List(items)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, items))
+        }
+        _ => false,
+    }
+}
+
+fn conflict(name: &str, first: Span, second: Span) -> Diagnostic {
+    Diagnostic::error("conflict", second, format!("{} is set twice, to different values", quoted(name)))
+        .label("again here")
+        .other(first, "first here")
+        .help("keep one of them: files of one policy may not contradict each other")
+}
+
+/// Entries of one list with the same name.
+fn find_twins(merged: &Node, conflicts: &mut Vec<Diagnostic>) {
+    for (list, what) in [("classes", "classes"), ("tenants", "tenants"), ("nodePools", "node pools")] {
+        let mut seen: BTreeMap<&str, Span> = BTreeMap::new();
+        let names =
+            merged.get(list).map(Node::items).unwrap_or_default().iter().filter_map(|one| one.get("name"));
+        for name in names {
+            let Some(text) = name.text() else { continue };
+            match seen.get(text) {
+                Some(first) => conflicts.push(
+                    Diagnostic::error(
+                        "name-twice",
+                        name.span,
+                        format!("two {what} are called {}", quoted(text)),
+                    )
+                    .label("again here")
+                    .other(*first, "first here")
+                    .help("give one another name, or put both into one entry"),
+                ),
+                None => {
+                    seen.insert(text, name.span);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy_file::shape::SHAPES;
+    use crate::policy_file::source::FileId;
+    use crate::policy_file::tree;
+
+    fn merged(files: &[&str]) -> (Node, Vec<Diagnostic>) {
+        let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index), &mut 100).0;
+        merge(files.iter().enumerate().flat_map(read).collect(), &SHAPES.policy)
+    }
+
+    #[test]
+    fn what_is_set_once_holds_and_keeps_its_place() {
+        let (policy, conflicts) =
+            merged(&["scoring: {shortlist: 3}\n", "mode: shadow\nscoring: {hintLifetime: 3s}\n"]);
+        assert_eq!(conflicts, []);
+        let scoring = policy.get("scoring").unwrap();
+        assert_eq!(scoring.get("shortlist").unwrap().span.file, FileId::at(0));
+        assert_eq!(scoring.get("hintLifetime").unwrap().span.file, FileId::at(1));
+        assert_eq!(policy.get("mode").and_then(Node::text), Some("shadow"));
+    }
+
+    #[test]
+    fn the_same_value_in_other_words_is_no_conflict() {
+        let (_, conflicts) = merged(&[
+            "startGate: {atMost: 10m}\nheadroom: {models: {H100: 8%}}\n",
+            "startGate: {atMost: 600s}\nheadroom: {models: {H100: '8%', A100: 9%}}\n",
+        ]);
+        assert_eq!(conflicts, []);
+    }
+
+    #[test]
+    fn different_values_are_a_conflict_that_names_both_places() {
+        let (_, conflicts) = merged(&["mode: shadow\n", "a: 1\nmode: enforce\n"]);
+        assert_eq!(conflicts.len(), 1);
+        let (second, first) = (conflicts[0].span, conflicts[0].others[0].0);
+        assert_eq!((second.file, second.range()), (FileId::at(1), 11..18));
+        assert_eq!((first.file, first.range()), (FileId::at(0), 6..12));
+    }
+
+    #[test]
+    fn lists_of_named_things_are_put_together_and_each_name_is_once() {
+        let (policy, conflicts) =
+            merged(&["classes: [{name: a}, {name: b}]\n", "classes: [{name: c}, {name: a}]\n"]);
+        let names: Vec<_> =
+            policy.get("classes").unwrap().items().iter().filter_map(|one| one.get("name")?.text()).collect();
+        assert_eq!(names, ["a", "b", "c", "a"]);
+        assert_eq!(conflicts.iter().map(|one| one.code).collect::<Vec<_>>(), ["name-twice"]);
+    }
+
+    #[test]
+    fn no_file_is_the_empty_policy() {
+        assert_eq!(merged(&[]).0.entries().len(), 0);
+    }
+}

@@ -1,0 +1,119 @@
+//! Classes by themselves and by name: conditions that no pod can meet, neighbours that are not there.
+
+use super::{Written, head, key, span};
+use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::format::duration_text;
+use crate::policy_file::lower::{DraftClass, SERVING};
+use crate::policy_file::nearest::nearest;
+use crate::policy_file::source::Span;
+use crate::policy_file::tree::Node;
+use crate::scheduling::policy::MAX_CLASSES;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let entries = policy.entries("classes");
+    let count = policy.draft.classes.len();
+    if count > MAX_CLASSES {
+        return found.push(too_many(policy, count));
+    }
+    for one in &policy.draft.classes {
+        let Some(entry) = one.entry.and_then(|place| entries.get(place)) else { continue };
+        conditions(one, entry, found);
+        gate(policy, one, entry, found);
+        neighbours(policy, one, entry, found);
+    }
+}
+
+fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
+    let span = policy.entries("classes").last().map_or(policy.merged.span, head);
+    let message =
+        format!("the policy has {count} classes with the built-in ones; {MAX_CLASSES} are the most");
+    Diagnostic::error("too-many-classes", span, message)
+        .help("put classes that are treated alike into one, with several namespaces")
+}
+
+fn conditions(one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let Some(matches) = entry.get("match") else { return };
+    if one.class.name == SERVING {
+        found.push(
+            Diagnostic::error(
+                "serving-match",
+                key(entry, "match"),
+                "`serving` takes every pod that is left, so it has no conditions",
+            )
+            .help("take `match` away, or give a class of your own these conditions"),
+        );
+    }
+    for list in ["namespaces", "priorityClasses", "resources"] {
+        if matches.get(list).is_some_and(|node| node.items().is_empty()) {
+            let message = format!("`{list}` is empty, so no pod could match");
+            found.push(
+                Diagnostic::error("empty-condition", span(matches, &[list]), message)
+                    .help("take the line away to match any, or name some"),
+            );
+        }
+    }
+    if let Some(range) = one.class.matches.priority.as_ref().filter(|range| range.is_empty()) {
+        let message = format!("no priority is at least {} and at most {}", range.start(), range.end());
+        found.push(
+            Diagnostic::error("nobody-matches", span(matches, &["priority"]), message)
+                .label(format!("nobody is ever of class `{}`", one.class.name))
+                .help("exchange the two"),
+        );
+    }
+}
+
+fn gate(policy: Written<'_>, one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let gate = one.class.start_gate;
+    if gate.at_least <= gate.at_most {
+        return;
+    }
+    let (least, most) = (duration_text(gate.at_least), duration_text(gate.at_most));
+    let message = format!("the start gate stays closed for at least {least} and opens after at most {most}");
+    let diagnostic = Diagnostic::error("gate-never-opens", span(entry, &["startGate", "atLeast"]), message);
+    let own = entry.get("startGate").and_then(|gate| gate.get("atMost"));
+    let whole = policy.merged.get("startGate").and_then(|gate| gate.get("atMost"));
+    let diagnostic = match own.or(whole) {
+        Some(most) => diagnostic.other(most.span, "it must open by then"),
+        None => diagnostic.label(format!("`atMost` is not said, so it is {most}")),
+    };
+    found.push(diagnostic.help("make `atLeast` shorter than `atMost`"));
+}
+
+fn neighbours(policy: Written<'_>, one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let Some(list) = entry.get("mayShareWith") else { return };
+    for name in list.items() {
+        let Some(text) = name.text() else { continue };
+        let Some(other) = policy.draft.classes.iter().find(|other| other.class.name == text) else {
+            found.push(unknown_class(policy, text, name.span));
+            continue;
+        };
+        if !other.class.shares_with(&one.class.name) {
+            found.push(one_sided(policy, one, other, name.span));
+        }
+    }
+}
+
+/// A name that no class has, with the one that was probably meant.
+pub fn unknown_class(policy: Written<'_>, name: &str, at: Span) -> Diagnostic {
+    let names: Vec<&str> = policy.draft.classes.iter().map(|one| one.class.name.as_str()).collect();
+    let help = match nearest(name, &names) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("the classes are {}", names.join(", ")),
+    };
+    Diagnostic::error("unknown-class", at, format!("there is no class {}", quoted(name))).help(help)
+}
+
+fn one_sided(policy: Written<'_>, one: &DraftClass, other: &DraftClass, at: Span) -> Diagnostic {
+    let (name, neighbour) = (&one.class.name, &other.class.name);
+    let message =
+        format!("`{name}` would share a GPU with `{neighbour}`, but `{neighbour}` not with `{name}`");
+    let diagnostic = Diagnostic::warning("one-sided-sharing", at, message);
+    let list = other.entry.and_then(|place| policy.entries("classes").get(place)?.get("mayShareWith"));
+    let diagnostic = match list {
+        Some(list) => diagnostic.other(list.span, format!("`{name}` is not in here")),
+        None => diagnostic,
+    };
+    diagnostic.help(format!(
+        "both must agree: add `{name}` to `mayShareWith` of `{neighbour}`, or take `{neighbour}` away here"
+    ))
+}

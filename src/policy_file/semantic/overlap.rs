@@ -1,0 +1,122 @@
+//! Pods that were meant for a class that nobody evicts, and that an earlier, preemptible class takes: a service that finds
+//! out at night that it was a victim.
+//!
+//! Only conditions on priority are compared. That a namespace and a label may overlap is true of nearly all pairs of classes
+//! and says nothing.
+
+use super::{Written, span};
+use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
+use crate::policy_file::lower::DraftClass;
+use crate::policy_file::tree::Node;
+use crate::scheduling::policy::{Eviction, Match};
+use std::ops::RangeInclusive;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let classes = &policy.draft.classes;
+    for (place, safe) in classes.iter().enumerate() {
+        let Some(entry) = entry(policy, safe).filter(|_| is_safe_engine(safe)) else { continue };
+        for taker in classes[..place].iter().filter(|one| one.class.eviction == Eviction::ForHigherPriority) {
+            if let Some(taker_entry) = self::entry(policy, taker).filter(|_| could_share(taker, safe)) {
+                found.extend(by_priority_class(taker, taker_entry, safe, entry));
+                found.extend(by_range(taker, taker_entry, safe, entry));
+            }
+        }
+    }
+}
+
+fn entry<'a>(policy: Written<'a>, one: &DraftClass) -> Option<&'a Node> {
+    policy.entries("classes").get(one.entry?)
+}
+
+fn is_safe_engine(one: &DraftClass) -> bool {
+    one.class.eviction == Eviction::Never && one.class.engine
+}
+
+/// Whether some pod may have the namespace, labels and sharing of both.
+fn could_share(a: &DraftClass, b: &DraftClass) -> bool {
+    let (a, b) = (&a.class.matches, &b.class.matches);
+    let sharing = a.sharing.is_none() || b.sharing.is_none() || a.sharing == b.sharing;
+    let labels = a.labels.iter().all(|(key, value)| b.labels.get(key).is_none_or(|other| other == value));
+    sharing
+        && labels
+        && (a.namespaces.is_empty()
+            || b.namespaces.is_empty()
+            || !common(&a.namespaces, &b.namespaces).is_empty())
+}
+
+fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
+    a.iter().filter(|name| b.contains(name)).collect()
+}
+
+/// An earlier class that takes a PriorityClass with no narrower condition than the later one: its pods never arrive there.
+fn by_priority_class(
+    taker: &DraftClass,
+    taken_by: &Node,
+    safe: &DraftClass,
+    entry: &Node,
+) -> Option<Diagnostic> {
+    let names = common(&safe.class.matches.priority_classes, &taker.class.matches.priority_classes);
+    if names.is_empty() || !is_wider(&taker.class.matches, &safe.class.matches) {
+        return None;
+    }
+    let both = listed(&names, "and");
+    let (safe, taker) = (&safe.class.name, &taker.class.name);
+    let message = format!(
+        "pods of PriorityClass {both} are meant for {} and taken by {}, which may be evicted",
+        quoted(safe),
+        quoted(taker)
+    );
+    Some(
+        Diagnostic::error("serving-could-be-victim", span(entry, &["match", "priorityClasses"]), message)
+            .other(span(taken_by, &["match", "priorityClasses"]), format!("`{taker}` is tried first"))
+            .help(format!("put `{safe}` before `{taker}`, or name each PriorityClass in one of them only")),
+    )
+}
+
+/// Whether `wide` asks for nothing, the PriorityClass apart, that `narrow` does not ask for.
+fn is_wider(wide: &Match, narrow: &Match) -> bool {
+    (wide.sharing.is_none() || wide.sharing == narrow.sharing)
+        && (wide.namespaces.is_empty()
+            || (!narrow.namespaces.is_empty()
+                && narrow.namespaces.iter().all(|name| wide.namespaces.contains(name))))
+        && wide.labels.iter().all(|(key, value)| narrow.labels.get(key) == Some(value))
+        && (wide.resources.is_empty() || wide.resources == narrow.resources)
+        && (wide.expression.is_none() || wide.expression == narrow.expression)
+        && wide.priority.is_none()
+}
+
+fn by_range(taker: &DraftClass, taken_by: &Node, safe: &DraftClass, entry: &Node) -> Option<Diagnostic> {
+    let both = overlap(taker.class.matches.priority.as_ref()?, safe.class.matches.priority.as_ref()?)?;
+    // Different PriorityClasses keep them apart.
+    let (a, b) = (&taker.class.matches.priority_classes, &safe.class.matches.priority_classes);
+    if !a.is_empty() && !b.is_empty() && common(a, b).is_empty() {
+        return None;
+    }
+    let (safe, taker) = (&safe.class.name, &taker.class.name);
+    let message = format!(
+        "pods with {} may be taken by {}, which is tried before {} and may be evicted",
+        priorities(&both),
+        quoted(taker),
+        quoted(safe)
+    );
+    Some(
+        Diagnostic::warning("serving-could-be-victim", span(entry, &["match", "priority"]), message)
+            .other(span(taken_by, &["match", "priority"]), format!("`{taker}` reaches into it"))
+            .help("let the ranges end where the other begins, or put the class that nobody may evict first"),
+    )
+}
+
+fn overlap(a: &RangeInclusive<i32>, b: &RangeInclusive<i32>) -> Option<RangeInclusive<i32>> {
+    let both = *a.start().max(b.start())..=*a.end().min(b.end());
+    (!both.is_empty()).then_some(both)
+}
+
+fn priorities(range: &RangeInclusive<i32>) -> String {
+    match (*range.start(), *range.end()) {
+        (i32::MIN, i32::MAX) => "any priority".into(),
+        (i32::MIN, most) => format!("priority {most} and below"),
+        (least, i32::MAX) => format!("priority {least} and above"),
+        (least, most) if least == most => format!("priority {least}"),
+        (least, most) => format!("priorities {least} to {most}"),
+    }
+}

@@ -1,0 +1,88 @@
+//! Node pools that no node is in, that name classes there are none of, or that no GPU can be cut for.
+
+use super::classes::unknown_class;
+use super::{Written, head, key, span};
+use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::format::mig::{FAMILIES, Family};
+use crate::policy_file::raw::{HandedOutBy, NodePool};
+use crate::policy_file::tree::Node;
+use crate::scheduling::policy::{Mode, Pool};
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let entries = policy.entries("nodePools");
+    let raw = policy.raw.node_pools.as_deref().unwrap_or_default();
+    for (place, ((pool, raw), entry)) in policy.draft.pools.iter().zip(raw).zip(entries).enumerate() {
+        classes(policy, entry, found);
+        shadow(policy, raw, entry, found);
+        geometry(pool, entry, found);
+        reach(policy, place, entry, found);
+    }
+}
+
+fn classes(policy: Written<'_>, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let names = entry.get("classes").map(Node::items).unwrap_or_default();
+    for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
+        if policy.draft.classes.iter().all(|one| one.class.name != text) {
+            found.push(unknown_class(policy, text, name.span));
+        }
+    }
+}
+
+fn shadow(policy: Written<'_>, raw: &NodePool, entry: &Node, found: &mut Vec<Diagnostic>) {
+    if policy.draft.settings.mode == Mode::Shadow && raw.nodes == Some(HandedOutBy::Stowage) {
+        found.push(
+            Diagnostic::error(
+                "shadow-without-gpu",
+                span(entry, &["nodes"]),
+                "in shadow mode nobody hands out the GPUs of this pool, so its pods would get none",
+            )
+            .other(policy.span(&["mode"]), "nothing is put into force")
+            .help("try shadow mode on `device-plugin` nodes, or use `mode: enforce`"),
+        );
+    }
+}
+
+fn geometry(pool: &Pool, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let profiles: Vec<&str> = pool.mig.iter().flatten().map(String::as_str).collect();
+    if FAMILIES.iter().any(|family| family.can_be_cut_into(&profiles)) {
+        return;
+    }
+    let one_gpu = |family: &&Family| profiles.iter().all(|profile| family.slot(profile).is_some());
+    let homes: Vec<&str> = FAMILIES.iter().filter(one_gpu).map(|family| family.gpu).collect();
+    let (message, help) = match homes.as_slice() {
+        [] => (
+            "no GPU has all of these MIG profiles".to_owned(),
+            "`mig` is what each GPU of the pool is cut into: make a pool for each kind of GPU".to_owned(),
+        ),
+        homes => (
+            format!("{} cannot be cut into all of these at once", homes.join(" or ")),
+            "`mig` is what one GPU is cut into, and its slices lie side by side in its memory; `nvidia-smi mig -lgipp` \
+             lists where each can lie"
+                .to_owned(),
+        ),
+    };
+    found.push(Diagnostic::error("impossible-geometry", span(entry, &["mig"]), message).help(help));
+}
+
+/// A node belongs to the first pool that selects it, so a wider selector before a narrower one leaves it nothing.
+fn reach(policy: Written<'_>, place: usize, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let pools = &policy.draft.pools;
+    let wider = |earlier: &&Pool| {
+        earlier.selector.iter().all(|(label, value)| pools[place].selector.get(label) == Some(value))
+    };
+    let Some(earlier) = pools[..place].iter().position(|pool| wider(&pool)) else { return };
+    let message = format!(
+        "no node is ever in {}: {} takes them all",
+        quoted(&pools[place].name),
+        quoted(&pools[earlier].name)
+    );
+    let taker = policy.entries("nodePools").get(earlier);
+    let taken_by = taker.map_or(policy.merged.span, |taker| {
+        if taker.get("selector").is_some() { key(taker, "selector") } else { head(taker) }
+    });
+    found.push(
+        Diagnostic::error("unreachable-pool", head(entry), message)
+            .other(taken_by, "every node it selects is selected here first")
+            .help("put the pool with more labels first, or give them different labels"),
+    );
+}

@@ -1,0 +1,172 @@
+//! Classes that no pod ever reaches, because those before take everything they would.
+//!
+//! The answer "never" is sure, the answer "perhaps" is not: what a class takes is cut into cells (one namespace, one
+//! PriorityClass, one resource, one stretch of priorities, one kind of sharing), and a class is unreachable if each cell lies
+//! in an earlier class. Expressions are compared as texts.
+
+use super::{Written, head};
+use crate::policy_file::diagnostic::{Diagnostic, listed};
+use crate::policy_file::lower::{DraftClass, SERVING};
+use crate::policy_file::source::Span;
+use crate::scheduling::policy::{Eviction, Match};
+use crate::scheduling::request::Sharing;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+/// A class with more cells than this is taken as reachable; nobody writes by hand what needs more.
+const MAX_CELLS: usize = 4096;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let classes = &policy.draft.classes;
+    let mut built_in: BTreeMap<BTreeSet<usize>, Vec<usize>> = BTreeMap::new();
+    for place in 1..classes.len() {
+        let Some(takers) = takers(&classes[..place], &classes[place].class.matches) else { continue };
+        match classes[place].entry {
+            Some(entry) => found.push(unreachable(policy, entry, place, &takers)),
+            None => built_in.entry(takers).or_default().push(place),
+        }
+    }
+    for (takers, taken) in built_in {
+        found.extend(replaced(policy, &takers, &taken));
+    }
+}
+
+/// Which classes together take all that `matches` would; `None` if some pod may be left. A class that takes all by itself
+/// is the only one named.
+fn takers(earlier: &[DraftClass], matches: &Match) -> Option<BTreeSet<usize>> {
+    if is_empty(matches) {
+        return None;
+    }
+    if let Some(one) = earlier.iter().position(|one| holds_whole(&one.class.matches, matches)) {
+        return Some([one].into());
+    }
+    let cells = cells(earlier, matches)?;
+    cells.iter().map(|cell| earlier.iter().position(|one| holds_whole(&one.class.matches, cell))).collect()
+}
+
+/// Told elsewhere.
+fn is_empty(matches: &Match) -> bool {
+    matches.priority.as_ref().is_some_and(RangeInclusive::is_empty)
+}
+
+/// Whether every pod of `inner` is one of `outer`.
+fn holds_whole(outer: &Match, inner: &Match) -> bool {
+    let whole = i32::MIN..=i32::MAX;
+    let (wide, narrow) =
+        (outer.priority.as_ref().unwrap_or(&whole), inner.priority.as_ref().unwrap_or(&whole));
+    (outer.sharing.is_none() || outer.sharing == inner.sharing)
+        && (wide.start() <= narrow.start() && wide.end() >= narrow.end())
+        && any_within(&outer.priority_classes, &inner.priority_classes)
+        && any_within(&outer.namespaces, &inner.namespaces)
+        && any_within(&outer.resources, &inner.resources)
+        && outer.labels.iter().all(|(key, value)| inner.labels.get(key) == Some(value))
+        && (outer.expression.is_none() || outer.expression == inner.expression)
+}
+
+/// Whether "any of `inner`" implies "any of `outer`"; an empty list is any at all.
+fn any_within(outer: &[String], inner: &[String]) -> bool {
+    outer.is_empty() || (!inner.is_empty() && inner.iter().all(|name| outer.contains(name)))
+}
+
+/// `matches` cut so fine that each piece lies in an earlier class or reaches out of it only where texts cannot tell.
+fn cells(earlier: &[DraftClass], matches: &Match) -> Option<Vec<Match>> {
+    let stretches = stretches(earlier, matches);
+    let sharing = match matches.sharing {
+        Some(sharing) => vec![sharing],
+        None => vec![Sharing::Exclusive, Sharing::Shared],
+    };
+    let (namespaces, priority_classes) = (each(&matches.namespaces), each(&matches.priority_classes));
+    let resources = each(&matches.resources);
+    let count = [stretches.len(), sharing.len(), namespaces.len(), priority_classes.len(), resources.len()];
+    if count.into_iter().try_fold(1usize, usize::checked_mul)? > MAX_CELLS {
+        return None;
+    }
+    let mut cells = vec![matches.clone()];
+    cells = split(cells, &stretches, |cell, one| cell.priority = Some(one.clone()));
+    cells = split(cells, &sharing, |cell, one| cell.sharing = Some(*one));
+    cells = split(cells, &namespaces, |cell, one| cell.namespaces.clone_from(one));
+    cells = split(cells, &priority_classes, |cell, one| cell.priority_classes.clone_from(one));
+    Some(split(cells, &resources, |cell, one| cell.resources.clone_from(one)))
+}
+
+fn split<T>(cells: Vec<Match>, choices: &[T], set: impl Fn(&mut Match, &T)) -> Vec<Match> {
+    let narrowed = |cell: &Match, choice: &T| {
+        let mut cell = cell.clone();
+        set(&mut cell, choice);
+        cell
+    };
+    cells
+        .iter()
+        .flat_map(|cell| choices.iter().map(|choice| narrowed(cell, choice)).collect::<Vec<_>>())
+        .collect()
+}
+
+/// Each name by itself; one empty list if any will do.
+fn each(names: &[String]) -> Vec<Vec<String>> {
+    match names {
+        [] => vec![Vec::new()],
+        names => names.iter().map(|name| vec![name.clone()]).collect(),
+    }
+}
+
+/// The priorities of `matches`, cut where an earlier class begins or ends.
+fn stretches(earlier: &[DraftClass], matches: &Match) -> Vec<RangeInclusive<i32>> {
+    let whole = matches.priority.clone().unwrap_or(i32::MIN..=i32::MAX);
+    let ranges = earlier.iter().filter_map(|one| one.class.matches.priority.as_ref());
+    let begins = ranges.flat_map(|range| [Some(*range.start()), range.end().checked_add(1)]).flatten();
+    let mut begins: BTreeSet<i32> = begins.filter(|at| whole.contains(at)).collect();
+    begins.insert(*whole.start());
+    let begins: Vec<i32> = begins.into_iter().collect();
+    let ends = begins.iter().skip(1).map(|next| next - 1).chain([*whole.end()]);
+    begins.iter().zip(ends).map(|(begin, end)| *begin..=end).collect()
+}
+
+fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSet<usize>) -> Diagnostic {
+    let span = policy.entries("classes").get(entry).map_or(policy.merged.span, head);
+    let (name, by) = (&policy.draft.classes[place].class.name, names(policy, takers));
+    let message = format!("no pod is ever of class `{name}`: {by} them all before");
+    let diagnostic = Diagnostic::error("unreachable-class", span, message).label("never reached");
+    let told =
+        spans(policy, takers).into_iter().fold(diagnostic, |told, span| told.other(span, "tried before"));
+    told.help("put the narrower class first, or give the one before a narrower `match`")
+}
+
+/// Putting one's own class in a built-in one's place is fine, unless it takes what is left or makes victims of pods that
+/// nobody could evict.
+fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
+    let classes = &policy.draft.classes;
+    let evicted = |place: &usize| classes[*place].class.eviction == Eviction::ForHigherPriority;
+    let victims = takers.iter().any(evicted) && !taken.iter().all(evicted);
+    let catches_all = taken.iter().any(|place| classes[*place].class.name == SERVING);
+    if !victims && !catches_all {
+        return None;
+    }
+    let which: Vec<&str> = taken.iter().map(|place| classes[*place].class.name.as_str()).collect();
+    let (by, which) = (names(policy, takers), listed(&which, "and"));
+    let end = if victims { ", and may be evicted" } else { "" };
+    let message = format!("{by} every pod that would be of a built-in class ({which}){end}");
+    let mut spans = spans(policy, takers).into_iter();
+    let diagnostic = Diagnostic::warning("built-in-unreachable", spans.next()?, message);
+    let told = spans.fold(diagnostic, |told, span| told.other(span, "and this"));
+    Some(
+        told.help(
+            "give it a narrower `match`, or change the built-in class itself: an entry with its name does",
+        ),
+    )
+}
+
+/// `a` takes, `a` and `b` take.
+fn names(policy: Written<'_>, takers: &BTreeSet<usize>) -> String {
+    let names: Vec<&str> =
+        takers.iter().map(|taker| policy.draft.classes[*taker].class.name.as_str()).collect();
+    format!("{} {}", listed(&names, "and"), if names.len() == 1 { "takes" } else { "take" })
+}
+
+fn spans(policy: Written<'_>, places: &BTreeSet<usize>) -> Vec<Span> {
+    let entries = policy.entries("classes");
+    let entry = |place: &usize| entries.get(policy.draft.classes[*place].entry?);
+    places.iter().filter_map(entry).map(head).collect()
+}
+
+#[cfg(test)]
+mod tests;

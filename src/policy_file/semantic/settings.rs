@@ -1,0 +1,100 @@
+//! Settings of the whole policy that contradict each other.
+
+use super::{Written, span};
+use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::format::duration_text;
+use std::collections::BTreeMap;
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    telemetry(policy, found);
+    weights(policy, found);
+    models(policy, found);
+}
+
+fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let rules = &policy.draft.settings.telemetry;
+    if rules.stale > rules.fresh {
+        return;
+    }
+    let (fresh, stale) = (duration_text(rules.fresh), duration_text(rules.stale));
+    let message = format!("readings are stale after {stale}, before they stop being fresh after {fresh}");
+    let said =
+        |field: &str| policy.merged.get("telemetry").is_some_and(|telemetry| telemetry.get(field).is_some());
+    let (at, other) = if said("stale") { ("stale", "fresh") } else { ("fresh", "stale") };
+    let diagnostic = Diagnostic::error("stale-before-fresh", policy.span(&["telemetry", at]), message);
+    let diagnostic = match said(other) {
+        true => diagnostic.other(policy.span(&["telemetry", other]), format!("`{other}` is said here")),
+        false => diagnostic.label(format!(
+            "`{other}` is not said, so it is {}",
+            if other == "stale" { &stale } else { &fresh }
+        )),
+    };
+    found.push(diagnostic.help("make `stale` longer than `fresh`, by several samples"));
+}
+
+fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let weights = &policy.draft.settings.weights;
+    let all = [
+        weights.packing,
+        weights.kv_headroom,
+        weights.time_to_ready,
+        weights.interference,
+        weights.topology,
+        weights.spread,
+    ];
+    let at = policy.span(&["scoring", "weights"]);
+    if all.iter().all(|weight| *weight == 0) {
+        found.push(
+            Diagnostic::warning(
+                "weights-all-zero",
+                at,
+                "all weights are 0, so every node is as good as another",
+            )
+            .help("give what matters a weight; left out, all have the default"),
+        );
+    }
+    if weights.packing == weights.spread && weights.packing > 0 {
+        let message = "`packing` and `spread` have the same weight and pull in opposite directions";
+        found.push(
+            Diagnostic::warning(
+                "weights-cancel-out",
+                policy.span(&["scoring", "weights", "spread"]),
+                message,
+            )
+            .other(policy.span(&["scoring", "weights", "packing"]), "against this")
+            .help("give the one that matters more the larger weight, or set the other to 0"),
+        );
+    }
+}
+
+/// Parts of names are compared in lower case.
+fn models(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let Some(models) = policy.merged.get("headroom").and_then(|headroom| headroom.get("models")) else {
+        return;
+    };
+    let mut seen = BTreeMap::new();
+    for (key, value) in models.entries() {
+        if let Some(first) = seen.insert(key.text.to_ascii_lowercase(), key.span) {
+            found.push(
+                Diagnostic::error(
+                    "name-twice",
+                    key.span,
+                    format!("{} is said twice; case does not count", quoted(&key.text)),
+                )
+                .label("again here")
+                .other(first, "first here")
+                .help("keep one of them"),
+            );
+        }
+        if key.text.trim().is_empty() {
+            found.push(
+                Diagnostic::error(
+                    "empty-name",
+                    span(value, &[]),
+                    "every GPU model's name has the empty text in it",
+                )
+                .help("use `headroom.default` for all GPUs"),
+            );
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Promises to tenants that cannot be kept, or that cannot all be meant.
+
+use super::{Written, span};
+use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::format::quantity_text;
+use crate::policy_file::source::Span;
+use crate::policy_file::tree::Node;
+use crate::scheduling::policy::{Borrowing, Tenant};
+use crate::units::Bytes;
+use std::collections::BTreeMap;
+
+/// Enough to see which figures are meant.
+const MOST_POOLS_SHOWN: usize = 4;
+
+/// What is counted of a tenant, by the field it is written in.
+#[derive(Clone, Copy)]
+enum Part {
+    Vram,
+    Gpus,
+}
+
+impl Part {
+    const ALL: [Self; 2] = [Self::Vram, Self::Gpus];
+
+    fn field(self) -> &'static str {
+        match self {
+            Self::Vram => "vram",
+            Self::Gpus => "gpus",
+        }
+    }
+
+    /// What it guarantees, if it says.
+    fn guarantee(self, tenant: &Tenant) -> Option<u64> {
+        let amount = match self {
+            Self::Vram => tenant.guarantee.vram.0,
+            Self::Gpus => tenant.guarantee.milli_gpus,
+        };
+        (amount != u64::MAX).then_some(amount)
+    }
+
+    fn limit(self, tenant: &Tenant) -> Option<u64> {
+        match self {
+            Self::Vram => tenant.limit.vram.map(|vram| vram.0),
+            Self::Gpus => tenant.limit.milli_gpus,
+        }
+    }
+
+    fn text(self, amount: u64) -> String {
+        match self {
+            Self::Vram => quantity_text(Bytes(amount)),
+            Self::Gpus => format!("{} GPUs", amount / 1000),
+        }
+    }
+}
+
+pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let entries = policy.entries("tenants");
+    for (tenant, entry) in policy.draft.tenants.iter().zip(entries) {
+        Part::ALL.into_iter().for_each(|part| limit(part, tenant, entry, found));
+        nothing_to_use(tenant, entry, found);
+    }
+    namespaces(entries, found);
+    Part::ALL.into_iter().for_each(|part| capacity(policy, part, found));
+}
+
+fn limit(part: Part, tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
+    let (Some(guarantee), Some(limit)) = (part.guarantee(tenant), part.limit(tenant)) else { return };
+    let at = |what: &str| span(entry, &[what, part.field()]);
+    let (less, more) = (part.text(limit), part.text(guarantee));
+    if limit < guarantee {
+        let message = format!("{} is guaranteed {more} and may use {less} at most", quoted(&tenant.name));
+        found.push(
+            Diagnostic::error("limit-below-guarantee", at("limit"), message)
+                .other(at("guarantee"), "the guarantee is more")
+                .help("raise the limit to the guarantee at least, or leave it out for no limit"),
+        );
+    } else if limit > guarantee && tenant.borrowing == Borrowing::Never {
+        let message = format!(
+            "the limit of {} is never reached: it borrows nothing beyond its guarantee",
+            quoted(&tenant.name)
+        );
+        found.push(
+            Diagnostic::warning("limit-without-borrowing", at("limit"), message)
+                .other(span(entry, &["borrowing"]), "so it ends at the guarantee")
+                .help("take the limit away, or allow borrowing"),
+        );
+    }
+}
+
+fn nothing_to_use(tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
+    if tenant.borrowing == Borrowing::Never && tenant.guarantee == Default::default() {
+        let message = format!(
+            "{} has no guarantee and borrows nothing, so none of its pods is ever placed",
+            quoted(&tenant.name)
+        );
+        found.push(
+            Diagnostic::error("nothing-to-use", span(entry, &["borrowing"]), message)
+                .help("give it a `guarantee`, or allow borrowing"),
+        );
+    }
+    if tenant.namespaces.is_empty() {
+        let message = format!("{} has no namespaces, so no pod counts for it", quoted(&tenant.name));
+        found.push(
+            Diagnostic::warning("tenant-without-namespaces", span(entry, &["namespaces"]), message)
+                .help("add `namespaces: [...]`"),
+        );
+    }
+}
+
+fn namespaces(entries: &[Node], found: &mut Vec<Diagnostic>) {
+    let mut owners: BTreeMap<&str, (Span, &Node)> = BTreeMap::new();
+    for entry in entries {
+        let names = entry.get("namespaces").map(Node::items).unwrap_or_default();
+        for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
+            let Some((first, owner)) = owners.insert(text, (name.span, entry)) else { continue };
+            let (message, help) = match std::ptr::eq(owner, entry) {
+                true => (format!("the namespace {} is named twice", quoted(text)), "keep one of them"),
+                false => (
+                    format!("the namespace {} is of two tenants", quoted(text)),
+                    "a pod counts for one tenant: take the namespace away from the other",
+                ),
+            };
+            found.push(
+                Diagnostic::error("shared-namespace", name.span, message)
+                    .label("again here")
+                    .other(first, "first here")
+                    .help(help),
+            );
+        }
+    }
+}
+
+/// Only where every pool says what it has is the whole known.
+fn capacity(policy: Written<'_>, part: Part, found: &mut Vec<Diagnostic>) {
+    let pools = &policy.draft.pools;
+    let capacity = |pool: &crate::scheduling::policy::Pool| {
+        let all = pool.capacity?;
+        let amount = match part {
+            Part::Vram => all.vram.0,
+            Part::Gpus => all.milli_gpus,
+        };
+        (amount != u64::MAX).then_some(amount)
+    };
+    let Some(whole) = pools.iter().map(capacity).sum::<Option<u64>>().filter(|_| !pools.is_empty()) else {
+        return;
+    };
+    let mut promised = 0u64;
+    for (tenant, entry) in policy.draft.tenants.iter().zip(policy.entries("tenants")) {
+        let guarantee = part.guarantee(tenant).unwrap_or_default();
+        promised = promised.saturating_add(guarantee);
+        if promised <= whole || guarantee == 0 {
+            continue;
+        }
+        let message = format!(
+            "the guarantees up to {} come to {}, and all node pools together have {}",
+            quoted(&tenant.name),
+            part.text(promised),
+            part.text(whole)
+        );
+        let diagnostic =
+            Diagnostic::error("guarantee-above-capacity", span(entry, &["guarantee", part.field()]), message);
+        let pools = policy.entries("nodePools").iter().take(MOST_POOLS_SHOWN);
+        let told = pools.fold(diagnostic, |told, pool| {
+            told.other(span(pool, &["capacity", part.field()]), "a pool's part")
+        });
+        found.push(told.help("lower guarantees until they fit, or mend `capacity` if the pools have more"));
+        return;
+    }
+}

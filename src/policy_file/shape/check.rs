@@ -1,0 +1,313 @@
+//! A tree against its [`Shape`]: every field known, every value of its kind, all problems at once.
+
+use super::{Field, Needed, Shape};
+use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
+use crate::policy_file::format::{Format, Malformed};
+use crate::policy_file::nearest::nearest;
+use crate::policy_file::source::{Sources, Span};
+use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
+use std::ops::Range;
+
+/// More in one document are not looked for: it is something else than was meant.
+const MOST_FOUND: usize = 200;
+
+/// Everything in `document`, called `name`, that does not have the shape.
+pub fn check(document: &Node, shape: &Shape, name: &str, sources: &Sources<'_>) -> Vec<Diagnostic> {
+    let mut check = Check { root: shape, sources, found: Vec::new() };
+    check.node(document, shape, name);
+    check.found
+}
+
+struct Check<'a> {
+    /// To tell where a field belongs that is in the wrong place.
+    root: &'a Shape,
+    sources: &'a Sources<'a>,
+    found: Vec<Diagnostic>,
+}
+
+impl Check<'_> {
+    fn node(&mut self, node: &Node, shape: &Shape, name: &str) {
+        match (&node.value, shape) {
+            _ if self.found.len() >= MOST_FOUND => {}
+            (Value::Broken, _) => {}
+            (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => self.nothing(node, shape, name),
+            (Value::Map(entries), Shape::Fields(fields)) => self.fields(node, entries, fields, name),
+            (Value::Map(entries), Shape::Table { keys, values }) => self.table(entries, *keys, values),
+            (Value::List(items), Shape::List(shape)) => {
+                let each = if matches!(**shape, Shape::Fields(_)) { "an entry of" } else { "each of" };
+                items.iter().for_each(|item| self.node(item, shape, &format!("{each} {name}")))
+            }
+            (Value::Scalar(scalar), Shape::Words(words)) => self.word(node.span, scalar, words, name),
+            (Value::Scalar(scalar), Shape::Text { format, longest }) => {
+                self.text(node.span, scalar, *format, *longest, name)
+            }
+            (Value::Scalar(scalar), Shape::Whole { at_least, at_most }) => {
+                self.whole(node.span, scalar, *at_least, *at_most, name)
+            }
+            (Value::Scalar(scalar), Shape::Truth) => self.truth(node.span, scalar, name),
+            _ => self.wrong_kind(node, shape, name),
+        }
+    }
+
+    fn nothing(&mut self, node: &Node, shape: &Shape, name: &str) {
+        let help = match shape {
+            Shape::List(_) => "take the line away for the default, or write `[]` for an empty list",
+            Shape::Fields(_) | Shape::Table { .. } => {
+                "take the line away for the defaults; what belongs to it is indented more than it"
+            }
+            _ => "take the line away for the default, or write a value",
+        };
+        self.found
+            .push(Diagnostic::error("no-value", node.span, format!("{} has no value", name)).help(help));
+    }
+
+    fn fields(&mut self, node: &Node, entries: &[(Key, Node)], fields: &[Field], name: &str) {
+        for (key, value) in entries {
+            match fields.iter().find(|field| field.name == key.text) {
+                Some(field) => self.node(value, &field.shape, &quoted(&key.text)),
+                // Told when the tree was read.
+                None if key.text == "<<" || key.text.is_empty() => {}
+                None => self.unknown(key, fields, name),
+            }
+        }
+        let missing = |field: &&Field| field.needed == Needed::Always && node.entry(&field.name).is_none();
+        for field in fields.iter().filter(missing) {
+            let message = format!("{} is missing", quoted(&field.name));
+            let help = format!("add `{}: …`", field.name);
+            self.found.push(Diagnostic::error("missing-field", node.span, message).label("here").help(help));
+        }
+    }
+
+    fn unknown(&mut self, key: &Key, fields: &[Field], parent: &str) {
+        if self.found.len() >= MOST_FOUND {
+            return;
+        }
+        let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+        let help = match nearest(&key.text, &names) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => match self.home_of(&key.text) {
+                Some(home) => format!("it belongs {home}; check the indentation"),
+                None => format!("its fields are {}", listed(&names, "and")),
+            },
+        };
+        let message = format!("{parent} has no field {}", quoted(&key.text));
+        self.found.push(Diagnostic::error("unknown-field", key.span, message).label("unknown").help(help));
+    }
+
+    /// Where a field of that name could stand, in words.
+    fn home_of(&self, name: &str) -> Option<String> {
+        let mut homes = Vec::new();
+        homes_of(name, self.root, &mut Vec::new(), &mut homes);
+        homes.dedup();
+        match homes.as_slice() {
+            [] => None,
+            [home] => Some(home.clone()),
+            [first, .., last] if homes.len() == 2 => Some(format!("{first} or {last}")),
+            _ => None,
+        }
+    }
+
+    fn table(&mut self, entries: &[(Key, Node)], keys: Option<Format>, values: &Shape) {
+        for (key, value) in entries {
+            if let Some(Err(malformed)) = keys.map(|format| format.check(&key.text)) {
+                let message = format!("{} is {}", quoted(&key.text), malformed.is);
+                self.found.push(Diagnostic::error("malformed", key.span, message).help(malformed.help));
+            }
+            self.node(value, values, &quoted(&key.text));
+        }
+    }
+
+    fn word(&mut self, span: Span, scalar: &Scalar, words: &[String], name: &str) {
+        if words.contains(&scalar.text) {
+            return;
+        }
+        let all = format!("it can be {}", listed(words, "or"));
+        let help = match nearest(&scalar.text, words) {
+            Some(near) if words.len() > 1 => format!("did you mean `{near}`? {all}"),
+            Some(near) => format!("did you mean `{near}`?"),
+            None => all,
+        };
+        let message = format!("{} cannot be {}", name, quoted(&scalar.text));
+        self.found.push(Diagnostic::error("unknown-word", span, message).help(help));
+    }
+
+    fn text(
+        &mut self,
+        span: Span,
+        scalar: &Scalar,
+        format: Option<Format>,
+        longest: Option<usize>,
+        name: &str,
+    ) {
+        let number = matches!(scalar.atom(), Atom::Int(_));
+        let takes = format.is_some_and(Format::takes_numbers);
+        match (scalar.atom(), format) {
+            (Atom::Text(_), _) => {}
+            (Atom::Int(_), Some(_)) if takes => {}
+            // A number without its unit: the format says which is missing.
+            (
+                Atom::Int(_) | Atom::Float(_),
+                Some(Format::Percent { .. } | Format::Duration | Format::Speed | Format::Quantity),
+            ) => {}
+            _ => return self.needs_quotes(span, scalar, format, number, name),
+        }
+        if longest.is_some_and(|longest| scalar.text.len() > longest) {
+            let longest = longest.unwrap_or_default();
+            let message = format!("{} is longer than {longest} bytes", name);
+            let help =
+                "say the simple conditions by `namespaces`, `labels` and the like, or make two classes of it";
+            self.found.push(Diagnostic::error("too-long", span, message).help(help));
+            return;
+        }
+        if let Some((format, Err(malformed))) = format.map(|format| (format, format.check(&scalar.text))) {
+            self.found.push(self.malformed(span, scalar, format, malformed, name));
+        }
+    }
+
+    fn malformed(
+        &self,
+        span: Span,
+        scalar: &Scalar,
+        format: Format,
+        wrong: Malformed,
+        name: &str,
+    ) -> Diagnostic {
+        if format == Format::Cel {
+            let at = wrong.at.map(|at| with_field(&scalar.text, at));
+            let part = at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
+            let span = part.map_or(span, |part| span.part(part));
+            return Diagnostic::error("expression", span, wrong.is).help(wrong.help);
+        }
+        Diagnostic::error("malformed", span, format!("{} is {}", quoted(&scalar.text), wrong.is))
+            .label(format!("{name} is {}", format.called()))
+            .help(wrong.help)
+    }
+
+    fn needs_quotes(
+        &mut self,
+        span: Span,
+        scalar: &Scalar,
+        format: Option<Format>,
+        number: bool,
+        name: &str,
+    ) {
+        let what =
+            if number || matches!(scalar.atom(), Atom::Float(_)) { "a number" } else { "a truth value" };
+        let message = format!(
+            "{} is {}, and {} is {what}",
+            name,
+            format.map_or("a text", Format::called),
+            quoted(&scalar.text)
+        );
+        let help = format!("put it in quotes: `\"{}\"`", scalar.text);
+        self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+    }
+
+    fn whole(&mut self, span: Span, scalar: &Scalar, at_least: i128, at_most: i128, name: &str) {
+        let Atom::Int(number) = scalar.atom() else {
+            let quoted_number = Scalar { text: scalar.text.clone(), style: Style::Plain };
+            let help = match (scalar.style, quoted_number.atom()) {
+                (Style::Text, Atom::Int(_)) => format!("take the quotes away: `{}`", scalar.text),
+                _ => format!("write a number from {at_least} to {at_most}, without a unit"),
+            };
+            let message = format!("{} is a whole number, and {} is not", name, quoted(&scalar.text));
+            self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+            return;
+        };
+        if !(at_least..=at_most).contains(&number) {
+            let message = format!("{} cannot be {}", name, scalar.text);
+            let help = format!("write a number from {at_least} to {at_most}");
+            self.found.push(Diagnostic::error("out-of-range", span, message).help(help));
+        }
+    }
+
+    fn truth(&mut self, span: Span, scalar: &Scalar, name: &str) {
+        if matches!(scalar.atom(), Atom::Bool(_)) {
+            return;
+        }
+        let help = match scalar.text.to_ascii_lowercase().as_str() {
+            "yes" | "on" | "y" | "1" | "true" | "allowed" => "write `true`",
+            "no" | "off" | "n" | "0" | "false" | "never" => "write `false`",
+            _ => "write `true` or `false`",
+        };
+        let message = format!("{} is true or false, and {} is neither", name, quoted(&scalar.text));
+        self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
+    }
+
+    fn wrong_kind(&mut self, node: &Node, shape: &Shape, name: &str) {
+        let message = format!("{} is {}, and this is {}", name, kind(shape), kind_of(node));
+        let help = match (shape, node.text()) {
+            (Shape::List(_), Some(text)) => format!("write `{}: [{text}]`", name.trim_matches('`')),
+            (Shape::List(_), None) => "begin each entry with `- `".into(),
+            (Shape::Fields(fields), _) => {
+                let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
+                format!("its fields are {}", listed(&names, "and"))
+            }
+            (Shape::Table { .. }, _) => "write `name: value`, one in a line".into(),
+            _ => format!("write {}", kind(shape)),
+        };
+        self.found.push(Diagnostic::error("wrong-type", node.span, message).help(help));
+    }
+}
+
+/// The compiler marks the dot of a field it does not know: the name behind it is what is meant.
+fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
+    match text.get(at.clone()) {
+        Some(".") => {
+            let name = |c: char| c.is_alphanumeric() || c == '_';
+            let behind = &text[at.end..];
+            at.end..at.end + behind.find(|c| !name(c)).unwrap_or(behind.len())
+        }
+        _ => at,
+    }
+}
+
+fn kind(shape: &Shape) -> &'static str {
+    match shape {
+        Shape::Fields(_) => "a map of fields",
+        Shape::Table { .. } => "a map",
+        Shape::List(_) => "a list",
+        Shape::Words(_) => "one word",
+        Shape::Text { format, .. } => format.map_or("a text", Format::called),
+        Shape::Whole { .. } => "a whole number",
+        Shape::Truth => "`true` or `false`",
+    }
+}
+
+fn kind_of(node: &Node) -> &'static str {
+    match &node.value {
+        Value::Map(_) => "a map",
+        Value::List(_) => "a list",
+        Value::Scalar(scalar) => match scalar.atom() {
+            Atom::Int(_) | Atom::Float(_) => "a number",
+            Atom::Bool(_) => "a truth value",
+            _ => "a text",
+        },
+        Value::Broken => "broken",
+    }
+}
+
+fn homes_of(name: &str, shape: &Shape, path: &mut Vec<String>, homes: &mut Vec<String>) {
+    match shape {
+        Shape::Fields(fields) => {
+            for field in fields {
+                if field.name == name {
+                    homes.push(match path.as_slice() {
+                        [] => "at the top, without indentation".into(),
+                        path => format!("under `{}`", path.join(".")),
+                    });
+                }
+                path.push(field.name.clone());
+                homes_of(name, &field.shape, path, homes);
+                path.pop();
+            }
+        }
+        Shape::List(items) => {
+            if let Some(last) = path.last_mut() {
+                last.push_str("[]");
+            }
+            homes_of(name, items, path, homes);
+        }
+        _ => {}
+    }
+}

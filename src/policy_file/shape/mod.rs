@@ -1,0 +1,180 @@
+//! What may stand in a file, taken from the JSON Schema of the [raw types](super::raw): the types are the one source, and
+//! what an editor accepts is what `policy check` accepts.
+//!
+//! JSON Schema says much that these types never need. What is read here is what schemars writes for them; a test reads
+//! every schema there is.
+
+mod check;
+mod schema;
+
+pub use check::check;
+pub use schema::{policy_schema, test_schema};
+
+use super::diagnostic::{Diagnostic, quoted};
+use super::format::Format;
+use super::nearest::nearest;
+use super::raw;
+use super::tree::Node;
+use serde_json::Value as Json;
+use std::sync::LazyLock;
+
+/// What may stand in one place.
+#[derive(Debug, Clone)]
+pub enum Shape {
+    Fields(Vec<Field>),
+    /// A map whose keys are names that the user chooses.
+    Table {
+        keys: Option<Format>,
+        values: Box<Shape>,
+    },
+    List(Box<Shape>),
+    /// One of these.
+    Words(Vec<String>),
+    Text {
+        format: Option<Format>,
+        longest: Option<usize>,
+    },
+    Whole {
+        at_least: i128,
+        at_most: i128,
+    },
+    Truth,
+}
+
+#[derive(Debug, Clone)]
+pub struct Field {
+    pub name: String,
+    pub shape: Shape,
+    pub needed: Needed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    Always,
+    No,
+}
+
+/// What a document can be, by its `kind`.
+pub struct Shapes {
+    pub policy: Shape,
+    pub test: Shape,
+}
+
+pub static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
+    let read = |schema: Json| Shape::read(&schema, &schema);
+    let invariant = "schemas of our own types have only what is read here: a test reads them";
+    Shapes { policy: read(policy_schema()).expect(invariant), test: read(test_schema()).expect(invariant) }
+});
+
+/// The names that `kind` can have.
+pub const KINDS: [&str; 2] = ["SchedulingPolicy", "PolicyTest"];
+
+impl Shape {
+    /// `None` if the schema says something that is not read here.
+    fn read(schema: &Json, root: &Json) -> Option<Self> {
+        if let Some(reference) = schema.get("$ref") {
+            return Self::read(root.pointer(reference.as_str()?.strip_prefix('#')?)?, root);
+        }
+        if let Some(words) = words(schema) {
+            return Some(Self::Words(words));
+        }
+        let format = schema.get("format").and_then(Json::as_str);
+        match schema.get("type")?.as_str().unwrap_or("string") {
+            "object" => Self::object(schema, root),
+            "array" => Some(Self::List(Box::new(Self::read(schema.get("items")?, root)?))),
+            "string" => {
+                let longest = schema.get("maxLength").and_then(Json::as_u64).map(|n| n as usize);
+                let format = match format {
+                    Some(name) => Some(text_format(name, schema)?),
+                    None => None,
+                };
+                Some(Self::Text { format, longest })
+            }
+            "integer" => whole(schema, format?),
+            "boolean" => Some(Self::Truth),
+            _ => None,
+        }
+    }
+
+    fn object(schema: &Json, root: &Json) -> Option<Self> {
+        let Some(properties) = schema.get("properties") else {
+            let keys = schema.pointer("/propertyNames/format").and_then(Json::as_str);
+            let keys = keys.map(|name| Format::named(name).ok_or(())).transpose().ok()?;
+            let values = Box::new(Self::read(schema.get("additionalProperties")?, root)?);
+            return Some(Self::Table { keys, values });
+        };
+        let required = schema.get("required").and_then(Json::as_array);
+        let field = |(name, schema): (&String, &Json)| {
+            let always = required.is_some_and(|names| names.iter().any(|one| one == name));
+            let needed = if always { Needed::Always } else { Needed::No };
+            Some(Field { name: name.clone(), shape: Self::read(schema, root)?, needed })
+        };
+        properties.as_object()?.iter().map(field).collect::<Option<_>>().map(Self::Fields)
+    }
+
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        match self {
+            Self::Fields(fields) => fields.iter().find(|field| field.name == name),
+            _ => None,
+        }
+    }
+}
+
+/// Of an enumeration, with or without a comment on each word.
+fn words(schema: &Json) -> Option<Vec<String>> {
+    let text = |word: &Json| word.as_str().map(str::to_owned);
+    if let Some(words) = schema.get("enum") {
+        return words.as_array()?.iter().map(text).collect();
+    }
+    if let Some(word) = schema.get("const") {
+        return Some(vec![text(word)?]);
+    }
+    let parts: Option<Vec<Vec<String>>> = schema.get("oneOf")?.as_array()?.iter().map(words).collect();
+    Some(parts?.concat())
+}
+
+fn text_format(name: &str, schema: &Json) -> Option<Format> {
+    let format = Format::named(name)?;
+    let most = schema.get("formatMaximum").and_then(Json::as_str).and_then(|most| most.strip_suffix('%'));
+    Some(match (format, most) {
+        (Format::Percent { .. }, Some(most)) => Format::Percent { at_most: most.parse().ok()? },
+        _ => format,
+    })
+}
+
+fn whole(schema: &Json, format: &str) -> Option<Shape> {
+    let (least, most): (i128, i128) = match format {
+        "int32" => (i32::MIN.into(), i32::MAX.into()),
+        "uint16" => (0, u16::MAX.into()),
+        "uint32" => (0, u32::MAX.into()),
+        _ => return None,
+    };
+    let bound = |keyword: &str| schema.get(keyword).and_then(Json::as_i64).map(i128::from);
+    Some(Shape::Whole {
+        at_least: bound("minimum").unwrap_or(least),
+        at_most: bound("maximum").unwrap_or(most),
+    })
+}
+
+/// Whether a document is a case file. A document that says nothing is a policy.
+pub fn is_test(document: &Node) -> bool {
+    document.get("kind").and_then(Node::text) == Some(KINDS[1])
+}
+
+/// What to say of a document that is neither a policy nor its cases, by its `kind`.
+pub fn stranger(document: &Node) -> Option<Diagnostic> {
+    let kind = document.get("kind")?;
+    let text = kind.text().filter(|text| !KINDS.contains(text))?;
+    let help = match (nearest(text, &KINDS), text) {
+        (Some(near), _) => format!("did you mean `{near}`?"),
+        (None, "ConfigMap") => {
+            "check the files under its `data`, as they are; a mounted ConfigMap is a directory of them".into()
+        }
+        _ => "policies are `kind: SchedulingPolicy`, their cases `kind: PolicyTest`".into(),
+    };
+    let message = format!("a document of kind {} is no policy", quoted(text));
+    Some(Diagnostic::error("not-a-policy", kind.span, message).help(help))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! A policy written out in full, each value with where it was set: YAML that can be read again.
+
+use super::lower::raise;
+use super::source::Sources;
+use super::tree::{Atom, MAX_NODES, Node, Scalar, Style, Value, read};
+use crate::policy_file::source::FileId;
+use crate::scheduling::policy::Policy;
+
+/// Where comments begin, if the value leaves room.
+const COLUMN: usize = 44;
+
+/// `merged` is what was written, and knows the places.
+pub fn show(policy: &Policy, merged: &Node, sources: &Sources<'_>) -> String {
+    let json = serde_json::to_string(&raise(policy)).expect("a raw policy has text keys and no floats");
+    // JSON is YAML, and its text keeps the order of the fields.
+    let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
+    let mut page = Page { sources, gate: gate(merged), lines: Vec::new() };
+    if let Some(root) = documents.first() {
+        page.map(root, Some(merged), 0);
+    }
+    page.lines.join("\n") + "\n"
+}
+
+/// `startGate.atMost` of the whole policy, which every class takes over.
+fn gate(merged: &Node) -> Option<&Node> {
+    merged.get("startGate")?.get("atMost")
+}
+
+struct Page<'a> {
+    sources: &'a Sources<'a>,
+    gate: Option<&'a Node>,
+    lines: Vec<String>,
+}
+
+impl Page<'_> {
+    fn map(&mut self, node: &Node, written: Option<&Node>, indent: usize) {
+        for (key, value) in node.entries() {
+            if is_null(value) {
+                continue;
+            }
+            let written = written.and_then(|written| written.get(&key.text));
+            self.entry(&scalar_text(&key.text), &key.text, value, written, indent);
+        }
+    }
+
+    fn entry(&mut self, shown: &str, key: &str, value: &Node, written: Option<&Node>, indent: usize) {
+        let pad = " ".repeat(indent);
+        match &value.value {
+            Value::Map(_) => {
+                self.lines.push(format!("{pad}{shown}:"));
+                self.map(value, written, indent + 2);
+                if key == "startGate" {
+                    self.name_gate(written);
+                }
+            }
+            Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Map(_))) => {
+                self.lines.push(format!("{pad}{shown}:"));
+                items.iter().for_each(|item| self.item(item, written, indent));
+            }
+            Value::List(items) => {
+                let items: Vec<String> = items.iter().map(inline).collect();
+                self.line(format!("{pad}{shown}: [{}]", items.join(", ")), written);
+            }
+            _ => self.line(format!("{pad}{shown}: {}", inline(value)), written),
+        }
+    }
+
+    /// A class, a tenant or a pool, which was written where its name was.
+    fn item(&mut self, item: &Node, written: Option<&Node>, indent: usize) {
+        let name = item.get("name").and_then(Node::text);
+        let entries = written.map(Node::items).unwrap_or_default();
+        let written = entries.iter().find(|entry| entry.get("name").and_then(Node::text) == name);
+        let first = self.lines.len();
+        self.map(item, written, indent + 2);
+        if let Some(line) = self.lines.get_mut(first) {
+            line.replace_range(indent..indent + 2, "- ");
+        }
+    }
+
+    fn line(&mut self, text: String, written: Option<&Node>) {
+        let place = written.map_or("default".into(), |node| self.sources.line_of(node.span));
+        self.lines.push(format!("{text:<COLUMN$}  # {place}"));
+    }
+
+    /// The last line is a class's `atMost`: unless it said one, it has the policy's.
+    fn name_gate(&mut self, written: Option<&Node>) {
+        let own = written.and_then(|written| written.get("atMost"));
+        let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
+        let text = line.split("  #").next().unwrap_or_default().trim_end().to_owned();
+        self.line(text, Some(gate));
+    }
+}
+
+fn is_null(node: &Node) -> bool {
+    matches!(&node.value, Value::Scalar(scalar) if scalar.atom() == Atom::Null)
+}
+
+fn inline(node: &Node) -> String {
+    match &node.value {
+        Value::Scalar(Scalar { text, style: Style::Text }) => scalar_text(text),
+        Value::Scalar(Scalar { text, style: Style::Plain }) => text.clone(),
+        _ => String::new(),
+    }
+}
+
+/// In quotes unless it is plainly a text without them.
+fn scalar_text(text: &str) -> String {
+    let plain = Scalar { text: text.into(), style: Style::Plain };
+    let simple = |c: char| c.is_ascii_alphanumeric() || "._/%-".contains(c);
+    let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let is_plain = begins && text.chars().all(simple) && matches!(plain.atom(), Atom::Text(_));
+    if is_plain { text.to_owned() } else { serde_json::Value::from(text).to_string() }
+}

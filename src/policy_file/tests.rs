@@ -1,0 +1,196 @@
+//! The whole way, from texts to a policy.
+
+use super::diagnostic::text::{Colours, render};
+use super::*;
+use proptest::prelude::*;
+
+fn files(texts: &[&str]) -> Vec<SourceText> {
+    texts.iter().enumerate().map(|(at, text)| SourceText::new(format!("{at}.yaml"), *text)).collect()
+}
+
+fn loaded(texts: &[&str]) -> Loaded {
+    let files = files(texts);
+    load(&files).unwrap_or_else(|found| panic!("{}", render(&found, &Sources::new(&files), Colours::Off)))
+}
+
+fn codes(text: &str) -> Vec<&'static str> {
+    match load(&files(&[text])) {
+        Ok(loaded) => loaded.warnings.iter().map(|one| one.code).collect(),
+        Err(found) => found.iter().map(|one| one.code).collect(),
+    }
+}
+
+#[test]
+fn no_file_at_all_is_the_default_policy() {
+    let policy = loaded(&[]).policy;
+    let mut default = Policy::default();
+    assert_ne!(policy.digest, default.digest);
+    default.digest = policy.digest;
+    assert_eq!(policy, default);
+}
+
+#[test]
+fn the_digest_follows_what_is_said_and_nothing_else() {
+    let digest = |texts: &[&str]| loaded(texts).policy.digest;
+    let plain = digest(&["mode: shadow\nscoring: {shortlist: 4}\n"]);
+    assert_eq!(plain, digest(&["# a comment\nscoring:\n  shortlist: 4\n---\nmode: shadow\n"]));
+    assert_eq!(plain, digest(&["mode: shadow\n", "mode: shadow\n"]), "the default shortlist is 4");
+    assert_ne!(plain, digest(&["mode: shadow\nscoring: {shortlist: 5}\n"]));
+    assert_eq!(digest(&["startGate: {atMost: 600s}\n"]), digest(&["{}"]));
+}
+
+#[test]
+fn cases_beside_a_policy_are_no_part_of_it() {
+    let test = "kind: PolicyTest\ncases:\n- {name: a, pod: {name: p}, expect: {class: serving}}\n";
+    let loaded = loaded(&["mode: shadow\n---\nkind: PolicyTest\n", test]);
+    assert_eq!(loaded.tests.len(), 2);
+    assert_eq!(loaded.tests[1].file, FileId::at(1));
+    assert_eq!(loaded.tests[1].test.cases.as_ref().map(Vec::len), Some(1));
+}
+
+#[test]
+fn what_is_shown_can_be_read_again_and_says_where_each_value_came_from() {
+    let texts = [
+        "mode: shadow\nstartGate: {atMost: 5m}\n",
+        "classes:\n- name: chat\n  match: {labels: {app: '7'}}\n  limits:\n    queue: 5\n",
+    ];
+    let shown = loaded(&texts).show(&files(&texts));
+    let line = |start: &str| {
+        shown
+            .lines()
+            .find(|line| line.trim_start().starts_with(start))
+            .unwrap_or_else(|| panic!("{start}: {shown}"))
+    };
+    assert!(line("mode: shadow").ends_with("# 0.yaml:1"));
+    assert!(line("- name: chat").ends_with("# 1.yaml:2"));
+    assert!(line("app: \"7\"").ends_with("# 1.yaml:3"));
+    assert!(line("queue: 5").ends_with("# 1.yaml:5"));
+    assert!(line("atMost: 5m").ends_with("# 0.yaml:2"));
+    assert!(line("kvCache: 90%").ends_with("# default"));
+    assert_eq!(loaded(&[&shown]).policy.digest, loaded(&texts).policy.digest, "{shown}");
+}
+
+#[test]
+fn a_policy_that_is_written_out_is_unchanged_whatever_it_says() {
+    let text = "headroom: {models: {'A100 \"x\"': 8%}}\nclasses: [{name: a, match: {expression: \"pod.labels['x'] == \\\"y\\\"\", priority: {atLeast: -5}}, mayShareWith: []}]\n\
+                tenants: [{name: t, namespaces: [t], guarantee: {vram: 1Ti}}]\nnodePools: [{name: p, mig: []}]\n";
+    let shown = loaded(&[text]).show(&files(&[text]));
+    assert_eq!(loaded(&[&shown]).policy, loaded(&[text]).policy, "{shown}");
+}
+
+#[test]
+fn bombs_are_refused_and_end() {
+    let deep = "[".repeat(500_000);
+    let wide = "a: 1\n".repeat(200_000);
+    let mut anchors = String::from("a0: &a0 [x]\n");
+    for level in 1..60 {
+        anchors += &format!("a{level}: &a{level} [*a{0}, *a{0}]\n", level - 1);
+    }
+    let strangers: String = (0..20_000).map(|n| format!("clases{n}: 1\n")).collect();
+    let pools: String = (0..9_000).map(|n| format!("- {{name: p{n}}}\n")).collect();
+    let neighbours = format!("classes:\n- name: a\n  mayShareWith: [{}]\n", "nobody, ".repeat(40_000));
+    for bomb in [
+        strangers,
+        format!("nodePools:\n{pools}"),
+        neighbours,
+        deep,
+        wide,
+        anchors,
+        format!("classes: [{}]", "{name: a}, ".repeat(20_000)),
+        format!("mode: {}", "x".repeat(900_000)),
+    ] {
+        let files = files(&[&bomb]);
+        let found = load(&files).unwrap_err();
+        let text = render(&found, &Sources::new(&files), Colours::Off);
+        assert!(text.len() < 100_000, "{} bytes", text.len());
+    }
+    assert_eq!(codes(&"#".repeat((1 << 20) + 1)), ["file-too-large"]);
+    let models = |file: usize| (0..30_000).map(|n| format!("  m{}: 8%\n", n * 3 + file)).collect::<String>();
+    let many = [0, 1].map(|file| format!("headroom:\n models:\n{}", models(file)));
+    assert_eq!(load(&files(&[&many[0], &many[1]])).map(drop).unwrap_err()[0].code, "too-many-values");
+}
+
+#[test]
+fn an_expression_that_nests_without_end_is_refused() {
+    for open in ["(", "[", "!", "-", "pod[", "size(", "{1:", "true?true:", "pod.labels.all(x,"] {
+        let expression = open.repeat(1000 / open.len());
+        let text = format!("classes: [{{name: a, match: {{expression: {expression:?}}}}}]\n");
+        assert_eq!(codes(&text), ["expression"], "{open}");
+    }
+}
+
+/// Pieces of policies, put together at random: likelier to come far than letters are.
+fn policyish() -> impl Strategy<Value = String> {
+    let words = vec![
+        "classes:\n",
+        "- name: a\n",
+        "  match: ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ", ",
+        ": ",
+        "\n",
+        "  ",
+        "- ",
+        "mode: shadow\n",
+        "tenants: ",
+        "name: ",
+        "&a ",
+        "*a",
+        "'",
+        "\"",
+        "|\n",
+        ">\n",
+        "10%",
+        "\t",
+        "#",
+        "---\n",
+        "kind: PolicyTest\n",
+        "expression: ",
+        "pod.x",
+        "ü",
+        "\u{0}",
+        "\u{1b}[1m",
+        "? ",
+        "!x ",
+        "<<: ",
+        "namespaces",
+        "priority: {atLeast: 5}",
+        "nodePools: ",
+        "mig: ",
+        "3g.40gb",
+        "\r\n",
+        "\u{feff}",
+        "🦀",
+    ];
+    proptest::collection::vec(proptest::sample::select(words), 0..24).prop_map(|words| words.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+    #[test]
+    fn no_text_makes_it_panic_and_every_mark_lies_inside_its_file(texts in proptest::collection::vec(prop_oneof![policyish(), "\\PC{0,60}"], 1..3)) {
+        let files: Vec<SourceText> = texts.iter().map(|text| SourceText::new("x.yaml", text.as_str())).collect();
+        let found = match load(&files) {
+            Ok(loaded) => loaded.warnings,
+            Err(found) => found,
+        };
+        let sources = Sources::new(&files);
+        for (span, _) in found.iter().flat_map(|one| one.others.iter().cloned().chain([(one.span, String::new())])) {
+            let text = sources.text(span.file);
+            prop_assert!(text.get(span.range()).is_some(), "{span:?} in {text:?}");
+        }
+        let _ = render(&found, &sources, Colours::Off);
+        let _ = diagnostic::json::findings(&found, &sources);
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        let files = [SourceText::new("x.yaml", bytes)];
+        if let Err(found) = load(&files) {
+            let _ = render(&found, &Sources::new(&files), Colours::Off);
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Where a part of a text stands in the file, after quotes, escapes and folded lines were undone: for mistakes inside a
+//! text that has a grammar of its own.
+
+use std::ops::Range;
+
+/// The bytes of `source`, a scalar as it is written, that `range` of `text`, the scalar as it was read, comes from.
+/// `None` where the two cannot be laid side by side.
+pub fn written(source: &str, text: &str, range: Range<usize>) -> Option<Range<usize>> {
+    let mut reader = Reader::new(source);
+    let (mut start, mut end) = (None, None);
+    for (at, c) in text.char_indices() {
+        let place = reader.find(c)?;
+        if at >= range.start && start.is_none() {
+            start = Some(place.start);
+        }
+        if at < range.end {
+            end = Some(place.end);
+        }
+    }
+    let start = start.or(end)?;
+    Some(start..end.unwrap_or(start).max(start))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Quotes {
+    None,
+    Single,
+    Double,
+}
+
+struct Reader<'a> {
+    source: &'a str,
+    at: usize,
+    quotes: Quotes,
+}
+
+impl<'a> Reader<'a> {
+    fn new(source: &'a str) -> Self {
+        let (at, quotes) = match source.as_bytes().first() {
+            Some(b'\'') => (1, Quotes::Single),
+            Some(b'"') => (1, Quotes::Double),
+            // The first line of a block says only how to read it.
+            Some(b'|' | b'>') => (source.find('\n').map_or(source.len(), |end| end + 1), Quotes::None),
+            _ => (0, Quotes::None),
+        };
+        Self { source, at, quotes }
+    }
+
+    /// The next place that reads as `wanted`.
+    fn find(&mut self, wanted: char) -> Option<Range<usize>> {
+        loop {
+            let start = self.at;
+            let c = self.source[start..].chars().next()?;
+            self.at += c.len_utf8();
+            if c == '\\' && self.quotes == Quotes::Double {
+                if self.escape()? {
+                    return Some(start..self.at);
+                }
+            } else if c == wanted {
+                if c == '\'' && self.quotes == Quotes::Single {
+                    self.at += 1;
+                }
+                return Some(start..self.at.min(self.source.len()));
+            } else if c == '\n' && wanted == ' ' {
+                return Some(start..self.at);
+            } else if !c.is_whitespace() {
+                return None;
+            }
+        }
+    }
+
+    /// Steps over an escape; whether it stands for a character, which one at the end of a line does not.
+    fn escape(&mut self) -> Option<bool> {
+        let kind = self.source[self.at..].chars().next()?;
+        let digits = match kind {
+            'x' => 2,
+            'u' => 4,
+            'U' => 8,
+            _ => 0,
+        };
+        let end = self.at + kind.len_utf8() + digits;
+        self.at = self.source.is_char_boundary(end).then_some(end)?;
+        Some(!matches!(kind, '\n' | '\r'))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn place<'a>(source: &'a str, text: &str, part: &str) -> Option<&'a str> {
+        let start = text.find(part).unwrap();
+        written(source, text, start..start + part.len()).map(|range| &source[range])
+    }
+
+    #[test]
+    fn a_part_is_found_however_the_text_is_written() {
+        assert_eq!(place("a == bad", "a == bad", "bad"), Some("bad"));
+        assert_eq!(place("\"a == bad\"", "a == bad", "bad"), Some("bad"));
+        assert_eq!(place("'x[''t''] == bad'", "x['t'] == bad", "bad"), Some("bad"));
+        assert_eq!(place("\"x[\\\"t\\\"] \\u003d= bad\"", "x[\"t\"] == bad", "bad"), Some("bad"));
+        assert_eq!(place("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"), Some("bad"));
+        assert_eq!(place(">-\n    a &&\n    bad\n", "a && bad", "bad"), Some("bad"));
+        assert_eq!(place("a &&\n  bad", "a && bad", "bad"), Some("bad"));
+        assert_eq!(place("something else", "a && bad", "bad"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_pair_of_texts_makes_it_panic(source in "\\PC{0,20}|['\"|>]?[\\\\xuU0a \n']{0,20}", text in "\\PC{0,8}|[a ']{0,8}", start in 0usize..9, len in 0usize..9) {
+            if let Some(range) = written(&source, &text, start..start + len) {
+                prop_assert!(source.get(range).is_some());
+            }
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! What policies change in the books, one setting at a time. Random histories are in `scheduling::proptests::tenants`.
+
+use super::*;
+use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::fit::{Misfit, fit};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{Class, Eviction, Headroom, Match, Pool, StartGate, Traits, Weights};
+use crate::scheduling::rank::{Attempt, shortlist};
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::{Bytes, Millis, Percent};
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn name(node: &str) -> NodeName {
+    NodeName::parse(node).unwrap()
+}
+
+fn device(node: &str, index: u32) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        index,
+        model: GpuModel::parse("NVIDIA-H100-80GB").unwrap(),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    }
+}
+
+fn slice(card: u32, index: u32, profile: &str) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("MIG-{card}-{index}")).unwrap(),
+        model: GpuModel::parse(&format!("NVIDIA-H100-80GB-MIG-{profile}")).unwrap(),
+        parent: Some(GpuUuid::parse(&format!("GPU-{card}")).unwrap()),
+        total: Bytes::gib(40),
+        ..device("n", index)
+    }
+}
+
+/// Node `n` with two GPUs, of which 72 GiB each can be promised by default.
+fn ledger(policy: Policy) -> Ledger {
+    let mut ledger = Ledger::new(Arc::new(policy));
+    ledger.set_now(Moment(10_000_000));
+    add_node(&mut ledger, "n");
+    ledger
+}
+
+fn add_node(ledger: &mut Ledger, node: &str) {
+    ledger.set_node(&name(node), NodeKind::Stowage, None);
+    ledger.report_devices(&name(node), vec![device(node, 0), device(node, 1)]).unwrap();
+}
+
+fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
+    let judgement = policy.judge(&traits);
+    let mut demand = Demand {
+        per_gpu: Bytes::gib(gib),
+        gpus: 1,
+        sharing: Sharing::Shared,
+        priority: traits.priority,
+        traits: Arc::new(traits),
+        class: judgement.class,
+        terms: judgement.terms,
+        tenant: None,
+        judged_by: 0,
+        may_preempt: true,
+        companion: Companion::default(),
+        grace: Millis::seconds(30),
+        model: None,
+        kv_cache: None,
+        containers: Arc::new([]),
+    };
+    demand.take(judgement);
+    demand
+}
+
+fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
+    let key = PodKey::parse("default", pod).unwrap();
+    ledger.see(Seen { uid: uid(pod), key, demand, state: SeenState::Waiting { hold: None } });
+}
+
+fn see_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
+    let key = PodKey::parse("default", pod).unwrap();
+    let devices = Some([device("n", gpu).uuid].into());
+    let state = SeenState::Bound { node: name("n"), devices, starting: false, ran };
+    ledger.see(Seen { uid: uid(pod), key, demand, state });
+}
+
+fn job(policy: &Policy, gib: u64) -> Demand {
+    demand(policy, gib, Traits { priority: -1, ..Traits::default() })
+}
+
+fn candidates(ledger: &Ledger, pod: &str) -> usize {
+    ledger.room_for(&uid(pod), &name("n"), &ledger.tenancy(&uid(pod))).unwrap().candidates.len()
+}
+
+fn with_class(class: Class) -> Policy {
+    let mut classes = vec![class];
+    classes.extend(Policy::default().classes().to_vec());
+    Policy::default().with_classes(classes).unwrap()
+}
+
+#[test]
+fn another_policy_counts_at_once_for_everyone_who_is_there() {
+    let mut ledger = ledger(Policy::default());
+    let old = ledger.policy().clone();
+    see_bound(&mut ledger, "service", 0, demand(&old, 20, Traits::default()), None);
+    wait(&mut ledger, "urgent", demand(&old, 70, Traits { priority: 5, ..Traits::default() }));
+    assert_eq!(candidates(&ledger, "urgent"), 0);
+
+    let mut harsh = with_class(Class {
+        matches: Match { priority: Some(0..=0), ..Match::default() },
+        eviction: Eviction::ForHigherPriority,
+        ..Class::named("weak")
+    });
+    harsh.headroom = Headroom::all(Percent::new(20).unwrap());
+    ledger.set_policy(harsh, &Judgements::default());
+    assert_eq!(candidates(&ledger, "urgent"), 1);
+    let free: Vec<u64> =
+        ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect();
+    assert_eq!(free, [44, 64]);
+    assert_eq!(ledger.policy().version, old.version + 1);
+
+    // Someone who was read under the old policy is judged by the new one.
+    wait(&mut ledger, "late", demand(&old, 1, Traits::default()));
+    let late = &ledger.entry(&uid("late")).unwrap().demand;
+    assert_eq!(ledger.policy().class(late.class).name, "weak");
+}
+
+#[test]
+fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
+    let mut ledger = ledger(Policy::default());
+    let old = ledger.policy().clone();
+    wait(&mut ledger, "known", demand(&old, 1, Traits { namespace: "a".into(), ..Traits::default() }));
+    wait(&mut ledger, "missed", demand(&old, 1, Traits { namespace: "b".into(), ..Traits::default() }));
+    let new = with_class(Class {
+        matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
+        ..Class::named("ours")
+    });
+    let traits = ledger.entry(&uid("known")).unwrap().demand.traits.clone();
+    let judged: Judgements = [(traits.clone(), new.judge(&traits))].into_iter().collect();
+    ledger.set_policy(new, &judged);
+    for pod in ["known", "missed"] {
+        let demand = &ledger.entry(&uid(pod)).unwrap().demand;
+        assert_eq!(ledger.policy().class(demand.class).name, "ours");
+        assert_eq!(demand.judged_by, 1);
+    }
+}
+
+#[test]
+fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
+    let policy = with_class(Class {
+        matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+        eviction: Eviction::ForHigherPriority,
+        min_runtime: Millis::seconds(600),
+        ..Class::named("jobs")
+    });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
+    see_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
+    wait(&mut ledger, "urgent", demand(&policy, 60, Traits::default()));
+    assert_eq!(candidates(&ledger, "urgent"), 1);
+    ledger.set_now(ledger.now() + Millis::seconds(1));
+    assert_eq!(candidates(&ledger, "urgent"), 2);
+}
+
+#[test]
+fn drain_time_comes_on_top_of_the_grace_period() {
+    let policy = with_class(Class {
+        matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
+        eviction: Eviction::ForHigherPriority,
+        drain_time: Millis::seconds(45),
+        ..Class::named("jobs")
+    });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "job", 0, job(&policy, 60), None);
+    assert_eq!(ledger.resident_on(&uid("job"), &name("n")).unwrap().grace, Millis::seconds(75));
+}
+
+#[test]
+fn the_start_gate_stays_within_its_class_bounds() {
+    let gate = |at_least, at_most| {
+        let bounds = StartGate { at_least: Millis::seconds(at_least), at_most: Millis::seconds(at_most) };
+        let policy = with_class(Class { start_gate: bounds, ..Class::named("engines") });
+        let policy = policy
+            .clone()
+            .with_classes(vec![Class { start_gate: bounds, ..Class::named("engines") }])
+            .unwrap();
+        let mut ledger = ledger(policy.clone());
+        wait(&mut ledger, "engine", demand(&policy, 20, Traits::default()));
+        ledger.assume(&uid("engine"), &name("n")).unwrap();
+        ledger.entry(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
+    };
+    // Twice what 20 GiB need over the network, from disk and to start: 97 s.
+    assert_eq!(gate(0, 600).0 / 1000, 97);
+    assert_eq!(gate(0, 60), Millis::seconds(60));
+    assert_eq!(gate(300, 600), Millis::seconds(300));
+}
+
+#[test]
+fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
+    let labels = |pool: &str| [("pool".to_owned(), pool.to_owned())].into();
+    let pool = |name: &str| Pool { selector: labels(name), ..Pool::named(name) };
+    let picky = Pool { classes: Some(vec!["batch".into()]), ..pool("picky") };
+    let plugin = Pool { nodes: NodeKind::DevicePlugin, ..pool("plugin") };
+    let policy = Policy::default().with_pools(vec![picky, plugin]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    let service = demand(&policy, 20, Traits::default());
+    let batch = demand(&policy, 20, Traits { priority_class: "stowage-batch".into(), ..Traits::default() });
+    let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
+    assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes everyone");
+    ledger.set_labels(&name("n"), labels("picky"));
+    assert_eq!(says(&mut ledger, &service), Some(Misfit::ClassNotAdmitted));
+    assert_eq!(says(&mut ledger, &batch), None);
+    ledger.set_labels(&name("n"), labels("plugin"));
+    assert_eq!(says(&mut ledger, &batch), Some(Misfit::DevicePluginNode));
+    wait(&mut ledger, "late", batch);
+    assert!(ledger.assume(&uid("late"), &name("n")).is_err(), "a bind is checked again");
+}
+
+#[test]
+fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
+    let halves = Pool { mig: Some(vec!["3g.40gb".into(), "3g.40gb".into()]), ..Pool::named("halves") };
+    let policy = Policy::default().with_pools(vec![halves]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    let service = demand(&policy, 20, Traits::default());
+    let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
+    assert_eq!(says(&mut ledger), Some(Misfit::Miscut), "whole GPUs");
+    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
+    assert_eq!(says(&mut ledger), Some(Misfit::Miscut));
+    ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "3g.40gb")]).unwrap();
+    assert_eq!(says(&mut ledger), None);
+}
+
+#[test]
+fn weights_decide_between_a_tight_fit_and_replicas_apart() {
+    let order = |weights: Weights| {
+        let mut policy = Policy::default();
+        policy.weights = weights;
+        let mut ledger = ledger(policy.clone());
+        add_node(&mut ledger, "m");
+        let model = Some(ModelId::parse("llama").unwrap());
+        let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, Traits::default()) };
+        see_bound(&mut ledger, "replica", 0, of_model(30), None);
+        let (snapshot, allowance) = (ledger.snapshot(), Default::default());
+        let attempt = Attempt { limit: 2, just_failed: None, own_room: None, policy: &policy, allowance };
+        let list = shortlist(&snapshot, &of_model(30), ["m", "n"].into_iter(), attempt);
+        list.best
+            .iter()
+            .map(|candidate| snapshot.nodes()[candidate.node].name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
+    assert_eq!(order(Weights { spread: 10, ..Weights::default() }), ["m", "n"], "not beside its replica");
+    assert_eq!(order(Weights { interference: 10, ..Weights::default() }), ["m", "n"], "not beside anyone");
+}

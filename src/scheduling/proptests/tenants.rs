@@ -1,0 +1,370 @@
+//! Random histories under policies with tenants, classes that do not share, and pools; the policy changes now and then. The
+//! oracle adds up what everyone has from the pods alone.
+
+use super::demand_of;
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::audit::audit;
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{
+    Borrowing, Class, Eviction, Limit, Match, Policy, Pool, Reclaim, Tenant, Traits, Usage,
+};
+use crate::scheduling::preempt::{Shortfall, Standing, cheapest_victims};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::{Bytes, Millis, Moment};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const NAMESPACES: [&str; 4] = ["red", "blue", "green", "nobody's"];
+
+#[derive(Debug, Clone)]
+enum Step {
+    Arrive { pod: u8, namespace: usize, vram: u64, sharing: Sharing, priority: i32 },
+    Assume { pod: u8, node: u8 },
+    Confirm(u8),
+    Release(u8),
+    Hold { pod: u8, node: u8 },
+    Policy(usize),
+    Tick(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (pod, node) = (0u8..16, 0u8..3);
+    let sharing = prop_oneof![5 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)];
+    prop_oneof![
+        6 => (pod.clone(), 0usize..4, 1u64..60, sharing, -2i32..3).prop_map(
+            |(pod, namespace, vram, sharing, priority)| Step::Arrive { pod, namespace, vram, sharing, priority }
+        ),
+        8 => (pod.clone(), node.clone()).prop_map(|(pod, node)| Step::Assume { pod, node }),
+        6 => pod.clone().prop_map(Step::Confirm),
+        1 => pod.clone().prop_map(Step::Release),
+        4 => (pod, node).prop_map(|(pod, node)| Step::Hold { pod, node }),
+        1 => (0usize..3).prop_map(Step::Policy),
+        1 => (1u64..2000).prop_map(|seconds| Step::Tick(seconds * 1000)),
+    ]
+}
+
+/// Three policies that differ in whom they let do what.
+fn policy(n: usize) -> Policy {
+    let of = |namespace: &str| Match { namespaces: vec![namespace.into()], ..Match::default() };
+    let class = |name: &str, shares_with: Option<&[&str]>, min_runtime| Class {
+        matches: of(name),
+        eviction: Eviction::ForHigherPriority,
+        engine: false,
+        shares_with: shares_with.map(|names| names.iter().map(|&name| name.into()).collect()),
+        min_runtime: Millis::seconds(min_runtime),
+        ..Class::named(name)
+    };
+    let others = Class { engine: false, eviction: Eviction::ForHigherPriority, ..Class::named("others") };
+    let classes = match n {
+        0 => vec![class("red", Some(&["red", "others"]), 0), class("blue", None, 900), others],
+        1 => vec![class("blue", Some(&[]), 0), class("red", None, 0), others],
+        _ => vec![others],
+    };
+    let tenant = |name: &str, vram, limit| Tenant {
+        guarantee: Usage { vram: Bytes(vram), milli_gpus: u64::MAX },
+        limit: Limit { vram: limit, milli_gpus: None },
+        ..Tenant::named(name, &[name])
+    };
+    let tenants = match n {
+        0 => vec![tenant("red", 100, Some(Bytes(150))), tenant("blue", 60, None)],
+        1 => vec![
+            Tenant { borrowing: Borrowing::Never, ..tenant("blue", 90, None) },
+            Tenant { reclaim: Reclaim::Never, weight: 3, ..tenant("red", 50, Some(Bytes(90))) },
+            Tenant { limit: Limit { vram: None, milli_gpus: Some(1500) }, ..tenant("green", 0, None) },
+        ],
+        _ => vec![],
+    };
+    let pool = Pool {
+        selector: [("of".to_owned(), "red".to_owned())].into(),
+        classes: (n == 0).then(|| vec!["red".into()]),
+        ..Pool::named("red")
+    };
+    let policy = Policy::default().with_classes(classes).unwrap().with_tenants(tenants).unwrap();
+    policy.with_pools(vec![pool]).unwrap()
+}
+
+fn uid(pod: u8) -> PodUid {
+    PodUid::parse(&format!("uid-{pod}")).unwrap()
+}
+
+fn name(node: u8) -> NodeName {
+    NodeName::parse(&format!("node-{node}")).unwrap()
+}
+
+fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
+    let mut demand = demand_of(vram, 1, sharing, priority);
+    let traits = Traits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
+    demand.take(policy.judge(&traits));
+    Demand { traits: Arc::new(traits), ..demand }
+}
+
+fn new_ledger(policy: Policy) -> Ledger {
+    let mut ledger = Ledger::new(Arc::new(policy));
+    for node in 0..3 {
+        let device = |index| Device {
+            uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+            index,
+            model: GpuModel::parse("H100").unwrap(),
+            parent: None,
+            total: Bytes(100),
+            reserved: Bytes(0),
+            health: Health::Healthy,
+            island: None,
+        };
+        ledger.set_node(&name(node), NodeKind::Stowage, None);
+        let of = if node == 0 { "red" } else { "all" };
+        ledger.set_labels(&name(node), [("of".to_owned(), of.to_owned())].into());
+        ledger.report_devices(&name(node), (0..2).map(device).collect()).unwrap();
+    }
+    ledger
+}
+
+struct Bench {
+    ledger: Ledger,
+    now: Moment,
+}
+
+/// What a pod takes where it is, is about to be or holds room: 90 of 100 can be promised on each GPU.
+fn used(entry: &PodEntry) -> Option<(u64, u64)> {
+    let is_here = entry.node().is_some() || entry.hold().is_some();
+    let vram = if entry.demand.sharing == Sharing::Exclusive { 90 } else { entry.demand.per_gpu.0 };
+    is_here.then_some((vram, (vram * 1000).div_ceil(90)))
+}
+
+impl Bench {
+    fn apply(&mut self, step: &Step) {
+        self.ledger.set_now(self.now);
+        match *step {
+            Step::Arrive { pod, namespace, vram, sharing, priority } => {
+                if self.ledger.entry(&uid(pod)).is_none() {
+                    let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
+                    let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
+                    let state = SeenState::Waiting { hold: None };
+                    self.ledger.see(Seen { uid: uid(pod), key, demand, state });
+                }
+            }
+            Step::Assume { pod, node } => {
+                let had_room = self.ledger.entry(&uid(pod)).is_some_and(|entry| entry.hold().is_some());
+                if let Ok(Assumption::New(_)) = self.ledger.assume(&uid(pod), &name(node)) {
+                    self.check_promise(&uid(pod), &name(node), had_room);
+                }
+            }
+            Step::Confirm(pod) => {
+                let entry = self.ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                if let Some(entry) = entry {
+                    self.ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
+                }
+            }
+            Step::Release(pod) => {
+                self.ledger.release(&uid(pod));
+            }
+            Step::Hold { pod, node } => self.hold(pod, node),
+            Step::Policy(n) => self.ledger.set_policy(policy(n), &Judgements::default()),
+            Step::Tick(millis) => {
+                self.now = self.now + Millis(millis);
+                self.ledger.expire(self.now);
+            }
+        }
+    }
+
+    fn tenant_of(&self, demand: &Demand) -> Option<Tenant> {
+        let of = |tenant: &&Tenant| tenant.namespaces.contains(&demand.traits.namespace);
+        self.ledger.policy().tenants().iter().find(of).cloned()
+    }
+
+    fn class_of(&self, demand: &Demand) -> Class {
+        self.ledger.policy().class(demand.class).clone()
+    }
+
+    /// What all pods of a tenant take, added up from nothing but the pods.
+    fn sum_of(&self, tenant: &Tenant) -> (u64, u64) {
+        let entries = self.ledger.entries();
+        let its = entries.values().filter(|entry| tenant.namespaces.contains(&entry.demand.traits.namespace));
+        its.filter_map(|entry| used(entry)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    }
+
+    /// A pod was just promised a GPU: its tenant stays within its limit, its class is admitted, and everyone agrees to share.
+    fn check_promise(&self, uid: &PodUid, node: &NodeName, had_room: bool) {
+        let entries = self.ledger.entries();
+        let entry = entries[uid];
+        // Room that was held before the policy changed is kept.
+        if had_room {
+            return;
+        }
+        if let Some(tenant) = self.tenant_of(&entry.demand) {
+            let (vram, milli_gpus) = self.sum_of(&tenant);
+            let borrows = tenant.borrowing == Borrowing::Allowed;
+            assert!(tenant.limit.vram.is_none_or(|limit| vram <= limit.0), "{vram} of {tenant:?}");
+            assert!(
+                tenant.limit.milli_gpus.is_none_or(|limit| milli_gpus <= limit),
+                "{milli_gpus} of {tenant:?}"
+            );
+            assert!(borrows || vram <= tenant.guarantee.vram.0, "{vram} of {tenant:?}");
+        }
+        let mine = self.class_of(&entry.demand);
+        let policy = self.ledger.policy();
+        if *node == name(0) {
+            let admitted = &policy.pools()[0].classes;
+            assert!(admitted.as_ref().is_none_or(|names| names.contains(&mine.name)), "{}", mine.name);
+        }
+        let gpus: BTreeSet<&GpuUuid> = entry.devices().unwrap().iter().collect();
+        for (_, other) in entries.iter().filter(|(other, _)| **other != uid) {
+            let shares =
+                other.devices().is_some_and(|devices| devices.iter().any(|uuid| gpus.contains(uuid)));
+            let theirs = self.class_of(&other.demand);
+            let agree = mine.shares_with(&theirs.name) && theirs.shares_with(&mine.name);
+            assert!(!shares || agree, "{} beside {}", mine.name, theirs.name);
+        }
+    }
+
+    fn hold(&mut self, pod: u8, node: u8) {
+        let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let tenancy = self.ledger.tenancy(&uid(pod));
+        let Some(room) = self.ledger.room_for(&uid(pod), &name(node), &tenancy) else { return };
+        let guaranteed = self.guaranteed();
+        for candidate in &room.candidates {
+            let victim = self.ledger.entry(&candidate.uid).unwrap();
+            let Phase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
+            assert!(victim.demand.priority < demand.priority);
+            assert!(self.now.since(bound.started) >= self.class_of(&victim.demand).min_runtime);
+            let (mine, theirs) = (self.tenant_of(&demand), self.tenant_of(&victim.demand));
+            let is_own = mine.as_ref().map(|t| &t.name) == theirs.as_ref().map(|t| &t.name);
+            if !is_own {
+                let mine = mine.expect("who has no guarantee takes nothing back");
+                assert_eq!(mine.reclaim, Reclaim::Allowed);
+                let before = self.ledger.entry(&uid(pod)).and_then(used).unwrap_or_default();
+                let asked = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
+                assert!(asked <= mine.guarantee.vram.0, "a borrower evicts nobody of another tenant");
+                assert!(!guaranteed.contains(&candidate.uid), "what is guaranteed is kept");
+            }
+            let lives_on_guarantee = guaranteed.contains(&candidate.uid);
+            assert_eq!(candidate.standing == Standing::Guaranteed, lives_on_guarantee);
+        }
+        let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+        let view = self.ledger.node(&name(node)).unwrap();
+        let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
+        let deadline = self.now + Millis::seconds(60);
+        let hold = Hold { node: name(node), devices, victims: set.victims.into(), deadline };
+        let _ = self.ledger.hold(&uid(pod), hold);
+    }
+
+    /// Pods that live on their tenants' guarantees: those of the highest priority, then those that began first, each as long as
+    /// it goes in.
+    fn guaranteed(&self) -> BTreeSet<PodUid> {
+        let mut guaranteed = BTreeSet::new();
+        for tenant in self.ledger.policy().tenants() {
+            let entries = self.ledger.entries();
+            let mut ranked: Vec<_> = entries
+                .iter()
+                .filter(|(_, entry)| tenant.namespaces.contains(&entry.demand.traits.namespace))
+                .filter_map(|(uid, entry)| match &entry.phase {
+                    Phase::Bound(bound) => {
+                        Some((-entry.demand.priority, bound.started, (*uid).clone(), *entry))
+                    }
+                    _ => None,
+                })
+                .collect();
+            ranked.sort_by(|a, b| (a.0, a.1, &a.2).cmp(&(b.0, b.1, &b.2)));
+            let mut left = tenant.guarantee.vram.0;
+            for (.., uid, entry) in ranked {
+                let (vram, _) = used(entry).unwrap();
+                if vram <= left {
+                    left -= vram;
+                    guaranteed.insert(uid);
+                }
+            }
+        }
+        guaranteed
+    }
+
+    fn check(&mut self) {
+        assert_eq!(audit(&self.ledger), []);
+        let policy = self.ledger.policy().clone();
+        for (id, tenant) in policy.tenant_ids().zip(policy.tenants()) {
+            let (vram, milli_gpus) = self.sum_of(tenant);
+            assert_eq!(self.ledger.used_by(id), Usage { vram: Bytes(vram), milli_gpus }, "{}", tenant.name);
+        }
+        for entry in self.ledger.entries().values() {
+            let judged = policy.judge(&entry.demand.traits);
+            assert_eq!((entry.demand.class, entry.demand.terms), (judged.class, judged.terms));
+        }
+    }
+
+    /// A ledger that had this policy from its beginning shows the same, as far as it depends on what is bound.
+    fn check_rebuilt(&mut self) {
+        let policy = self.ledger.policy().clone();
+        let mut fresh = new_ledger((*policy).clone());
+        fresh.set_now(self.now);
+        for (uid, entry) in self.ledger.entries() {
+            if let Phase::Bound(bound) = &entry.phase {
+                let mut demand = entry.demand.clone();
+                demand.take(policy.judge(&demand.traits));
+                let (node, devices) = (bound.node.clone(), bound.devices.clone());
+                let state = SeenState::Bound { node, devices, starting: false, ran: None };
+                fresh.see(Seen { uid: uid.clone(), key: entry.key.clone(), demand, state });
+            }
+        }
+        let bound: Vec<PodUid> = fresh.entries().into_keys().cloned().collect();
+        let others: Vec<PodUid> =
+            self.ledger.entries().into_keys().filter(|uid| !bound.contains(uid)).cloned().collect();
+        others.iter().for_each(|uid| {
+            self.ledger.release(uid);
+        });
+        let shown = |ledger: &mut Ledger| -> BTreeMap<String, _> {
+            let snapshot = ledger.snapshot();
+            let nodes = snapshot.nodes().iter();
+            nodes
+                .map(|node| (node.name.to_string(), (node.gpus.to_vec(), node.classes, node.miscut)))
+                .collect()
+        };
+        assert_eq!(shown(&mut self.ledger), shown(&mut fresh));
+        for id in policy.tenant_ids() {
+            assert_eq!(self.ledger.used_by(id), fresh.used_by(id));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn limits_hold_and_classes_keep_apart_whatever_happens_and_whichever_policy_is_in_force(
+        steps in prop::collection::vec(step(), 0..120),
+    ) {
+        let mut bench = Bench { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+        for step in &steps {
+            bench.apply(step);
+            bench.check();
+        }
+        bench.check_rebuilt();
+    }
+}
+
+#[test]
+fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_round() {
+    let mut bench = Bench { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+    let arrive = |pod, namespace, vram, priority| Step::Arrive {
+        pod,
+        namespace,
+        vram,
+        sharing: Sharing::Shared,
+        priority,
+    };
+    // Blue is guaranteed 60 and has 150; red is guaranteed 100 and has nothing.
+    for (pod, vram) in [(0, 80), (1, 70)] {
+        bench.apply(&arrive(pod, 1, vram, -1));
+        bench.apply(&Step::Assume { pod, node: 1 });
+        bench.apply(&Step::Confirm(pod));
+    }
+    bench.apply(&Step::Tick(3_600_000));
+    bench.apply(&arrive(2, 0, 60, 2));
+    bench.apply(&arrive(3, 2, 60, 2));
+    let candidates = |bench: &Bench, pod: u8| {
+        let tenancy = bench.ledger.tenancy(&uid(pod));
+        bench.ledger.room_for(&uid(pod), &name(1), &tenancy).unwrap().candidates.len()
+    };
+    assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
+    assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");
+}

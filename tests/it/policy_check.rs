@@ -1,0 +1,123 @@
+//! What broken policies are told, word for word: each directory of `tests/golden/policy/broken` is a policy, and
+//! `expected.txt` in it what a person reads. `STOWAGE_BLESS=1` writes them anew; read them then as that person would.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use stowage::policy_file::diagnostic::text::{Colours, render};
+use stowage::policy_file::{SourceText, Sources, load};
+
+fn broken() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/policy/broken")
+}
+
+fn in_order(path: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+/// Named as they lie in their directory.
+fn files(directory: &Path) -> Vec<SourceText> {
+    let yaml = in_order(directory)
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"));
+    yaml.map(|path| SourceText::new(path.file_name().unwrap().to_str().unwrap(), fs::read(&path).unwrap()))
+        .collect()
+}
+
+fn told(directory: &Path) -> String {
+    let files = files(directory);
+    let found = match load(&files) {
+        Ok(loaded) => loaded.warnings,
+        Err(found) => found,
+    };
+    render(&found, &Sources::new(&files), Colours::Off)
+}
+
+#[test]
+fn each_broken_policy_is_told_what_it_always_was() {
+    let bless = std::env::var_os("STOWAGE_BLESS").is_some();
+    let mut different = Vec::new();
+    let directories = in_order(&broken());
+    for directory in &directories {
+        let (expected, told) = (directory.join("expected.txt"), told(directory));
+        if bless {
+            fs::write(&expected, &told).unwrap();
+        }
+        if fs::read_to_string(&expected).unwrap_or_default() != told {
+            different.push(format!("{}:\n{told}", directory.display()));
+        }
+    }
+    assert!(directories.len() >= 60, "only {} of the broken policies are here", directories.len());
+    assert!(different.is_empty(), "{} differ from expected.txt:\n{}", different.len(), different.join("\n"));
+}
+
+#[test]
+fn every_broken_policy_has_something_to_tell_and_says_a_way_out() {
+    for directory in in_order(&broken()) {
+        let told = told(&directory);
+        assert!(!told.contains("no errors, no warnings"), "{}", directory.display());
+        assert!(told.contains("help: "), "{}:\n{told}", directory.display());
+    }
+}
+
+fn stowage(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
+    command.arg("policy").args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn the_exit_code_tells_sound_from_refused_from_unreadable() {
+    let code = |path: &str| stowage(&["check", path]).status.code();
+    assert_eq!(code("policies"), Some(0));
+    assert_eq!(code("tests/golden/policy/broken/one-sided-sharing"), Some(0), "a warning");
+    assert_eq!(code("tests/golden/policy/broken/unknown-field"), Some(1));
+    assert_eq!(code("tests/golden/policy"), Some(2), "no policy there");
+    assert_eq!(code("nowhere"), Some(2));
+}
+
+#[test]
+fn the_shipped_policies_are_checked_one_by_one_without_a_word_of_complaint() {
+    let told = stdout(&stowage(&["check", "policies"]));
+    let shipped = in_order(&Path::new(env!("CARGO_MANIFEST_DIR")).join("policies"));
+    let shipped = shipped.iter().filter(|path| path.is_dir()).count();
+    assert_eq!(told.lines().filter(|line| line.contains(": sound, digest ")).count(), shipped, "{told}");
+    assert_eq!(told.lines().count(), shipped, "{told}");
+}
+
+#[test]
+fn ci_reads_findings_with_lines_and_columns() {
+    let output = stowage(&["check", "--format", "json", "tests/golden/policy/broken/conflict-between-files"]);
+    let page: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let finding = &page["policies"][0]["findings"][0];
+    assert_eq!((&finding["code"], &finding["severity"]), (&"conflict".into(), &"error".into()));
+    assert_eq!((&finding["line"], &finding["column"]), (&3.into(), &11.into()));
+    assert!(finding["file"].as_str().unwrap().ends_with("20-more.yaml"));
+    assert!(finding["related"][0]["file"].as_str().unwrap().ends_with("10-base.yaml"));
+    assert!(page["policies"][0].get("digest").is_none(), "it would be refused");
+}
+
+#[test]
+fn the_schema_is_what_editors_read() {
+    for of in ["policy", "test"] {
+        let schema: serde_json::Value =
+            serde_json::from_slice(&stowage(&["schema", "--of", of]).stdout).unwrap();
+        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+        assert_eq!(schema["additionalProperties"], false);
+        assert!(!schema.to_string().contains("\"null\""), "what may be left out is left out");
+    }
+}
+
+#[test]
+fn a_policy_is_shown_with_where_each_value_came_from() {
+    let shown = stdout(&stowage(&["show", "policies/default"]));
+    assert!(shown.contains("# policies/default/policy.yaml:"), "{shown}");
+    let refused = stowage(&["show", "tests/golden/policy/broken/unknown-field"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("did you mean `classes`?"));
+}
