@@ -1,6 +1,7 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
 mod agents;
+mod explain;
 mod node_agent;
 mod policy;
 mod serve_policy;
@@ -14,6 +15,7 @@ use crate::serve::{self, ServeOptions, Source};
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use serve_policy::ServePolicyArgs;
@@ -41,6 +43,8 @@ enum Command {
     Demo(DemoArgs),
     /// Check, show and describe policies
     Policy(PolicyArgs),
+    /// Say why a pod is where it is, or is nowhere, and what would have to change
+    Explain(ExplainArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -71,7 +75,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /v1/explain
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 
@@ -163,6 +167,10 @@ impl Cli {
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
+            Command::Explain(args) => {
+                log_to_stderr("error");
+                runtime.block_on(args.run())
+            }
             Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
             Command::Schema { of: SchemaOf::Report } => {
                 let schema = schemars::schema_for!(NodeReport);

@@ -67,6 +67,17 @@ impl Dump {
         Self { path: path.into(), text }
     }
 
+    /// The pod of that name, as the dump shows it.
+    pub fn pod(&self, key: &PodKey) -> Result<Option<Pod>, DumpError> {
+        let mut found = None;
+        let is_it = |pod: &Pod| contract::identity(pod).is_ok_and(|(_, named)| named == *key);
+        self.each(|object| match object {
+            Object::Pod(pod) if is_it(&pod) => found = Some(*pod),
+            _ => {}
+        })?;
+        Ok(found)
+    }
+
     fn each(&self, visit: impl FnMut(Object)) -> Result<(), DumpError> {
         match self.text.trim_start().starts_with('{') {
             true => self.each_of_json(visit),

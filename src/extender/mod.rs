@@ -4,6 +4,7 @@
 //! object is fetched here, and nothing here waits for the API server except a bind's and a hold's one write.
 
 pub mod bind;
+pub mod explain;
 pub mod filter;
 pub mod operators;
 pub mod preempt;

@@ -25,6 +25,7 @@ pub fn router(extender: Extender) -> Router {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readyz))
         .route("/debug/snapshot", get(snapshot))
+        .route("/v1/explain", get(super::explain::answer))
         .route("/debug/reports", get(reports))
         .route("/debug/policy", get(policy))
         .with_state(extender)

@@ -4,13 +4,15 @@
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
 //! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node, [`rank`] the best nodes, and [`preempt`]
-//! who would have to leave; the ledger then holds, assumes and confirms. [`audit`] checks the books against themselves.
+//! who would have to leave; the ledger then holds, assumes and confirms. [`audit`] checks the books against themselves;
+//! [`explain`] tells a person why a pod is where it is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod audit;
 pub mod decision;
 pub mod device;
+pub mod explain;
 pub mod fit;
 pub mod ledger;
 pub mod loading;

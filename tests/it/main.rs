@@ -7,6 +7,7 @@ mod client;
 mod cluster;
 mod concurrency;
 mod control_plane;
+mod explain;
 mod golden;
 mod http;
 mod policy_check;

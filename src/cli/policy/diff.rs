@@ -53,7 +53,8 @@ impl DiffArgs {
     }
 }
 
-fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
+/// A policy that may be put into force, or, once what is wrong with it is printed, the exit code.
+pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
     let files = match source::read(path) {
         Ok(files) => files,
         Err(error) => return Ok(Err(unreadable(&error))),

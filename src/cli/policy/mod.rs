@@ -7,6 +7,7 @@ mod schema;
 mod show;
 mod test;
 
+pub use diff::policy as policy_at;
 pub use schema::{SchemaArgs, print_policy_schema};
 
 use crate::policy_file::diagnostic::Diagnostic;

@@ -15,6 +15,7 @@
 mod book;
 mod entry;
 mod measured;
+mod occupants;
 mod promise;
 mod query;
 mod reload;
@@ -23,6 +24,7 @@ mod tenancy;
 mod wake;
 
 pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Refused, Waiting};
+pub use occupants::{Occupant, Presence};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
 pub use reload::Judgements;

@@ -319,7 +319,7 @@ impl Ledger {
 
     /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server
     /// forgets a pod: where an agent looks, a victim has left when a reading sampled after its end shows nothing of it.
-    fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
+    pub(super) fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
         let is_charged =
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
         hold.victims.iter().filter(|victim| is_charged(victim) || book.may_have_memory(victim)).count() as u32

@@ -61,20 +61,28 @@ impl Ledger {
 
     /// The node with everyone on it who may be evicted for the pod of `uid`; `None` if it may not be placed there at all.
     pub fn room_for(&self, uid: &PodUid, node: &NodeName, tenancy: &Tenancy) -> Option<Room> {
-        let preemptor = self.entries.get(uid)?;
+        self.room_for_demand(uid, &self.entries.get(uid)?.demand, node, tenancy)
+    }
+
+    /// The same, if the pod asked for this instead.
+    pub fn room_for_demand(
+        &self,
+        uid: &PodUid,
+        preemptor: &Demand,
+        node: &NodeName,
+        tenancy: &Tenancy,
+    ) -> Option<Room> {
         let takes = |book: &Book| {
             let Node { kind, closed, miscut, classes, .. } = &book.view;
             let is_open = *kind == NodeKind::Stowage && !closed && !miscut;
-            book.exists && is_open && classes.contains(preemptor.demand.class)
+            book.exists && is_open && classes.contains(preemptor.class)
         };
         let book = self.books.get(node).filter(|book| takes(book))?;
         let leaving = self.victims_of_holds(book);
         let residents = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
         let candidates = residents
             .filter(|(uid, entry)| {
-                !leaving.contains(uid)
-                    && self.may_leave(entry, &preemptor.demand)
-                    && tenancy.lets_go(uid, entry)
+                !leaving.contains(uid) && self.may_leave(entry, preemptor) && tenancy.lets_go(uid, entry)
             })
             .filter_map(|(uid, entry)| {
                 let standing = tenancy.standing(uid, entry);

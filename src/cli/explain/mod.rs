@@ -1,0 +1,118 @@
+//! `stowage explain`: asks a running service, or a dump of a cluster, why a pod is where it is, and prints the answer.
+//!
+//! [`source`] gets the explanation, [`render`] makes text of it. Exit codes: 0 if the pod fits or is placed, 1 if it does not
+//! fit, 2 if nobody knows the pod or the service cannot be reached. Nothing is judged here.
+
+mod render;
+mod source;
+
+use super::policy::policy_at;
+use crate::ids::{NodeName, PodKey};
+use crate::scheduling::explain::shape::Verdict;
+use crate::scheduling::explain::{Explanation, Options};
+use crate::scheduling::policy::Policy;
+use anyhow::{Context, Result};
+use clap::Args;
+use render::Paint;
+use source::Unanswered;
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// The pod, as [NAMESPACE/]NAME
+    #[arg(value_name = "POD")]
+    pod: String,
+
+    /// The operators' address of a running `stowage serve` (--admin there)
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445", conflicts_with = "cluster")]
+    server: String,
+
+    /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service
+    #[arg(long, value_name = "FILE")]
+    cluster: Option<PathBuf>,
+
+    /// The policy for --cluster, a file or a directory; without it the default policy
+    #[arg(long, value_name = "PATH", requires = "cluster")]
+    policy: Option<PathBuf>,
+
+    /// Print the explanation as one JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Show every node in detail
+    #[arg(long, conflicts_with = "node")]
+    all: bool,
+
+    /// Show this node only
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+}
+
+/// Nobody knows the pod, or nobody answers.
+const NO_ANSWER: u8 = 2;
+const DOES_NOT_FIT: u8 = 1;
+
+impl ExplainArgs {
+    pub async fn run(self) -> Result<ExitCode> {
+        let (pod, options) = (self.pod()?, self.options()?);
+        let answer = match &self.cluster {
+            Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(Policy::default())), policy_at)? {
+                Ok(policy) => source::from_dump(dump, policy, &pod, &options),
+                // What is wrong with it is printed already.
+                Err(_) => return Ok(NO_ANSWER.into()),
+            },
+            None => source::from_server(&self.server, &pod, &options).await,
+        };
+        match answer {
+            Ok(explanation) => self.print(&explanation),
+            Err(unanswered) => Ok(report(&unanswered)),
+        }
+    }
+
+    fn pod(&self) -> Result<PodKey> {
+        let (namespace, name) = self.pod.split_once('/').unwrap_or(("default", &self.pod));
+        PodKey::parse(namespace, name)
+            .with_context(|| format!("the pod is {:?}; write NAME or NAMESPACE/NAME", self.pod))
+    }
+
+    fn options(&self) -> Result<Options> {
+        Ok(match (&self.node, self.all) {
+            (Some(node), _) => Options::Node(NodeName::parse(node).context("--node")?),
+            (None, true) => Options::All,
+            (None, false) => Options::default(),
+        })
+    }
+
+    fn print(&self, explanation: &Explanation) -> Result<ExitCode> {
+        let mut out = std::io::stdout();
+        let text = if self.json {
+            serde_json::to_string_pretty(explanation)? + "\n"
+        } else {
+            let wants_none = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+            let paint = if out.is_terminal() && !wants_none { Paint::Coloured } else { Paint::Plain };
+            render::text(explanation, paint)
+        };
+        // Whoever pipes it into `head` has read enough.
+        match out.write_all(text.as_bytes()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(exit_code(explanation.verdict)),
+        }
+    }
+}
+
+fn exit_code(verdict: Verdict) -> ExitCode {
+    match verdict {
+        Verdict::Bound | Verdict::Assumed | Verdict::Fits => ExitCode::SUCCESS,
+        Verdict::Holding | Verdict::DoesNotFit => DOES_NOT_FIT.into(),
+    }
+}
+
+fn report(unanswered: &Unanswered) -> ExitCode {
+    eprintln!("error: {unanswered}");
+    NO_ANSWER.into()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! An explanation as text for a terminal of 100 columns. What is said of a pod and of the remedies; [`node`] says the rest.
+
+mod node;
+
+use crate::scheduling::explain::shape::{
+    ClassPart, Condition, Explanation, Group, Place, RefusedPart, TenantPart, Verdict,
+};
+use crate::scheduling::explain::words::{amount, length};
+use crate::scheduling::policy::Mode;
+use crate::scheduling::request::Sharing;
+use comfy_table::presets::NOTHING;
+use comfy_table::{ContentArrangement, Table};
+use owo_colors::{OwoColorize, Style};
+use std::fmt::Write;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Paint {
+    Plain,
+    Coloured,
+}
+
+impl Paint {
+    fn put(self, text: &str, style: Style) -> String {
+        match self {
+            Self::Plain => text.into(),
+            Self::Coloured => text.style(style).to_string(),
+        }
+    }
+}
+
+const WIDTH: u16 = 100;
+const TAKES_TEXT: &str = "a String takes any text";
+
+pub fn text(explanation: &Explanation, paint: Paint) -> String {
+    let mut text = paint.put(&headline(explanation), headline_style(explanation.verdict)) + "\n\n";
+    text += &pairs(&about(explanation), 1);
+    if !explanation.remedies.is_empty() {
+        text += &title(remedies_title(explanation.verdict), paint);
+        let numbered = explanation.remedies.iter().enumerate();
+        let rows: Vec<_> =
+            numbered.map(|(place, remedy)| (format!("{}.", place + 1), remedy.text.clone())).collect();
+        text += &pairs(&rows, 1);
+    }
+    if !explanation.nodes.is_empty() {
+        text += &title(&nodes_title(explanation), paint);
+        explanation.nodes.iter().for_each(|part| text += &node::text(part, paint));
+    }
+    text += &more(explanation);
+    text += &groups(&explanation.groups, paint);
+    text
+}
+
+fn headline(explanation: &Explanation) -> String {
+    let (pod, counts) = (&explanation.pod, explanation.counts);
+    match (&explanation.place, explanation.verdict) {
+        (Place::Bound { node, .. }, _) => format!("{pod} is on {node}."),
+        (Place::Assumed { node, .. }, _) => format!("{pod} is on its way to {node}."),
+        (Place::Holding { node, .. }, Verdict::Holding) => {
+            format!("{pod} has room of its own on {node}, and waits for others to leave it.")
+        }
+        (_, Verdict::Fits) => format!("{pod} fits on {} of {} nodes, and waits.", counts.fit, counts.nodes),
+        _ => format!("{pod} fits on none of {} nodes.", counts.nodes),
+    }
+}
+
+fn headline_style(verdict: Verdict) -> Style {
+    match verdict {
+        Verdict::Bound | Verdict::Assumed | Verdict::Fits => Style::new().bold().green(),
+        Verdict::Holding => Style::new().bold().yellow(),
+        Verdict::DoesNotFit => Style::new().bold().red(),
+    }
+}
+
+fn title(text: &str, paint: Paint) -> String {
+    format!("\n{}\n", paint.put(text, Style::new().bold()))
+}
+
+fn remedies_title(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::DoesNotFit => "What would have to change, the easiest first; one is enough",
+        _ => "What to look at next",
+    }
+}
+
+fn nodes_title(explanation: &Explanation) -> String {
+    let counts = explanation.counts;
+    match explanation.verdict {
+        Verdict::Bound | Verdict::Assumed => "Its node".into(),
+        _ => format!("Nodes: {} fit, {} do not; {} GPUs in all", counts.fit, counts.refused, counts.gpus),
+    }
+}
+
+fn about(explanation: &Explanation) -> Vec<(String, String)> {
+    let mut rows = vec![
+        ("asks".into(), asks(explanation)),
+        ("class".into(), class(&explanation.class)),
+        ("tenant".into(), explanation.tenant.as_ref().map_or("none has its namespace".into(), tenant)),
+        ("policy".into(), policy(explanation)),
+        ("state".into(), state(&explanation.place)),
+    ];
+    if explanation.tenant.is_none() {
+        rows.remove(2);
+    }
+    rows
+}
+
+fn asks(explanation: &Explanation) -> String {
+    let asks = &explanation.asks;
+    let mut text = match asks.gpus {
+        1 => format!("{} of one GPU", asks.vram_bytes),
+        gpus => format!("{} over {gpus} GPUs of one node, {} on each", asks.vram_bytes, asks.bytes_per_gpu),
+    };
+    text += if asks.sharing == Sharing::Exclusive { ", to itself" } else { ", shared" };
+    if let Some(kv_cache) = asks.kv_cache_bytes {
+        write!(text, "; {kv_cache} of it KV cache").expect(TAKES_TEXT);
+    }
+    if let Some(model) = &asks.model {
+        write!(text, "; model {model}").expect(TAKES_TEXT);
+    }
+    write!(text, "; priority {}", asks.priority).expect(TAKES_TEXT);
+    if !asks.may_preempt {
+        text += ", evicts nobody (preemptionPolicy: Never)";
+    }
+    text
+}
+
+fn class(class: &ClassPart) -> String {
+    let met = |condition: &Condition| format!("{} is {}", condition.field, condition.wants);
+    let because = match &class.because[..] {
+        [] => "it takes every pod that no class before it takes".into(),
+        conditions => conditions.iter().map(met).collect::<Vec<_>>().join(", "),
+    };
+    let mut text = format!("{}: {because}\n{}", class.name, terms(class));
+    for passed in &class.passed_over {
+        let Condition { field, wants, has } = &passed.unmet;
+        write!(text, "\nnot {}: it wants {field} {wants}; the pod has {has}", passed.class)
+            .expect(TAKES_TEXT);
+    }
+    text
+}
+
+fn terms(class: &ClassPart) -> String {
+    let kv = class.kv_cache_limit_percent.map(|limit| format!("joins no GPU with a KV cache above {limit}"));
+    let queue = class.queue_limit.map(|limit| format!("nor with more than {limit} waiting"));
+    let sharing = class.shares_with.as_ref().map(|names| match &names[..] {
+        [] => "shares a GPU with no class".into(),
+        names => format!("shares a GPU with {}", names.join(", ")),
+    });
+    let kind = class.engine.then(|| "an engine, no other starts beside it".to_owned());
+    let leaves = class.preemptible.then(|| "may be evicted for higher priority".to_owned());
+    let all: Vec<String> = [kind, kv, queue, sharing, leaves].into_iter().flatten().collect();
+    if all.is_empty() { "no limits".into() } else { all.join("; ") }
+}
+
+fn tenant(tenant: &TenantPart) -> String {
+    format!(
+        "{}: uses {}; guaranteed {}; limit {}, of which {} left\nborrowed share {}.{:02} % of the cluster, by weight {}",
+        tenant.name,
+        amount(tenant.used, "nothing"),
+        amount(tenant.guarantee, "nothing"),
+        amount(tenant.limit, "none"),
+        amount(tenant.left, "all is"),
+        tenant.share_millionths / 10_000,
+        tenant.share_millionths % 10_000 / 100,
+        tenant.weight,
+    )
+}
+
+fn policy(explanation: &Explanation) -> String {
+    let policy = &explanation.policy;
+    let mode = match policy.mode {
+        Mode::Enforce => "enforced",
+        Mode::Shadow => "in shadow: decisions are recorded, and the scheduler's own stand",
+    };
+    format!("digest {}, version {}, {mode}", policy.digest, policy.version)
+}
+
+fn state(place: &Place) -> String {
+    match place {
+        Place::Bound { node, gpus, granted_bytes, running_for_millis, gate_opens_in_millis } => {
+            let on = gpus.as_ref().map_or("nobody knows on which GPUs".into(), |gpus| join(gpus));
+            let gate = gate_opens_in_millis.map_or(String::new(), |opens_in| {
+                format!(
+                    "; its engine is starting, and keeps others from starting there for {} at most",
+                    length(opens_in)
+                )
+            });
+            format!(
+                "bound to {node} for {}: {on}; counts for {granted_bytes}{gate}",
+                length(*running_for_millis)
+            )
+        }
+        Place::Assumed { node, gpus, granted_bytes } => {
+            format!("{granted_bytes} on {node} promised ({}), and the Binding is on its way", join(gpus))
+        }
+        Place::Holding { node, gpus, victims_left, deadline_in_millis, victims } => format!(
+            "holds {} of {node} for {} more; {victims_left} of {} victim(s) have not left",
+            join(gpus),
+            length(*deadline_in_millis),
+            victims.len(),
+        ),
+        Place::Waiting { offered, tries, refused, .. } => match (refused, offered) {
+            (Some(refused), _) => refused_text(refused),
+            (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
+            (None, None) => {
+                "waits; the scheduler has not asked about it since this process knows of it".into()
+            }
+        },
+    }
+}
+
+fn refused_text(refused: &RefusedPart) -> String {
+    let RefusedPart { ago_millis, asked_about, woken, in_vain } = refused;
+    let woken = match woken {
+        0 => String::new(),
+        woken => format!("; woken {woken} time(s) since, without asking again"),
+    };
+    let in_vain = match in_vain {
+        0 => String::new(),
+        times => format!("; woken and refused again {times} time(s) in a row before"),
+    };
+    format!("waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}", length(*ago_millis))
+}
+
+fn join(gpus: &[crate::ids::GpuUuid]) -> String {
+    gpus.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// Fitting nodes that are not shown.
+fn more(explanation: &Explanation) -> String {
+    let shown = explanation.nodes.iter().filter(|node| node.score.is_some()).count() as u32;
+    match explanation.counts.fit.saturating_sub(shown) {
+        more if more > 0 && shown > 1 => format!("\n{more} more nodes fit; --all shows them.\n"),
+        _ => String::new(),
+    }
+}
+
+fn groups(groups: &[Group], paint: Paint) -> String {
+    if groups.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<_> = groups
+        .iter()
+        .map(|group| {
+            (
+                format!("{} ×", group.count),
+                format!("{}, such as {}: {}", group.code, group.example, group.text),
+            )
+        })
+        .collect();
+    title("All that do not fit, by reason (--all or --node NAME shows them)", paint) + &pairs(&rows, 1)
+}
+
+/// Two columns, the second as wide as the terminal lets it be.
+fn pairs(rows: &[(String, String)], indent: usize) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(WIDTH - indent as u16);
+    rows.iter().for_each(|(name, text)| {
+        table.add_row([name, text]);
+    });
+    lines(&table, indent)
+}
+
+/// Cells are filled up to their column's width, the last one too.
+fn lines(table: &Table, indent: usize) -> String {
+    let indent = " ".repeat(indent);
+    table.lines().map(|row| (indent.clone() + &row).trim_end().to_owned() + "\n").collect()
+}

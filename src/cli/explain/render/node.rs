@@ -1,0 +1,157 @@
+//! One node of an explanation as text: its verdict, its GPUs' figures as a table, and what is to be said of each GPU.
+
+use super::{Paint, WIDTH, lines, pairs};
+use crate::scheduling::device::Health;
+use crate::scheduling::explain::shape::{GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart};
+use crate::scheduling::explain::words::length;
+use crate::scheduling::ledger::Presence;
+use crate::scheduling::loading::Tier;
+use crate::scheduling::reading::Freshness;
+use crate::units::Bytes;
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use owo_colors::Style;
+use std::collections::BTreeMap;
+
+const INDENT: usize = 3;
+
+pub fn text(node: &NodePart, paint: Paint) -> String {
+    let (verdict, style) = match (&node.misfit, &node.score) {
+        (Some(misfit), _) => (format!("does not fit ({})", misfit.code), Style::new().red()),
+        (None, Some(score)) => (format!("fits, place {}", score.rank), Style::new().green()),
+        (None, None) if node.is_own => ("holds the pod".into(), Style::new().green()),
+        (None, None) => ("fits".into(), Style::new().green()),
+    };
+    let mut text = format!("\n{}\n", paint.put(&format!("{}: {verdict}", node.name), style.bold()));
+    let mut rows: Vec<(String, String)> = Vec::new();
+    rows.extend(node.misfit.as_ref().map(|misfit| ("why".into(), misfit.text.clone())));
+    rows.push(("seen".into(), seen(node)));
+    rows.extend(model(node).map(|model| ("model".into(), model)));
+    rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
+    text += &pairs(&rows, INDENT - 1);
+    if !node.gpus.is_empty() {
+        text += &lines(&figures(&node.gpus), INDENT - 1);
+        text += &remarks(&node.gpus);
+    }
+    text
+}
+
+fn seen(node: &NodePart) -> String {
+    let age = node.report_age_millis.map(length).unwrap_or_default();
+    let report = match node.freshness {
+        Freshness::Unreported => "no agent has reported: by labels and promises only".into(),
+        Freshness::Fresh => format!("report {age} old"),
+        Freshness::Stale => format!("report {age} old, stale: promises count, less a margin"),
+        Freshness::Expired => format!("report {age} old, expired: promises count, less a margin"),
+    };
+    let asked = match node.was_asked {
+        Some(false) => {
+            "; the scheduler did not ask about it: another plugin rules it out (taints, affinity, CPU, …)"
+        }
+        _ => "",
+    };
+    let pool = node.pool.as_ref().map_or(String::new(), |pool| format!("; node pool {pool}"));
+    format!("{report}{pool}; {}{asked}", models(&node.gpus))
+}
+
+/// `2 × NVIDIA-H100-80GB-HBM3`.
+fn models(gpus: &[GpuPart]) -> String {
+    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+    gpus.iter().for_each(|gpu| *counts.entry(gpu.model.as_str()).or_default() += 1);
+    match counts.is_empty() {
+        true => "no GPU is known".into(),
+        false => {
+            counts.iter().map(|(model, count)| format!("{count} × {model}")).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+fn model(node: &NodePart) -> Option<String> {
+    let ready = length(node.ready_in_millis?);
+    let tier = match node.tier {
+        None => "not here, to be fetched",
+        Some(Tier::Partial) => "on disk, in part",
+        Some(Tier::Disk) => "on disk",
+        Some(Tier::PageCache) => "in page cache",
+        Some(Tier::Sleeping) => "in a sleeping engine",
+        Some(Tier::Loading) => "being loaded",
+        Some(Tier::Resident) => "in a GPU",
+    };
+    Some(format!("{tier}; it would answer {ready} after binding"))
+}
+
+/// `1,053 = packing 333 × 1 + timeToReady 250 × 20`: parts with something to say, and the least sum wins.
+fn score_text(score: &ScorePart) -> String {
+    let said = |part: &&WeightedPart| part.weighted > 0;
+    let part = |part: &WeightedPart| format!("{} {} × {}", part.name, part.part, part.weight);
+    let parts: Vec<String> = score.parts.iter().filter(said).map(part).collect();
+    let sum = if parts.is_empty() { "nothing is said against it".into() } else { parts.join(" + ") };
+    let contended = if score.contended { "; another pod was just offered these GPUs" } else { "" };
+    format!("{} = {sum} (less is better); {} would stay free{contended}", score.cost, score.leftover_bytes)
+}
+
+/// `total − reserved − headroom − promised − beyond = free`.
+fn figures(gpus: &[GpuPart]) -> Table {
+    let header =
+        ["", "GPU", "Total", "Driver", "Headroom", "Promised", "Beyond", "Free", "Offered", "KV", "Waiting"];
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(header);
+    table.set_width(WIDTH - INDENT as u16);
+    for place in 1..header.len() {
+        if let Some(column) = table.column_mut(place) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    for gpu in gpus {
+        let slice = if gpu.parent.is_some() { "└" } else { "" };
+        table.add_row([
+            if gpu.chosen { "→".into() } else { String::new() },
+            format!("{slice}{}", gpu.index),
+            gpu.total_bytes.to_string(),
+            taken(gpu.reserved_bytes),
+            taken(gpu.headroom_bytes),
+            taken(gpu.promised_bytes),
+            taken(gpu.beyond_bytes),
+            gpu.free_bytes.to_string(),
+            if gpu.offered_bytes > Bytes::ZERO { gpu.offered_bytes.to_string() } else { String::new() },
+            gpu.kv_cache_percent.map_or("?".into(), |kv| kv.to_string()),
+            gpu.queue.map_or("?".into(), |queue| queue.to_string()),
+        ]);
+    }
+    table
+}
+
+fn taken(bytes: Bytes) -> String {
+    if bytes == Bytes::ZERO { "0".into() } else { format!("−{bytes}") }
+}
+
+fn remarks(gpus: &[GpuPart]) -> String {
+    let mut rows: Vec<(String, String)> = Vec::new();
+    for gpu in gpus {
+        let health = (gpu.health != Health::Healthy && gpu.chosen).then(|| "it is not healthy".to_owned());
+        let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
+        let on_it = (!gpu.occupants.is_empty())
+            .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
+        let said: Vec<String> = health.into_iter().chain(against).chain(on_it).collect();
+        if !said.is_empty() {
+            rows.push((format!("GPU {}", gpu.index), said.join("\n")));
+        }
+    }
+    if rows.is_empty() { String::new() } else { pairs(&rows, INDENT - 1) }
+}
+
+fn occupant(occupant: &OccupantPart) -> String {
+    let presence = match occupant.presence {
+        Presence::Bound => "",
+        Presence::Somewhere => ", somewhere on the node",
+        Presence::Assumed => ", on its way",
+        Presence::Held => ", held for it",
+        Presence::Offered => ", offered a moment ago",
+    };
+    let gate = occupant
+        .gate_opens_in_millis
+        .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
+    let OccupantPart { pod, class, bytes, priority, .. } = occupant;
+    format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")
+}

@@ -1,0 +1,157 @@
+//! Where an explanation comes from: the operators' address of a running service, or a dump that is loaded here.
+
+use crate::cluster::dump::{Dump, DumpControlPlane, DumpError};
+use crate::cluster::index::Index;
+use crate::contract;
+use crate::ids::PodKey;
+use crate::scheduling::explain::{Explanation, Options, explain};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::request::RequestError;
+use crate::service::Service;
+use bytes::Bytes;
+use http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use k8s_openapi::api::core::v1::Pod;
+use std::path::Path;
+use std::time::Duration;
+
+/// Why there is no explanation. Each text says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum Unanswered {
+    #[error("{0}")]
+    UnknownPod(String),
+    #[error("--server {text:?}: {problem}; write http://HOST:PORT")]
+    BadServer { text: String, problem: String },
+    #[error(
+        "nobody answers at {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
+         cluster: kubectl -n kube-system port-forward deploy/stowage 9445"
+    )]
+    Unreachable { server: String, cause: String },
+    #[error("{server} has not answered within {} s", .after.as_secs())]
+    TooSlow { server: String, after: Duration },
+    #[error("{server} answers {status}: {text}")]
+    Refused { server: String, status: StatusCode, text: String },
+    #[error("{server} answers something that is no explanation: {error}; is it a Stowage of this version?")]
+    NotUnderstood { server: String, error: serde_json::Error },
+    #[error(transparent)]
+    Dump(#[from] DumpError),
+}
+
+/// Every node of a large cluster in detail is some ten megabytes.
+const LARGEST_ANSWER: usize = 256 << 20;
+/// An explanation of 5,000 nodes takes a fraction of a second; a port-forward some more.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub async fn from_server(server: &str, pod: &PodKey, options: &Options) -> Result<Explanation, Unanswered> {
+    let uri = uri(server, pod, options)?;
+    let answer = tokio::time::timeout(PATIENCE, get(server, uri)).await;
+    let (status, body) =
+        answer.unwrap_or_else(|_| Err(Unanswered::TooSlow { server: server.into(), after: PATIENCE }))?;
+    let text = || String::from_utf8_lossy(&body).trim().to_owned();
+    match status {
+        StatusCode::OK => serde_json::from_slice(&body)
+            .map_err(|error| Unanswered::NotUnderstood { server: server.into(), error }),
+        StatusCode::NOT_FOUND if !body.is_empty() => Err(Unanswered::UnknownPod(text())),
+        status => Err(Unanswered::Refused { server: server.into(), status, text: text() }),
+    }
+}
+
+fn uri(server: &str, pod: &PodKey, options: &Options) -> Result<Uri, Unanswered> {
+    let bad = |problem: String| Unanswered::BadServer { text: server.into(), problem };
+    let which = match options {
+        Options::Best(_) => String::new(),
+        Options::All => "&all=true".into(),
+        Options::Node(node) => format!("&node={}", escaped(node.as_str())),
+    };
+    let base = server.trim_end_matches('/');
+    if !base.starts_with("http://") {
+        return Err(bad("the operators' address speaks plain HTTP".into()));
+    }
+    let query = escaped(&pod.to_string());
+    format!("{base}/v1/explain?pod={query}{which}")
+        .parse()
+        .map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
+}
+
+/// As a value in a query.
+fn escaped(text: &str) -> String {
+    let one = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'/' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}
+
+async fn get(server: &str, uri: Uri) -> Result<(StatusCode, Bytes), Unanswered> {
+    let unreachable = |cause: String| Unanswered::Unreachable { server: server.into(), cause };
+    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
+    let answer = client.request(request).await.map_err(|error| unreachable(deepest(&error)))?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;
+    let body = body.map_err(|error| unreachable(deepest(error.as_ref())))?;
+    Ok((status, body.to_bytes()))
+}
+
+/// The cause at the end of the chain: `Connection refused` rather than `client error`.
+fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
+}
+
+pub fn from_dump(
+    path: &Path,
+    policy: Policy,
+    key: &PodKey,
+    options: &Options,
+) -> Result<Explanation, Unanswered> {
+    let dump = Dump::read(path)?;
+    let service = Service::new(policy);
+    DumpControlPlane::load(&dump, &service, &mut Index::default())?;
+    let mut ledger = service.ledger();
+    let explained = ledger.uid_of(key).and_then(|uid| explain(&mut *ledger, &uid, options));
+    match explained {
+        Some(explanation) => Ok(explanation),
+        None => Err(Unanswered::UnknownPod(why_unknown(dump.pod(key)?.as_ref(), key, ledger.policy()))),
+    }
+}
+
+/// Why the ledger has no such pod.
+fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
+    let Some(pod) = pod else {
+        return format!("the dump has no pod {key}; write NAMESPACE/NAME, and dump with -A");
+    };
+    if contract::is_finished(pod) {
+        return format!("{key} has ended: it holds no GPU and asks for none");
+    }
+    match contract::demand(pod, policy) {
+        Err(RequestError::NoVram) => format!(
+            "{key} is none of Stowage's: no container of it asks for stowage.dev/vram; add it to the container's \
+             resources.limits, such as stowage.dev/vram: 40Gi"
+        ),
+        Err(error) => format!("{key} cannot be understood, and so fits nowhere: {error}"),
+        Ok(_) => {
+            format!("{key} has no UID that can be read; dump it with `kubectl get nodes,pods -A -o yaml`")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::NodeName;
+
+    #[test]
+    fn what_is_asked_of_a_server_is_escaped() {
+        let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
+        let options = Options::Node(NodeName::parse(node).unwrap());
+        let uri = uri("http://h:1/", &pod, &options).unwrap();
+        assert_eq!(uri.to_string(), "http://h:1/v1/explain?pod=a%26b/c%3Fd&node=n%231");
+        assert!(matches!(super::uri("h:1", &pod, &options), Err(Unanswered::BadServer { .. })));
+    }
+}

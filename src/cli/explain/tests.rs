@@ -1,0 +1,169 @@
+//! What a person reads, whole: a golden file for each situation. `STOWAGE_BLESS=1` writes them anew; read what changed before
+//! you commit it.
+
+use super::render::{Paint, text};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::explain::world::{Sketch, World, name, pod};
+use crate::scheduling::explain::{Options, explain};
+use crate::scheduling::loading::Tier;
+use crate::scheduling::policy::{Class, Limit, Match, Policy, Pool, Tenant, Usage};
+use crate::units::{Bytes, Millis};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Two nodes of two GPUs on which a job and some services run.
+fn usual(policy: Policy) -> World {
+    let job = Sketch { priority: -10, ..pod("fine-tune-1", "56Gi") };
+    World::new(policy)
+        .node("node-a", 2)
+        .node("node-b", 1)
+        .runs(&job, "node-a", &[0])
+        .runs(&pod("llama-8b", "40Gi"), "node-a", &[1])
+        .runs(&pod("qwen-32b", "66Gi"), "node-b", &[0])
+}
+
+/// Agents have reported since the pods came.
+fn report(world: &mut World, busy: &[(usize, u8, u32)]) {
+    world.report("node-a", busy, &[("org/llama", Tier::Disk)]);
+    world.report("node-b", &[], &[]);
+    world.pass(Millis(1200));
+}
+
+fn check(golden: &str, world: &mut World, pod: &Sketch) {
+    let explanation = world.explained(pod, &Options::default());
+    let text = text(&explanation, Paint::Plain);
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/explain/{golden}.txt"));
+    if std::env::var_os("STOWAGE_BLESS").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(text, committed, "{golden}: STOWAGE_BLESS=1 writes it anew");
+    let widest = text.lines().map(|line| line.chars().count()).max().unwrap();
+    assert!(widest <= 100, "{golden} is {widest} columns wide");
+}
+
+#[test]
+fn it_fits_and_the_scheduler_has_not_asked() {
+    let mut world = usual(Policy::default());
+    report(&mut world, &[(1, 45, 2)]);
+    check("fits", &mut world, &Sketch { model: Some("org/llama"), ..pod("llama-2", "16Gi") });
+}
+
+#[test]
+fn it_is_too_large_for_any_gpu_but_not_for_two() {
+    let mut world = usual(Policy::default()).node("node-c", 2);
+    report(&mut world, &[]);
+    check("too-large", &mut world, &pod("llama-70b", "130Gi"));
+    check("too-large-for-all", &mut world, &pod("llama-405b", "400Gi"));
+}
+
+#[test]
+fn it_is_short_of_some_gib_and_somebody_could_leave() {
+    let mut world = usual(Policy::default());
+    report(&mut world, &[]);
+    let wanted = pod("mistral", "40Gi");
+    let uid = world.wait(&wanted);
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, snapshot.set_of(0..1));
+    world.pass(Millis::seconds(3));
+    check("short", &mut world, &wanted);
+}
+
+#[test]
+fn the_kv_cache_is_full() {
+    let mut world =
+        World::new(Policy::default()).node("node-a", 1).runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+    world.report("node-a", &[(0, 97, 40)], &[]);
+    check("kv-cache-full", &mut world, &pod("llama-2", "20Gi"));
+}
+
+#[test]
+fn another_engine_is_starting() {
+    let mut world = World::new(Policy::default()).node("node-a", 1);
+    world.bound(&pod("llama-8b", "30Gi"), "node-a", &[0], true);
+    world.pass(Millis::seconds(5));
+    world.report("node-a", &[], &[]);
+    check("engine-starting", &mut world, &pod("llama-2", "20Gi"));
+}
+
+#[test]
+fn its_tenant_has_reached_its_limit() {
+    let tenant = Tenant {
+        guarantee: Usage { vram: Bytes::gib(40), milli_gpus: u64::MAX },
+        limit: Limit { vram: Some(Bytes::gib(170)), milli_gpus: None },
+        ..Tenant::named("research", &["team"])
+    };
+    let mut world = usual(Policy::default().with_tenants(vec![tenant]).unwrap());
+    report(&mut world, &[]);
+    check("tenant-limit", &mut world, &pod("mistral", "12Gi"));
+}
+
+#[test]
+fn its_class_shares_with_nobody_there_and_the_pool_takes_others() {
+    let fraud = Class {
+        matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
+        shares_with: Some(vec!["fraud".into()]),
+        ..Class::named("fraud")
+    };
+    let classes = std::iter::once(fraud).chain(Policy::default().classes().to_vec()).collect();
+    let pool = Pool {
+        selector: [("gpu-pool".into(), "credit".into())].into(),
+        classes: Some(vec!["dedicated".into(), "serving".into()]),
+        ..Pool::named("credit")
+    };
+    let policy = Policy::default().with_classes(classes).unwrap().with_pools(vec![pool]).unwrap();
+    let mut world = World::new(policy)
+        .node("node-a", 1)
+        .node("node-b", 1)
+        .labelled("node-b", "gpu-pool", "credit")
+        .runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+    world.report("node-a", &[], &[]);
+    check("class-and-pool", &mut world, &Sketch { namespace: "fraud", ..pod("fraud-2", "20Gi") });
+}
+
+#[test]
+fn it_is_bound() {
+    let mut world = usual(Policy::default());
+    report(&mut world, &[(1, 45, 2)]);
+    check("bound", &mut world, &pod("llama-8b", "40Gi"));
+}
+
+#[test]
+fn it_holds_room_that_others_have_not_left() {
+    let mut world = usual(Policy::default());
+    report(&mut world, &[]);
+    let wanted = pod("mistral", "60Gi");
+    let uid = world.wait(&wanted);
+    let devices = world.ledger.node(&name("node-a")).unwrap().devices.clone();
+    let hold = Hold {
+        node: name("node-a"),
+        devices: Arc::new([devices[0].uuid.clone()]),
+        victims: Arc::new([pod("fine-tune-1", "0").uid()]),
+        deadline: world.ledger.now() + Millis::seconds(60),
+    };
+    world.ledger.hold(&uid, hold).unwrap();
+    check("holding", &mut world, &wanted);
+}
+
+#[test]
+fn nodes_are_many_and_some_have_never_reported() {
+    let mut world =
+        (0..20).fold(usual(Policy::default()), |world, n| world.node(&format!("node-x{n:02}"), 1));
+    for n in 0..20 {
+        let one = pod(&format!("one-{n}"), "64Gi");
+        world.bound(&one, &format!("node-x{n:02}"), &[0], false);
+        world.report(&format!("node-x{n:02}"), &[], &[]);
+    }
+    world = world.silent("node-y").silent("node-z");
+    report(&mut world, &[]);
+    check("many-nodes", &mut world, &pod("mistral", "36Gi"));
+}
+
+#[test]
+fn colours_are_put_on_where_they_are_wanted() {
+    let mut world = usual(Policy::default());
+    let uid = world.wait(&pod("mistral", "20Gi"));
+    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    assert!(text(&explanation, Paint::Coloured).contains("\u{1b}[1m"));
+    assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
+}

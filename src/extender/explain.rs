@@ -1,0 +1,98 @@
+//! `GET /v1/explain?pod=NAMESPACE/NAME`: why a pod is where it is, as `stowage explain` prints it. Read only.
+//!
+//! The ledger is locked for a few short looks; the thinking in between is done beside it, and not on a thread that answers
+//! the scheduler.
+
+use super::Extender;
+use super::request::json;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::explain::{Books, Explanation, Options, explain};
+use crate::scheduling::ledger::Ledger;
+use crate::service::Service;
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// `NAMESPACE/NAME`, or the name of a pod in the namespace `default`.
+    pod: String,
+    /// Every node in detail.
+    #[serde(default)]
+    all: bool,
+    /// This node only.
+    node: Option<String>,
+}
+
+/// Why there is no explanation; the text goes to whoever asked.
+#[derive(Debug, thiserror::Error)]
+enum Unexplained {
+    #[error("pod is {0:?}; write NAMESPACE/NAME")]
+    Pod(String),
+    #[error("node is {0:?}, which is no node's name")]
+    Node(String),
+    #[error("the books are not complete yet: {0}")]
+    NotSynced(&'static str),
+    #[error(
+        "Stowage knows no pod {0}. Look whether it exists and has not ended (`kubectl -n {namespace} get pod {name}`), whether \
+         a container of it asks for stowage.dev/vram, and whether it can be understood: what is wrong with a pod stands in its \
+         Events as StowageNotUnderstood (`kubectl -n {namespace} describe pod {name}`)",
+        namespace = .0.namespace,
+        name = .0.name
+    )]
+    UnknownPod(PodKey),
+}
+
+impl IntoResponse for Unexplained {
+    fn into_response(self) -> Response {
+        let status = match self {
+            Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
+            Self::NotSynced(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::UnknownPod(_) => StatusCode::NOT_FOUND,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
+}
+
+/// The books behind their lock, which is let go between two looks.
+struct Locked<'a>(&'a Service);
+
+impl Books for Locked<'_> {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+        look(&mut self.0.ledger())
+    }
+}
+
+pub async fn answer(State(extender): State<Extender>, Query(asked): Query<Asked>) -> Response {
+    match explained(&extender, &asked).await {
+        Ok(explanation) => json(StatusCode::OK, &explanation),
+        Err(unexplained) => unexplained.into_response(),
+    }
+}
+
+async fn explained(extender: &Extender, asked: &Asked) -> Result<Explanation, Unexplained> {
+    let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
+    let key = PodKey::parse(namespace, name).map_err(|_| Unexplained::Pod(asked.pod.clone()))?;
+    let options = options(asked)?;
+    let service = extender.service.clone();
+    if let Some(reason) = service.gate.reason_shut().filter(|_| !service.gate.is_synced()) {
+        return Err(Unexplained::NotSynced(reason));
+    }
+    let uid: Option<PodUid> = service.ledger().uid_of(&key);
+    let uid = uid.ok_or_else(|| Unexplained::UnknownPod(key.clone()))?;
+    let explaining = tokio::task::spawn_blocking(move || explain(&mut Locked(&service), &uid, &options));
+    // A pod that ends meanwhile is unknown, too.
+    explaining.await.ok().flatten().ok_or(Unexplained::UnknownPod(key))
+}
+
+fn options(asked: &Asked) -> Result<Options, Unexplained> {
+    let node =
+        asked.node.as_deref().map(|name| NodeName::parse(name).map_err(|_| Unexplained::Node(name.into())));
+    Ok(match (node.transpose()?, asked.all) {
+        (Some(node), _) => Options::Node(node),
+        (None, true) => Options::All,
+        (None, false) => Options::default(),
+    })
+}

@@ -1,0 +1,182 @@
+//! What an explanation takes from the books, in a few short looks: first the pod and the snapshot, then, of the nodes that are
+//! worth it, who is on them. Nothing is judged here, and nothing is kept that the ledger would have to wait for.
+
+use super::Options;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::device::{Device, GpuSet};
+use crate::scheduling::fit::Misfit;
+use crate::scheduling::ledger::{Ledger, Occupant, Phase, PodEntry, Presence, Tenancy};
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::{Limit, Policy, Usage};
+use crate::scheduling::rank::{Attempt, OwnRoom};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::snapshot::Snapshot;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+/// The pod and the cluster at one moment.
+pub struct Facts {
+    pub now: Moment,
+    pub uid: PodUid,
+    pub entry: PodEntry,
+    pub policy: Arc<Policy>,
+    pub snapshot: Arc<Snapshot>,
+    /// Nodes as the pod sees them, where what it was offered would be in its own way.
+    own_nodes: Vec<Node>,
+    /// The room that is the pod's already.
+    pub own_room: Option<(NodeName, Result<GpuSet, Misfit>)>,
+    /// What its tenant may still take.
+    pub allowance: Limit,
+    /// What its tenant uses.
+    pub used: Usage,
+    /// Whom its hold waits for.
+    pub victims: Vec<PodKey>,
+    pub victims_left: u32,
+    /// How tenants stand to each other; only a pod that waits needs to know.
+    pub tenancy: Tenancy,
+}
+
+impl Facts {
+    /// `None` if the books have no such pod.
+    pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
+        let entry = ledger.entry(uid)?.clone();
+        let snapshot = ledger.snapshot();
+        let waits = matches!(entry.phase, Phase::Waiting(_));
+        let hold = entry.hold();
+        let victims = hold.iter().flat_map(|hold| hold.victims.iter()).filter_map(|uid| ledger.entry(uid));
+        Some(Self {
+            now: ledger.now(),
+            uid: uid.clone(),
+            policy: ledger.policy().clone(),
+            snapshot,
+            own_nodes: own_nodes(ledger, uid, &entry),
+            own_room: ledger.own_room(uid),
+            allowance: ledger.allowance(uid, &entry.demand),
+            used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
+            victims: victims.map(|victim| victim.key.clone()).collect(),
+            victims_left: ledger.victims_left(uid),
+            tenancy: if waits { ledger.tenancy(uid) } else { Tenancy::default() },
+            entry,
+        })
+    }
+
+    /// Brings the snapshot to what the pod itself sees. May copy it: not for under a lock.
+    pub fn seen_by_the_pod(mut self) -> Self {
+        let own = std::mem::take(&mut self.own_nodes);
+        if !own.is_empty() {
+            let generation = self.snapshot.generation();
+            Arc::make_mut(&mut self.snapshot).update(generation, own);
+        }
+        self
+    }
+
+    pub fn demand(&self) -> &Demand {
+        &self.entry.demand
+    }
+
+    /// The pod asks as the filter would let it ask; `limit` candidates are wanted.
+    pub fn attempt(&self, limit: usize) -> Attempt<'_> {
+        Attempt {
+            limit,
+            just_failed: None,
+            own_room: self.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+            policy: &self.policy,
+            allowance: self.allowance,
+        }
+    }
+
+    /// What the cluster has.
+    pub fn whole(&self) -> Usage {
+        let gpus = self.snapshot.nodes().iter().flat_map(|node| node.gpus.iter());
+        gpus.map(|gpu| Usage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+    }
+}
+
+fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodEntry) -> Vec<Node> {
+    let own = [entry.hint().map(|hint| &hint.node), entry.hold().map(|hold| &hold.node)];
+    own.into_iter().flatten().filter_map(|node| ledger.node_without(uid, node)).collect()
+}
+
+/// What the snapshot does not say of one node.
+#[derive(Default)]
+pub struct Particulars {
+    pub pool: Option<String>,
+    pub report_age: Option<Millis>,
+    pub occupants: Vec<Occupant>,
+    devices: Arc<[Device]>,
+}
+
+impl Particulars {
+    pub fn take(ledger: &Ledger, node: &NodeName) -> Self {
+        Self {
+            pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
+            report_age: ledger.reading_age(node),
+            occupants: ledger.occupants_of(node),
+            devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
+    pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> Guests<'a> {
+        let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
+        Guests { occupants, place, facts }
+    }
+}
+
+/// Those on one GPU, for sentences that name them.
+#[derive(Clone, Copy)]
+pub struct Guests<'a> {
+    occupants: &'a [Occupant],
+    place: usize,
+    facts: &'a Facts,
+}
+
+impl<'a> Guests<'a> {
+    pub fn nobody(facts: &'a Facts) -> Self {
+        Self { occupants: &[], place: 0, facts }
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
+        self.occupants.iter().filter(move |guest| guest.gpus.contains(self.place))
+    }
+
+    /// The names of those who are meant; never the pod's own.
+    pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
+        let others = self.iter().filter(|guest| guest.uid != self.facts.uid);
+        others.filter(|guest| is_meant(guest)).map(|guest| guest.key.to_string()).collect()
+    }
+
+    pub fn alone(self) -> Vec<String> {
+        self.named(|guest| guest.sharing == Sharing::Exclusive && guest.presence != Presence::Offered)
+    }
+
+    /// Whose engines start, and when the last gate opens at the latest; unknown for one that has not begun.
+    pub fn starting(self) -> (Vec<String>, Option<Millis>) {
+        let is_to_start = |guest: &Occupant| guest.presence == Presence::Held && guest.engine;
+        let names = self.named(|guest| guest.starting.is_some() || is_to_start(guest));
+        let gates = self.iter().filter_map(|guest| guest.starting).max();
+        let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
+        (names, opens_in)
+    }
+
+    pub fn barring(self, demand: &Demand) -> Vec<String> {
+        let policy = &self.facts.policy;
+        let own = policy.class(demand.class);
+        self.named(|guest| {
+            let class = policy.class(guest.class);
+            let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
+            !agree && guest.presence != Presence::Offered
+        })
+    }
+}
+
+/// The nodes that are looked at closely when victims are sought: the nearest to fitting.
+pub const NODES_FOR_VICTIMS: usize = 64;
+
+/// Which nodes are shown in detail.
+pub fn best_shown(options: &Options, nodes: usize) -> usize {
+    match options {
+        Options::Best(best) => (*best).min(nodes).max(1),
+        Options::All | Options::Node(_) => nodes.max(1),
+    }
+}

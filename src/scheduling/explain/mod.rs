@@ -1,0 +1,107 @@
+//! Why a pod is where it is, or is nowhere, and what would have to change: for people, and never for a decision.
+//!
+//! The questions are those that decisions ask ([`rank::shortlist`], [`fit`], [`preempt`]), so an explanation cannot say
+//! otherwise than the filter; here they are asked again with one thing changed ([`remedy`]), and what helps is told. [`facts`]
+//! takes a few short looks at the books, [`who`] and [`place`] say what the pod is and where it stands, [`nodes`] what each
+//! node says to it, [`obstacle`] what each GPU does. [`shape`] is the answer. It changes nothing and knows no clock.
+//!
+//! [`rank::shortlist`]: crate::scheduling::rank::shortlist
+//! [`fit`]: crate::scheduling::fit
+//! [`preempt`]: crate::scheduling::preempt
+
+mod facts;
+mod nodes;
+pub mod obstacle;
+mod place;
+pub mod remedy;
+pub mod shape;
+mod who;
+pub mod words;
+
+pub use shape::Explanation;
+
+use super::ledger::{Ledger, Phase};
+use crate::ids::{NodeName, PodUid};
+use facts::{Facts, Particulars};
+use nodes::Outline;
+use shape::NodePart;
+use std::collections::BTreeSet;
+
+/// Which nodes are shown in detail.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Options {
+    /// The best so many that fit; those that do not are grouped if they are many.
+    Best(usize),
+    All,
+    Node(NodeName),
+}
+
+impl Default for Options {
+    /// As many as a person compares.
+    fn default() -> Self {
+        Self::Best(10)
+    }
+}
+
+/// How the books are looked into. An explanation takes several short looks and thinks in between, so that whoever keeps the
+/// books behind a lock can let others in.
+pub trait Books {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
+}
+
+impl Books for Ledger {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+        look(self)
+    }
+}
+
+/// Explains the pod of `uid`; `None` if the books have no such pod.
+pub fn explain(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
+    let facts = books.look(|ledger| Facts::take(ledger, uid))?.seen_by_the_pod();
+    let outline = Outline::of(&facts, options);
+    let verdict = place::verdict(&facts, outline.counts.fit);
+    let nodes = shown(books, &facts, &outline, options);
+    Some(Explanation {
+        pod: facts.entry.key.clone(),
+        uid: facts.uid.clone(),
+        verdict,
+        asks: who::asks(facts.demand()),
+        class: who::class(&facts),
+        tenant: who::tenant(&facts),
+        policy: who::policy(&facts),
+        place: place::place(&facts),
+        counts: outline.counts,
+        nodes,
+        groups: outline.groups(&facts, options),
+        remedies: remedy::remedies(books, &facts, &outline, verdict),
+    })
+}
+
+fn shown(books: &mut impl Books, facts: &Facts, outline: &Outline, options: &Options) -> Vec<NodePart> {
+    if let Options::Node(name) = options
+        && facts.snapshot.node(name.as_str()).is_none()
+    {
+        return vec![nodes::unknown(name)];
+    }
+    let asked = asked_about(facts);
+    let nodes = facts.snapshot.nodes();
+    let part = |place: usize| {
+        let known = books.look(|ledger| Particulars::take(ledger, &nodes[place].name));
+        outline.part(place, facts, &known, asked.as_ref())
+    };
+    outline.shown(facts, options).into_iter().map(part).collect()
+}
+
+/// The nodes the scheduler asked about when the pod was last refused.
+fn asked_about(facts: &Facts) -> Option<BTreeSet<NodeName>> {
+    let Phase::Waiting(waiting) = &facts.entry.phase else { return None };
+    let asked = &waiting.refused.as_ref()?.asked;
+    Some(facts.snapshot.nodes_in(asked).map(|node| node.name.clone()).collect())
+}
+
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub mod world;

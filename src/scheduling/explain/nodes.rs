@@ -1,0 +1,237 @@
+//! Every node's verdict, which of them are worth showing, and what is shown of one.
+
+use super::Options;
+use super::facts::{Facts, Guests, Particulars, best_shown};
+use super::obstacle::{Obstacle, obstacles};
+use super::shape::{Counts, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart};
+use crate::ids::NodeName;
+use crate::scheduling::device::{Device, Gpu, GpuSet};
+use crate::scheduling::fit::{Misfit, shut};
+use crate::scheduling::ledger::Occupant;
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::Weights;
+use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
+use crate::scheduling::request::MAX_GPUS;
+use crate::units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the filter would say of each node, with those that do not fit from the nearest to the furthest.
+pub struct Outline {
+    list: Shortlist,
+    /// Places in the snapshot.
+    pub refused: Vec<(usize, Misfit)>,
+    pub counts: Counts,
+}
+
+/// Refused nodes are shown one by one up to this many; more are grouped by reason.
+const REFUSED_SHOWN: usize = 10;
+
+impl Outline {
+    pub fn of(facts: &Facts, options: &Options) -> Self {
+        let nodes = facts.snapshot.nodes();
+        let attempt = facts.attempt(best_shown(options, nodes.len()));
+        let names = nodes.iter().map(|node| node.name.as_str());
+        let list = shortlist(&facts.snapshot, facts.demand(), names, attempt);
+        // All nodes were named in their order: a place among the names is a place in the snapshot.
+        let mut refused = list.refused.clone();
+        refused.sort_by_cached_key(|(place, _)| (distance(&nodes[*place], facts), *place));
+        let counts = Counts {
+            nodes: nodes.len() as u32,
+            gpus: nodes.iter().map(|node| node.gpus.len() as u32).sum(),
+            fit: (nodes.len() - refused.len()) as u32,
+            refused: refused.len() as u32,
+        };
+        Self { list, refused, counts }
+    }
+
+    /// The best node and the GPUs there, if any fits.
+    pub fn best(&self) -> Option<&Candidate> {
+        self.list.best.first()
+    }
+
+    /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
+    pub fn shown(&self, facts: &Facts, options: &Options) -> Vec<usize> {
+        let best = self.list.best.iter().map(|candidate| candidate.node);
+        let refused = self.refused.iter().map(|(place, _)| *place);
+        match options {
+            Options::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
+            Options::All => best.chain(refused).collect(),
+            Options::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
+            Options::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
+            Options::Best(_) => {
+                best.chain(self.examples().into_values().map(|(_, place, _)| place)).collect()
+            }
+        }
+    }
+
+    /// The reasons of refused nodes, if those are not all shown.
+    pub fn groups(&self, facts: &Facts, options: &Options) -> Vec<Group> {
+        if !matches!(options, Options::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
+            return Vec::new();
+        }
+        let group = |(code, (count, place, misfit)): (&'static str, (u32, usize, Misfit))| Group {
+            code: code.into(),
+            count,
+            example: facts.snapshot.nodes()[place].name.clone(),
+            text: misfit.to_string(),
+        };
+        let mut groups: Vec<Group> = self.examples().into_iter().map(group).collect();
+        groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.code.cmp(&b.code)));
+        groups
+    }
+
+    /// Of each reason how often it is given, and the nearest node that gives it.
+    fn examples(&self) -> BTreeMap<&'static str, (u32, usize, Misfit)> {
+        let mut examples = BTreeMap::new();
+        for (place, misfit) in &self.refused {
+            examples.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
+        }
+        examples
+    }
+
+    /// What is shown of the node at `place`.
+    pub fn part(
+        &self,
+        place: usize,
+        facts: &Facts,
+        known: &Particulars,
+        asked: Option<&BTreeSet<NodeName>>,
+    ) -> NodePart {
+        let node = &facts.snapshot.nodes()[place];
+        let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
+        let rank = self.list.best.iter().position(|candidate| candidate.node == place);
+        let candidate = rank.map(|rank| (rank as u32 + 1, &self.list.best[rank]));
+        let is_own = facts.own_room.as_ref().is_some_and(|(own, _)| *own == node.name);
+        let own_gpus = facts.own_room.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
+        let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
+        let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
+        NodePart {
+            name: node.name.clone(),
+            misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
+            is_own,
+            was_asked: asked.map(|asked| asked.contains(&node.name)),
+            pool: known.pool.clone(),
+            freshness: node.freshness,
+            report_age_millis: known.report_age,
+            tier: holding.map(|holding| holding.tier),
+            ready_in_millis: rank::ready(node, facts.demand(), &facts.policy.loading),
+            score: candidate
+                .filter(|_| facts.entry.node().is_none())
+                .map(|(rank, candidate)| score(node, rank, candidate, facts)),
+            gpus: gpus(node, chosen, facts, known),
+        }
+    }
+}
+
+/// A node of a name that the cluster has not.
+pub fn unknown(name: &NodeName) -> NodePart {
+    let misfit = Misfit::UnknownNode;
+    NodePart {
+        name: name.clone(),
+        misfit: Some(Reason { code: misfit.code().into(), text: misfit.to_string() }),
+        is_own: false,
+        was_asked: None,
+        pool: None,
+        freshness: Default::default(),
+        report_age_millis: None,
+        tier: None,
+        ready_in_millis: None,
+        score: None,
+        gpus: Vec::new(),
+    }
+}
+
+fn own_place(facts: &Facts) -> Option<usize> {
+    facts.snapshot.place_of(facts.entry.node()?.as_str())
+}
+
+/// How far a node is from fitting: whether it is shut, and what stands against the last GPU that the pod would need.
+fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
+    let demand = facts.demand();
+    let one = |gpu: &Gpu| {
+        let against = obstacles(gpu, demand, Guests::nobody(facts));
+        // The sum tells one small obstacle from two.
+        let weight: u8 = against.iter().map(Obstacle::weight).sum();
+        (weight, against.iter().map(Obstacle::short).max().unwrap_or_default())
+    };
+    let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
+    each.sort_unstable();
+    let (weight, short) = each.get(demand.gpus as usize - 1).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
+    (shut(node, demand).is_err(), weight, short)
+}
+
+fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
+    let parts = rank::parts(node, facts.demand(), candidate.gpus, &facts.policy);
+    ScorePart {
+        rank,
+        contended: candidate.score.contended,
+        cost: candidate.score.cost,
+        parts: weighted(&parts, &facts.policy.weights),
+        leftover_bytes: candidate.score.leftover,
+    }
+}
+
+fn weighted(parts: &Parts, weights: &Weights) -> Vec<WeightedPart> {
+    let named = [
+        ("packing", parts.packing, weights.packing),
+        ("kvHeadroom", parts.kv_headroom, weights.kv_headroom),
+        ("timeToReady", parts.time_to_ready, weights.time_to_ready),
+        ("interference", parts.interference, weights.interference),
+        ("topology", parts.topology, weights.topology),
+        ("spread", parts.spread, weights.spread),
+    ];
+    let part = |(name, part, weight): (&str, u32, u32)| WeightedPart {
+        name: name.into(),
+        part,
+        weight,
+        weighted: u64::from(part) * u64::from(weight),
+    };
+    named.map(part).into()
+}
+
+fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<GpuPart> {
+    let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
+    both.map(|(place, (gpu, device))| {
+        let guests = known.on(&node.devices, place, facts);
+        gpu_part(gpu, device, guests, chosen.contains(place), facts)
+    })
+    .collect()
+}
+
+fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts: &Facts) -> GpuPart {
+    // A pod on its node has nothing in its way, and least of all itself.
+    let is_placed = facts.entry.node().is_some();
+    let against = if chosen || is_placed { Vec::new() } else { obstacles(gpu, facts.demand(), guests) };
+    GpuPart {
+        uuid: device.uuid.clone(),
+        index: device.index,
+        model: device.model.clone(),
+        parent: device.parent.clone(),
+        health: gpu.health,
+        total_bytes: device.total,
+        reserved_bytes: device.reserved,
+        headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),
+        capacity_bytes: gpu.capacity,
+        promised_bytes: gpu.charged,
+        beyond_bytes: gpu.taken,
+        offered_bytes: gpu.hinted,
+        free_bytes: gpu.free(),
+        kv_cache_percent: gpu.pressure.kv_cache,
+        queue: gpu.pressure.queue,
+        starting: gpu.starting,
+        occupants: guests.iter().map(|guest| occupant(guest, gpu, facts)).collect(),
+        chosen,
+        obstacles: against,
+    }
+}
+
+fn occupant(guest: &Occupant, gpu: &Gpu, facts: &Facts) -> OccupantPart {
+    OccupantPart {
+        pod: guest.key.clone(),
+        class: facts.policy.class(guest.class).name.clone(),
+        priority: guest.priority,
+        presence: guest.presence,
+        bytes: gpu.price(guest.per_gpu, guest.sharing),
+        gate_opens_in_millis: guest.starting.map(|gate| gate.since(facts.now)),
+    }
+}

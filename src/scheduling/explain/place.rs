@@ -1,0 +1,86 @@
+//! Where a pod stands on its way: waiting, holding room, on its way to its node, or there.
+
+use super::facts::Facts;
+use super::shape::{Place, RefusedPart, Verdict};
+use crate::ids::GpuUuid;
+use crate::scheduling::decision::Hold;
+use crate::scheduling::ledger::{Bound, Phase, Refused, Waiting};
+use crate::scheduling::node::Node;
+use crate::units::{Bytes, Moment};
+
+pub fn place(facts: &Facts) -> Place {
+    match &facts.entry.phase {
+        Phase::Bound(bound) => bound_place(facts, bound),
+        Phase::Assumed(assumed) => Place::Assumed {
+            node: assumed.placement.node.clone(),
+            gpus: assumed.placement.devices.to_vec(),
+            granted_bytes: assumed.placement.granted,
+        },
+        Phase::Waiting(Waiting { hold: Some(hold), .. }) => holding(facts, hold),
+        Phase::Waiting(waiting) => waiting_place(facts, waiting),
+    }
+}
+
+pub fn verdict(facts: &Facts, fitting: u32) -> Verdict {
+    match &facts.entry.phase {
+        Phase::Bound(_) => Verdict::Bound,
+        Phase::Assumed(_) => Verdict::Assumed,
+        // As soon as the room is free, it fits.
+        Phase::Waiting(_) if fitting > 0 => Verdict::Fits,
+        Phase::Waiting(waiting) if waiting.hold.is_some() => Verdict::Holding,
+        Phase::Waiting(_) => Verdict::DoesNotFit,
+    }
+}
+
+fn bound_place(facts: &Facts, bound: &Bound) -> Place {
+    let gate: Option<Moment> = facts.entry.starting;
+    let gpus: Option<Vec<GpuUuid>> = match &facts.own_room {
+        // By index only, where no agent has reported yet.
+        Some((_, Ok(_))) => facts.entry.devices().map(|devices| devices.to_vec()),
+        _ => None,
+    };
+    Place::Bound {
+        node: bound.node.clone(),
+        gpus,
+        granted_bytes: granted(facts),
+        running_for_millis: facts.now.since(bound.started),
+        gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
+    }
+}
+
+/// What it counts for: the whole of GPUs that it has to itself.
+fn granted(facts: &Facts) -> Bytes {
+    let demand = facts.demand();
+    let on = |node: &Node| match &facts.own_room {
+        Some((_, Ok(gpus))) if facts.entry.devices().is_some() => {
+            gpus.iter().map(|place| node.gpus[place].price(demand.per_gpu, demand.sharing)).sum()
+        }
+        _ => demand.vram(),
+    };
+    facts.entry.node().and_then(|node| facts.snapshot.node(node.as_str())).map_or(demand.vram(), on)
+}
+
+fn holding(facts: &Facts, hold: &Hold) -> Place {
+    Place::Holding {
+        node: hold.node.clone(),
+        gpus: hold.devices.to_vec(),
+        victims: facts.victims.iter().map(ToString::to_string).collect(),
+        victims_left: facts.victims_left,
+        deadline_in_millis: hold.deadline.since(facts.now),
+    }
+}
+
+fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
+    let refused = |refused: &Refused| RefusedPart {
+        ago_millis: facts.now.since(refused.at),
+        asked_about: facts.snapshot.nodes_in(&refused.asked).count() as u32,
+        woken: refused.unanswered,
+        in_vain: waiting.in_vain,
+    };
+    Place::Waiting {
+        offered: waiting.offered.clone(),
+        offer_lasts_millis: waiting.hint.as_ref().map(|hint| hint.expires.since(facts.now)),
+        tries: waiting.tries,
+        refused: waiting.refused.as_ref().map(refused),
+    }
+}

@@ -1,0 +1,230 @@
+//! One thing that stands in the way is taken away at a time, on every node that does not fit, and the core is asked again.
+
+use super::{Change, seat, seats};
+use crate::scheduling::device::{Gpu, GpuSet, Health};
+use crate::scheduling::explain::Books;
+use crate::scheduling::explain::facts::{Facts, Guests, Particulars};
+use crate::scheduling::explain::nodes::Outline;
+use crate::scheduling::explain::obstacle::{Obstacle, obstacles};
+use crate::scheduling::fit::{Misfit, shut};
+use crate::scheduling::ledger::Presence;
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::{ClassSet, Terms};
+use crate::scheduling::reading::Pressure;
+use crate::scheduling::request::Demand;
+use crate::units::{Bytes, Millis, Percent};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lift {
+    Gate,
+    Pressure,
+    Bars,
+    Pool,
+    Cut,
+    Health,
+    Crowd,
+}
+
+const ALL: [Lift; 7] =
+    [Lift::Gate, Lift::Pressure, Lift::Bars, Lift::Pool, Lift::Cut, Lift::Health, Lift::Crowd];
+
+/// Of nodes where the same helps, so many are looked at for the one where it is nearest.
+const COMPARED: usize = 16;
+
+/// Where a lift helps: nearest nodes first.
+#[derive(Default)]
+struct Found {
+    seats: Vec<(usize, GpuSet)>,
+    nodes: u32,
+}
+
+pub fn lifted(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
+    let mut changes: Vec<Change> =
+        free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
+    for lift in ALL {
+        let found = find(lift, facts, outline);
+        changes.extend(lift.told(books, facts, &found));
+    }
+    changes
+}
+
+fn find(lift: Lift, facts: &Facts, outline: &Outline) -> Found {
+    let mut found = Found::default();
+    for (place, _) in &outline.refused {
+        let lifted = lift.applied(&facts.snapshot.nodes()[*place], facts.demand());
+        let Some(gpus) = lifted.and_then(|(node, demand)| seats(&node, &demand, facts.allowance)) else {
+            continue;
+        };
+        found.nodes += 1;
+        if found.seats.len() < COMPARED {
+            found.seats.push((*place, gpus));
+        }
+    }
+    found
+}
+
+impl Lift {
+    /// The node and the demand without it; `None` where it is not in the way.
+    fn applied(self, node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
+        let edited = |edit: &dyn Fn(&mut Gpu)| {
+            let mut gpus = node.gpus.to_vec();
+            gpus.iter_mut().for_each(edit);
+            (*gpus != *node.gpus).then(|| (Node { gpus: gpus.into(), ..node.clone() }, demand.clone()))
+        };
+        let opened = |open: Node| Some((open, demand.clone()));
+        match self {
+            Self::Gate => edited(&|gpu| gpu.starting = false),
+            Self::Pressure => {
+                let terms = Terms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
+                let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.pressure));
+                is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
+            }
+            Self::Bars => edited(&|gpu| gpu.barred = ClassSet::NONE),
+            Self::Pool if node.classes.contains(demand.class) => None,
+            Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
+            Self::Cut if !node.miscut => None,
+            Self::Cut => opened(Node { miscut: false, ..node.clone() }),
+            Self::Health => edited(&|gpu| gpu.health = Health::Healthy),
+            Self::Crowd => edited(&empty),
+        }
+    }
+
+    fn told(self, books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+        let nodes = found.nodes;
+        let (place, gpus) = *found.seats.first()?;
+        let node = &facts.snapshot.nodes()[place];
+        let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+        let seat = seat(node, gpus);
+        let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
+            let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
+            let mut names: Vec<String> = gpus.iter().flat_map(on).collect();
+            names.sort();
+            names.dedup();
+            names
+        };
+        let class = || facts.policy.class(facts.demand().class).name.clone();
+        Some(match self {
+            Self::Gate => return soonest_gate(books, facts, found),
+            Self::Pressure => return calmest(books, facts, found),
+            Self::Bars => {
+                let barring = |place: usize| known.on(&node.devices, place, facts).barring(facts.demand());
+                Change::ShareClasses {
+                    seat,
+                    class: class(),
+                    by: gpus.iter().flat_map(barring).collect(),
+                    nodes,
+                }
+            }
+            Self::Pool => Change::AdmitClass { seat, class: class(), pool: known.pool, nodes },
+            Self::Cut => Change::Recut { seat, pool: known.pool, nodes },
+            Self::Health => {
+                let health = gpus.iter().map(|place| node.gpus[place].health);
+                let health =
+                    health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
+                Change::Heal { seat, health: health.unwrap_or(Health::Draining), nodes }
+            }
+            Self::Crowd => {
+                Change::Empty { seat, by: names(&|guest| guest.presence != Presence::Offered), nodes }
+            }
+        })
+    }
+}
+
+fn empty(gpu: &mut Gpu) {
+    *gpu = Gpu {
+        charged: Bytes::ZERO,
+        hinted: Bytes::ZERO,
+        engine_hinted: false,
+        pressure: Pressure::NONE,
+        barred: ClassSet::NONE,
+        tenants: 0,
+        exclusive: false,
+        starting: false,
+        ..*gpu
+    };
+}
+
+/// Where the last engine that is in the way has started soonest.
+fn soonest_gate(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+    let mut gate = |(place, gpus): &(usize, GpuSet)| {
+        let node = &facts.snapshot.nodes()[*place];
+        let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+        let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
+        let gates: Vec<(Vec<String>, Option<Millis>)> =
+            starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
+        let opens_in = gates.iter().map(|(_, opens_in)| *opens_in).collect::<Option<Vec<_>>>();
+        let mut by: Vec<String> = gates.into_iter().flat_map(|(names, _)| names).collect();
+        by.sort();
+        by.dedup();
+        (opens_in.and_then(|all| all.into_iter().max()), by, seat(node, *gpus))
+    };
+    let gates: Vec<_> = found.seats.iter().map(&mut gate).collect();
+    let soonest = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
+    soonest.map(|(opens_in_millis, by, seat)| Change::WaitForGate { seat, by, opens_in_millis })
+}
+
+/// Where the busiest of the engines that are in the way has the least to do.
+fn calmest(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+    let demand = facts.demand();
+    let nodes = facts.snapshot.nodes();
+    let pressure = |(place, gpus): &(usize, GpuSet)| {
+        let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].pressure);
+        each.filter(|pressure| demand.terms.exceeded_by(*pressure)).fold(Pressure::NONE, Pressure::beside)
+    };
+    let figures = |seat: &&(usize, GpuSet)| {
+        let Pressure { kv_cache, queue, .. } = pressure(seat);
+        (kv_cache.map(Percent::get), queue, seat.0)
+    };
+    let calmest = found.seats.iter().min_by_key(figures)?;
+    let node = &nodes[calmest.0];
+    let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+    let engines = |place: usize| {
+        let guests: Guests<'_> = known.on(&node.devices, place, facts);
+        guests.named(|guest| guest.engine && guest.presence != Presence::Offered)
+    };
+    let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].pressure));
+    let Pressure { kv_cache, queue, .. } = pressure(calmest);
+    Some(Change::CalmEngines {
+        by: busy.flat_map(engines).collect(),
+        seat: seat(node, calmest.1),
+        kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
+        kv_cache_limit_percent: demand.terms.kv_cache_limit,
+        queue: queue.filter(|queue| demand.terms.queue_limit.is_some_and(|limit| *queue > limit)),
+        queue_limit: demand.terms.queue_limit,
+    })
+}
+
+/// Where the least VRAM is missing, if nothing else is.
+fn free_more(facts: &Facts, outline: &Outline) -> Option<Change> {
+    let demand = facts.demand();
+    let nodes = facts.snapshot.nodes();
+    let offer = |place: usize| {
+        let node = &nodes[place];
+        shut(node, demand).ok()?;
+        let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, Guests::nobody(facts))[..] {
+            [] => Some((Bytes::ZERO, place)),
+            [Obstacle::Short { short_bytes, .. }] => Some((*short_bytes, place)),
+            _ => None,
+        };
+        let mut short: Vec<(Bytes, usize)> = node.gpus.iter().enumerate().filter_map(short).collect();
+        short.sort_unstable();
+        let wanted = short.get(..demand.gpus as usize)?;
+        let missing: Bytes = wanted.iter().map(|(bytes, _)| *bytes).sum();
+        (missing > Bytes::ZERO).then(|| (missing, place, wanted.iter().map(|(_, place)| *place).collect()))
+    };
+    let offers = outline.refused.iter().filter_map(|(place, _)| offer(*place));
+    let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
+        offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
+    let node = &nodes[place];
+    let is_allowed = crate::scheduling::ledger::is_allowed(facts.allowance, &node.gpus, demand, gpus);
+    is_allowed.then(|| Change::FreeMore { seat: seat(node, gpus), short_bytes })
+}
+
+/// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.
+fn start_agent(facts: &Facts, outline: &Outline) -> Option<Change> {
+    let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
+    let mut nodes = outline.refused.iter().filter(|(_, misfit)| unseen(misfit)).map(|(place, _)| *place);
+    let all: Vec<usize> = nodes.by_ref().collect();
+    let first = &facts.snapshot.nodes()[*all.iter().min()?];
+    Some(Change::StartAgent { node: first.name.clone(), nodes: all.len() as u32, freshness: first.freshness })
+}

@@ -1,0 +1,296 @@
+//! What would have to change for a pod that fits nowhere: each answer was found by changing that one thing and asking the core
+//! again. [`request`] changes what the pod asks for, [`lift`] what stands in its way, [`victims`] who is there; [`sentence`]
+//! says it. For a pod that fits or holds room it says what to look at next. Nothing here is a guess from an error's code.
+
+mod lift;
+mod request;
+mod sentence;
+mod victims;
+
+use super::Books;
+use super::facts::Facts;
+use super::nodes::Outline;
+use super::shape::{Amount, Verdict};
+use super::who::asked_vram;
+use crate::ids::{GpuModel, NodeName};
+use crate::scheduling::device::{GpuSet, Health};
+use crate::scheduling::fit::fit;
+use crate::scheduling::ledger::{Phase, is_allowed};
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::{Limit, Usage};
+use crate::scheduling::rank::shortlist;
+use crate::scheduling::reading::Freshness;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::{Bytes, Millis, Percent};
+use serde::{Deserialize, Serialize};
+
+/// One thing that would help, and how to say it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Remedy {
+    #[serde(flatten)]
+    pub change: Change,
+    pub text: String,
+}
+
+/// GPUs of one node, by their indices there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Seat {
+    pub node: NodeName,
+    pub gpus: Vec<u32>,
+}
+
+/// Each but the first four makes the pod fit on its seat, if it names one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
+pub enum Change {
+    /// It fits, and the scheduler has not asked since this process knows of it.
+    NotAsked,
+    /// It fits, and was offered a node that it was not bound to.
+    NotBound { node: NodeName, tries: u32 },
+    /// It fits now; it was refused before that.
+    AskAgain { woken: u32, ago_millis: Millis },
+    /// Its room is held until these have left.
+    VictimsLeave { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
+
+    /// No GPU would do even if it were empty.
+    NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
+    /// An engine that starts is all that is in the way.
+    WaitForGate { seat: Seat, by: Vec<String>, opens_in_millis: Option<Millis> },
+    /// Others leave for it.
+    Preempt { seat: Seat, victims: Vec<Victim>, needs: Needs },
+    /// The engines there have less to do.
+    CalmEngines {
+        seat: Seat,
+        by: Vec<String>,
+        kv_cache_percent: Option<Percent>,
+        kv_cache_limit_percent: Option<Percent>,
+        queue: Option<u32>,
+        queue_limit: Option<u32>,
+    },
+    /// The pod asks for less VRAM.
+    AskLess { seat: Seat, vram_bytes: Bytes, instead_of_bytes: Bytes },
+    /// The pod is spread over more GPUs, or fewer.
+    OtherCount { seat: Seat, gpus: u32, instead_of: u32 },
+    /// The pod does not want its GPUs to itself.
+    Share { seat: Seat },
+    /// Its tenant may use more, by so much.
+    RaiseLimit { seat: Seat, tenant: String, by: Amount },
+    /// Nobody sees the GPUs of such a node; what it has is not known, so whether the pod fits there is not either.
+    StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
+    /// The node's pool takes the pod's class.
+    AdmitClass { seat: Seat, class: String, pool: Option<String>, nodes: u32 },
+    /// The node's GPUs are cut as its pool expects.
+    Recut { seat: Seat, pool: Option<String>, nodes: u32 },
+    /// Both classes share a GPU with each other.
+    ShareClasses { seat: Seat, class: String, by: Vec<String>, nodes: u32 },
+    /// The GPU takes pods again.
+    Heal { seat: Seat, health: Health, nodes: u32 },
+    /// So much more is free there.
+    FreeMore { seat: Seat, short_bytes: Bytes },
+    /// All others leave these GPUs.
+    Empty { seat: Seat, by: Vec<String>, nodes: u32 },
+    /// Another GPU comes.
+    AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
+}
+
+/// A pod that would have to leave.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Victim {
+    pub pod: String,
+    pub class: String,
+    pub priority: i32,
+    /// Over all its GPUs.
+    pub vram_bytes: Bytes,
+}
+
+/// What the pod lacks to evict others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Needs {
+    /// The scheduler does it by itself.
+    Nothing,
+    /// `preemptionPolicy: Never` forbids it.
+    PreemptionPolicy,
+    /// At least this priority.
+    Priority(i32),
+}
+
+/// All that helps, the easiest first.
+pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdict: Verdict) -> Vec<Remedy> {
+    let mut changes = match verdict {
+        Verdict::Bound | Verdict::Assumed => Vec::new(),
+        Verdict::Fits => next_step(facts).into_iter().collect(),
+        Verdict::Holding => victims_leave(facts).into_iter().collect(),
+        Verdict::DoesNotFit => changes(books, facts, outline),
+    };
+    changes.sort_by_key(|change| effort(change, facts.demand()));
+    changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
+}
+
+fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
+    let mut changes: Vec<Change> = victims::preempt(books, facts, outline).into_iter().collect();
+    changes.extend(request::other_requests(facts));
+    changes.extend(raise_limit(facts));
+    changes.extend(lift::lifted(books, facts, outline));
+    let is_one = |change: &Change| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
+    let seats_somebody = changes.iter().any(is_one);
+    changes.extend(no_gpu_large_enough(facts));
+    if !seats_somebody {
+        changes.push(add_gpu(facts));
+    }
+    // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
+    let is_smaller = |change: &Change| {
+        use Change::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
+        matches!(
+            change,
+            FreeMore { .. } | Preempt { .. } | ShareClasses { .. } | CalmEngines { .. } | WaitForGate { .. }
+        )
+    };
+    if changes.iter().any(is_smaller) {
+        changes.retain(|change| !matches!(change, Change::Empty { .. }));
+    }
+    changes
+}
+
+/// An engine with less than half of what it was meant to have is another engine.
+const MUCH_LESS: u8 = 15;
+
+/// What is asked of whom: nothing of anybody, of the pod's owner, of the policy's owner, of the cluster's owner.
+fn effort(change: &Change, demand: &Demand) -> u8 {
+    match change {
+        Change::NotAsked
+        | Change::NotBound { .. }
+        | Change::AskAgain { .. }
+        | Change::VictimsLeave { .. } => 0,
+        Change::NoGpuLargeEnough { .. } => 1,
+        Change::WaitForGate { .. } => 2,
+        Change::Preempt { needs: Needs::Nothing, .. } => 3,
+        Change::CalmEngines { .. } => 4,
+        Change::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
+        Change::OtherCount { .. } => 6,
+        Change::Share { .. } => 7,
+        Change::Preempt { .. } => 8,
+        Change::FreeMore { .. } => 9,
+        Change::RaiseLimit { .. } => 10,
+        Change::StartAgent { .. } => 11,
+        Change::AdmitClass { .. } | Change::ShareClasses { .. } => 12,
+        Change::Heal { .. } | Change::Recut { .. } => 13,
+        Change::Empty { .. } => 14,
+        Change::AskLess { .. } => MUCH_LESS,
+        Change::AddGpu { .. } => 16,
+    }
+}
+
+impl Change {
+    /// Where the pod would fit.
+    pub fn seat(&self) -> Option<&Seat> {
+        match self {
+            Self::WaitForGate { seat, .. }
+            | Self::Preempt { seat, .. }
+            | Self::CalmEngines { seat, .. }
+            | Self::AskLess { seat, .. }
+            | Self::OtherCount { seat, .. }
+            | Self::Share { seat }
+            | Self::RaiseLimit { seat, .. }
+            | Self::AdmitClass { seat, .. }
+            | Self::Recut { seat, .. }
+            | Self::ShareClasses { seat, .. }
+            | Self::Heal { seat, .. }
+            | Self::FreeMore { seat, .. }
+            | Self::Empty { seat, .. } => Some(seat),
+            _ => None,
+        }
+    }
+}
+
+fn seat(node: &Node, gpus: GpuSet) -> Seat {
+    let index = |place: usize| node.devices.get(place).map_or(place as u32, |device| device.index);
+    Seat { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
+}
+
+/// The GPUs such a demand would get on a node, with what the tenant's limit leaves.
+fn seats(node: &Node, demand: &Demand, allowance: Limit) -> Option<GpuSet> {
+    fit(node, demand).ok().filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
+}
+
+/// The best place in the cluster for such a demand.
+fn best_seat(facts: &Facts, demand: &Demand, allowance: Limit) -> Option<(usize, GpuSet)> {
+    let attempt = crate::scheduling::rank::Attempt { allowance, own_room: None, ..facts.attempt(1) };
+    let names = facts.snapshot.nodes().iter().map(|node| node.name.as_str());
+    let list = shortlist(&facts.snapshot, demand, names, attempt);
+    list.best.first().map(|candidate| (candidate.node, candidate.gpus))
+}
+
+fn next_step(facts: &Facts) -> Option<Change> {
+    let Phase::Waiting(waiting) = &facts.entry.phase else { return None };
+    Some(match (&waiting.refused, &waiting.offered) {
+        (Some(refused), _) => {
+            Change::AskAgain { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
+        }
+        (None, Some(node)) => Change::NotBound { node: node.clone(), tries: waiting.tries },
+        (None, None) => Change::NotAsked,
+    })
+}
+
+fn victims_leave(facts: &Facts) -> Option<Change> {
+    let hold = facts.entry.hold()?;
+    Some(Change::VictimsLeave {
+        node: hold.node.clone(),
+        victims: facts.victims.iter().map(ToString::to_string).collect(),
+        left: facts.victims_left,
+        deadline_in_millis: hold.deadline.since(facts.now),
+    })
+}
+
+/// With a higher limit it would fit somewhere.
+fn raise_limit(facts: &Facts) -> Option<Change> {
+    let demand = facts.demand();
+    if facts.allowance == Limit::default() {
+        return None;
+    }
+    let (place, gpus) = best_seat(facts, demand, Limit::default())?;
+    let node = &facts.snapshot.nodes()[place];
+    let wanted: Usage = gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum();
+    let beyond =
+        |wanted: u64, left: Option<u64>| left.map(|left| wanted.saturating_sub(left)).filter(|by| *by > 0);
+    let by = Amount {
+        vram_bytes: beyond(wanted.vram.0, facts.allowance.vram.map(|left| left.0)).map(Bytes),
+        milli_gpus: beyond(wanted.milli_gpus, facts.allowance.milli_gpus),
+    };
+    let tenant = facts.policy.tenant(demand.tenant?)?.name.clone();
+    (by != Amount::default()).then(|| Change::RaiseLimit { seat: seat(node, gpus), tenant, by })
+}
+
+/// The largest GPU is too small.
+fn no_gpu_large_enough(facts: &Facts) -> Option<Change> {
+    let nodes = facts.snapshot.nodes().iter();
+    let gpus = nodes
+        .flat_map(|node| node.gpus.iter().enumerate().map(move |(place, gpu)| (gpu.capacity, node, place)));
+    let (largest, node, place) = gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
+    (largest < facts.demand().per_gpu).then(|| Change::NoGpuLargeEnough {
+        needs_bytes: facts.demand().per_gpu,
+        largest_bytes: largest,
+        node: node.name.clone(),
+        model: node.devices.get(place).map(|device| device.model.clone()),
+    })
+}
+
+fn add_gpu(facts: &Facts) -> Change {
+    let (demand, headroom) = (facts.demand(), facts.policy.headroom.default);
+    let handed_out = u128::from(100 - headroom.get().min(99));
+    let total = (u128::from(demand.per_gpu.0) * 100).div_ceil(handed_out);
+    Change::AddGpu {
+        needs_bytes: demand.per_gpu,
+        total_bytes: Bytes(u64::try_from(total).unwrap_or(u64::MAX)),
+        headroom_percent: headroom,
+        gpus: demand.gpus,
+    }
+}
+
+/// Whether the pod wants GPUs that nobody is on.
+fn wants_empty(demand: &Demand) -> bool {
+    demand.sharing == Sharing::Exclusive
+}

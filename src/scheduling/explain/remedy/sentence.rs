@@ -1,0 +1,288 @@
+//! A remedy as a sentence for someone who has never seen this code: what to do, where, and with what figures.
+
+use super::{Change, Needs, Seat, Victim};
+use crate::scheduling::device::Health;
+use crate::scheduling::explain::obstacle::list;
+use crate::scheduling::explain::words::{amount, gpu_list, length, quantity};
+use crate::scheduling::reading::Freshness;
+use crate::units::{Millis, Percent};
+use std::fmt;
+
+impl fmt::Display for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.node, gpu_list(&self.gpus))
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAsked | Self::NotBound { .. } | Self::AskAgain { .. } | Self::VictimsLeave { .. } => {
+                self.say_next_step(f)
+            }
+            Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
+            Self::Preempt { seat, victims, needs } => say_preempt(f, seat, victims, *needs),
+            Self::RaiseLimit { .. }
+            | Self::AdmitClass { .. }
+            | Self::Recut { .. }
+            | Self::ShareClasses { .. } => self.say_policy(f),
+            Self::WaitForGate { .. }
+            | Self::CalmEngines { .. }
+            | Self::FreeMore { .. }
+            | Self::Empty { .. } => self.say_occupancy(f),
+            Self::NoGpuLargeEnough { .. }
+            | Self::StartAgent { .. }
+            | Self::Heal { .. }
+            | Self::AddGpu { .. } => self.say_hardware(f),
+        }
+    }
+}
+
+const DESCRIBE: &str = "the scheduler's own words are under Events in `kubectl describe pod`";
+
+impl Change {
+    fn say_next_step(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAsked => write!(
+                f,
+                "it fits, and the scheduler has not asked: look whether spec.schedulerName is the profile with Stowage's \
+                 extender, whether scheduling gates stand, and whether a volume or quota is awaited; {DESCRIBE}"
+            ),
+            Self::NotBound { node, tries: 0 } => {
+                write!(f, "it was offered {node} a moment ago, and its Binding should follow")
+            }
+            Self::NotBound { node, tries } => write!(
+                f,
+                "it was offered nodes ({node} first) and came back unbound {tries} time(s): another plugin refuses them, by \
+                 taints, affinity, CPU, memory or volumes; {DESCRIBE}"
+            ),
+            Self::AskAgain { woken: 0, ago_millis } => write!(
+                f,
+                "it was refused {} ago and fits now: it is woken within seconds, and the scheduler asks again",
+                length(*ago_millis)
+            ),
+            Self::AskAgain { woken, ago_millis } => write!(
+                f,
+                "it fits now and was woken {woken} time(s), last {} ago, but the scheduler has not asked: something that \
+                 Stowage does not see keeps it back; {DESCRIBE}",
+                length(*ago_millis)
+            ),
+            Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
+                f,
+                "wait: {left} of {} victim(s) ({}) have not left {node} yet; its room is held for {} more",
+                victims.len(),
+                list(victims),
+                length(*deadline_in_millis)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn say_request(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AskLess { seat, vram_bytes, instead_of_bytes } => write!(
+                f,
+                "ask for {} of stowage.dev/vram instead of {}: {seat} {} then",
+                quantity(*vram_bytes),
+                quantity(*instead_of_bytes),
+                fits(seat)
+            ),
+            Self::OtherCount { seat, gpus: 1, .. } => write!(
+                f,
+                "put it on one GPU (leave the annotation stowage.dev/gpus out): {seat} {} then",
+                fits(seat)
+            ),
+            Self::OtherCount { seat, gpus, .. } => write!(
+                f,
+                "split it over {gpus} GPUs (annotation stowage.dev/gpus: \"{gpus}\", and tell the engine, such as with \
+                 --tensor-parallel-size {gpus}): {seat} {} then",
+                fits(seat)
+            ),
+            Self::Share { seat } => write!(
+                f,
+                "let it share its GPU (leave the annotation stowage.dev/exclusive out): {seat} {} then",
+                fits(seat)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn say_policy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RaiseLimit { seat, tenant, by } => write!(
+                f,
+                "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have \
+                 ended: {seat} {} then",
+                amount(*by, "nothing"),
+                fits(seat)
+            ),
+            Self::AdmitClass { seat, class, pool, nodes } => write!(
+                f,
+                "let {} take class {class} (nodePools[].classes in the policy): {seat} {} then{}",
+                pool_name(pool.as_deref()),
+                fits(seat),
+                others(*nodes)
+            ),
+            Self::Recut { seat, pool, nodes } => write!(
+                f,
+                "cut the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
+                seat.node,
+                pool_name(pool.as_deref()),
+                gpu_list(&seat.gpus),
+                fits(seat),
+                others(*nodes)
+            ),
+            Self::ShareClasses { seat, class, by, nodes } => write!(
+                f,
+                "let class {class} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until \
+                 they have ended: {seat} {} then{}",
+                list(by),
+                fits(seat),
+                others(*nodes)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn say_occupancy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WaitForGate { seat, by, opens_in_millis } => {
+                write!(f, "wait: the engine of {} is starting on {seat}; ", list(by))?;
+                say_gate(f, *opens_in_millis)
+            }
+            Self::CalmEngines { seat, by, .. } => {
+                write!(f, "no VRAM is missing on {seat}, but ")?;
+                self.say_pressure(f)?;
+                write!(
+                    f,
+                    " (the engine of {}): wait until it has less to do, or give it another replica",
+                    list(by)
+                )
+            }
+            Self::FreeMore { seat, short_bytes } => {
+                write!(f, "free {short_bytes} more on {seat}: nothing else is missing there")
+            }
+            Self::Empty { seat, by, nodes } => write!(
+                f,
+                "wait until {} {} left {seat}: empty, {}{}",
+                list(by),
+                if by.len() > 1 { "have" } else { "has" },
+                if seat.gpus.len() > 1 { "they fit" } else { "it fits" },
+                others(*nodes)
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    fn say_pressure(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::CalmEngines { kv_cache_percent, kv_cache_limit_percent, queue, queue_limit, .. } = self
+        else {
+            return Ok(());
+        };
+        let limit =
+            |limit: Option<Percent>| limit.map_or("no limit".into(), |limit| format!("limit {limit}"));
+        let kv = kv_cache_percent
+            .map(|kv| format!("the KV cache is at {kv} ({})", limit(*kv_cache_limit_percent)));
+        let long =
+            queue.map(|queue| format!("{queue} requests wait (limit {})", queue_limit.unwrap_or(u32::MAX)));
+        let both: Vec<String> = kv.into_iter().chain(long).collect();
+        f.write_str(&both.join(" and "))
+    }
+
+    fn say_hardware(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoGpuLargeEnough { needs_bytes, largest_bytes, node, model } => {
+                let model = model.as_ref().map_or(String::new(), |model| format!(", {model}"));
+                write!(
+                    f,
+                    "waiting will not help: no GPU of this cluster can promise {needs_bytes}; the largest ({node}{model}) can \
+                     promise {largest_bytes}"
+                )
+            }
+            Self::StartAgent { node, nodes, freshness: Freshness::Unreported } => write!(
+                f,
+                "start the agent on {node}: nobody has seen its GPUs; what fits there is known as soon as it reports{}",
+                others(*nodes)
+            ),
+            Self::StartAgent { node, nodes, .. } => write!(
+                f,
+                "look after the agent on {node}: its last report shows no GPU that can be used, or is too old for the \
+                 policy{}",
+                others(*nodes)
+            ),
+            Self::Heal { seat, health, nodes } => write!(
+                f,
+                "{seat} {}; in order again, {} the pod{}",
+                match health {
+                    Health::Lost => "is lost",
+                    Health::Draining | Health::Healthy => "is draining",
+                },
+                if seat.gpus.len() > 1 { "they hold" } else { "it holds" },
+                others(*nodes)
+            ),
+            Self::AddGpu { needs_bytes, total_bytes, headroom_percent, gpus } => write!(
+                f,
+                "add a node with {} of at least {total_bytes} ({needs_bytes} and {headroom_percent} headroom)",
+                if *gpus > 1 { format!("{gpus} empty GPUs") } else { "an empty GPU".into() }
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], needs: Needs) -> fmt::Result {
+    let named = |victim: &Victim| {
+        format!("{} ({}, {}, priority {})", victim.pod, victim.class, victim.vram_bytes, victim.priority)
+    };
+    let names = list(&victims.iter().map(named).collect::<Vec<_>>());
+    match needs {
+        Needs::Nothing => {
+            write!(f, "{names} could leave {seat} for it: the scheduler sees to that when it next asks")
+        }
+        Needs::PreemptionPolicy => {
+            write!(f, "{names} could leave {seat} for it, were its preemptionPolicy not Never")
+        }
+        Needs::Priority(least) => {
+            write!(f, "{names} could leave {seat} for it, had it a PriorityClass of priority {least} or more")
+        }
+    }
+}
+
+fn say_gate(f: &mut fmt::Formatter<'_>, opens_in: Option<Millis>) -> fmt::Result {
+    match opens_in {
+        Some(opens_in) => {
+            write!(f, "its start gate opens when it is ready, in at most {}", length(opens_in))
+        }
+        None => write!(f, "its start gate opens when it has begun and is ready"),
+    }
+}
+
+fn fits(seat: &Seat) -> &'static str {
+    if seat.gpus.len() > 1 { "fit" } else { "fits" }
+}
+
+fn pool_name(pool: Option<&str>) -> String {
+    pool.map_or("its node pool".into(), |pool| format!("node pool {pool}"))
+}
+
+/// More nodes where the same helps.
+fn others(nodes: u32) -> String {
+    match nodes {
+        0 | 1 => String::new(),
+        2 => " (1 more node is like it)".into(),
+        nodes => format!(" ({} more nodes are like it)", nodes - 1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::NodeName;
+
+    #[test]
+    fn several_gpus_are_named_and_counted() {
+        let seat = Seat { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
+        let text = Change::OtherCount { seat, gpus: 2, instead_of: 1 }.to_string();
+        assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
+    }
+}

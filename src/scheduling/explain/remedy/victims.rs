@@ -1,0 +1,82 @@
+//! Who could leave for the pod: the core's own search for victims, on the nodes that are nearest to fitting.
+
+use super::request::with_priority;
+use super::{Change, Needs, Victim, seat};
+use crate::scheduling::explain::Books;
+use crate::scheduling::explain::facts::{Facts, NODES_FOR_VICTIMS};
+use crate::scheduling::explain::nodes::Outline;
+use crate::scheduling::fit::{evictions_could_resolve, shut};
+use crate::scheduling::ledger::{Ledger, is_allowed};
+use crate::scheduling::preempt::{Resident, Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::request::Demand;
+
+/// The highest priority a user's PriorityClass may have; above it are the system's own.
+const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
+
+/// The cheapest pods that the policy lets leave: for the pod as it is, or, if nobody would leave for it, with the least
+/// priority for which somebody would.
+pub fn preempt(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Option<Change> {
+    let demand = facts.demand();
+    if let Some(found) = cheapest(books, facts, outline, demand) {
+        let needs = if demand.may_preempt { Needs::Nothing } else { Needs::PreemptionPolicy };
+        return Some(found.told(books, facts, needs));
+    }
+    let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
+    let found = cheapest(books, facts, outline, &highest)?;
+    let least = found.highest_priority().saturating_add(1);
+    // Of another priority it may be of another class: only what was tried is said.
+    let tried = cheapest(books, facts, outline, &with_priority(demand, &facts.policy, least))?;
+    Some(tried.told(books, facts, Needs::Priority(least)))
+}
+
+struct Found {
+    place: usize,
+    set: VictimSet,
+    victims: Vec<Resident>,
+}
+
+fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &Demand) -> Option<Found> {
+    let nodes = facts.snapshot.nodes();
+    let could_help = |place: &usize| {
+        shut(&nodes[*place], demand).is_ok() && evictions_could_resolve(&nodes[*place].gpus, demand)
+    };
+    let places = outline.refused.iter().map(|(place, _)| *place).filter(could_help).take(NODES_FOR_VICTIMS);
+    let found = places.filter_map(|place| {
+        let name = &nodes[place].name;
+        let (room, missing) = books.look(|ledger: &mut Ledger| {
+            let room = ledger.room_for_demand(&facts.uid, demand, name, &facts.tenancy)?;
+            Some((room, demand.vram().minus(ledger.sum_left_on(name))))
+        })?;
+        // What the scheduler itself must see freed, which counts by the node's sum.
+        let shortfall = Shortfall { vram: missing, ..Shortfall::default() };
+        let set = cheapest_victims(&room, demand, shortfall).filter(|set| !set.victims.is_empty())?;
+        let is_allowed = is_allowed(facts.allowance, &room.gpus, demand, set.gpus);
+        let leaves = |resident: &Resident| set.victims.contains(&resident.uid);
+        let victims = room.candidates.into_iter().filter(leaves).collect();
+        is_allowed.then_some(Found { place, set, victims })
+    });
+    found.min_by_key(|found| (found.set.price, found.place))
+}
+
+impl Found {
+    fn highest_priority(&self) -> i32 {
+        self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
+    }
+
+    fn told(&self, books: &mut impl Books, facts: &Facts, needs: Needs) -> Change {
+        let name = |victim: &Resident| {
+            books.look(|ledger| ledger.entry(&victim.uid).map(|entry| entry.key.to_string()))
+        };
+        let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
+        let victim = |(victim, name): (&Resident, Option<String>)| Victim {
+            pod: name.unwrap_or_else(|| victim.uid.to_string()),
+            class: facts.policy.class(victim.class).name.clone(),
+            priority: victim.priority,
+            vram_bytes: victim.vram(),
+        };
+        let mut victims: Vec<Victim> = self.victims.iter().zip(names).map(victim).collect();
+        victims.sort_by(|a, b| a.pod.cmp(&b.pod));
+        let node = &facts.snapshot.nodes()[self.place];
+        Change::Preempt { seat: seat(node, self.set.gpus), victims, needs }
+    }
+}

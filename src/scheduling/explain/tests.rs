@@ -1,0 +1,231 @@
+//! One thing in the way at a time, and what is said of it. The texts as a whole are golden files of the command line's.
+
+use super::obstacle::Obstacle;
+use super::remedy::{Change, Needs};
+use super::shape::{Place, Verdict};
+use super::world::{Sketch, World, name, pod};
+use super::{Explanation, Options, explain};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::{GpuSet, Health};
+use crate::scheduling::policy::{Class, Expression, Limit, Match, Policy, Pool, Tenant};
+use crate::units::{Bytes, Millis};
+use std::sync::Arc;
+
+fn with_classes(classes: Vec<Class>) -> Policy {
+    let all = classes.into_iter().chain(Policy::default().classes().to_vec()).collect();
+    Policy::default().with_classes(all).unwrap()
+}
+
+fn changes(explanation: &Explanation) -> Vec<&Change> {
+    explanation.remedies.iter().map(|remedy| &remedy.change).collect()
+}
+
+fn explained(world: &mut World, pod: &Sketch) -> Explanation {
+    world.explained(pod, &Options::default())
+}
+
+#[test]
+fn each_class_that_was_passed_over_has_the_condition_that_was_not_met() {
+    let expression = Expression::compile("pod.labels['team'] == 'x'").unwrap();
+    let policy = with_classes(vec![
+        Class {
+            matches: Match { namespaces: vec!["chat".into(), "talk".into()], ..Match::default() },
+            ..Class::named("chat")
+        },
+        Class {
+            matches: Match { labels: [("app".into(), "web".into())].into(), ..Match::default() },
+            ..Class::named("web")
+        },
+        Class { matches: Match { expression: Some(expression), ..Match::default() }, ..Class::named("x") },
+    ]);
+    let mut world = World::new(policy).node("a", 1);
+    let explanation = explained(&mut world, &pod("p", "1Gi"));
+    let told: Vec<(&str, &str, &str)> = explanation.class.passed_over[..3]
+        .iter()
+        .map(|passed| (passed.class.as_str(), passed.unmet.wants.as_str(), passed.unmet.has.as_str()))
+        .collect();
+    assert_eq!(told[0], ("chat", "any of chat, talk", "team"));
+    assert_eq!(told[1], ("web", "app=web", "no label app"));
+    assert_eq!((told[2].0, told[2].1), ("x", "pod.labels['team'] == 'x'"));
+    assert!(told[2].2.starts_with("it fails on this pod: "), "{}", told[2].2);
+    assert_eq!((explanation.class.name.as_str(), explanation.class.because.len()), ("serving", 0));
+}
+
+#[test]
+fn the_rule_that_chose_a_class_is_told() {
+    let mut world = World::new(Policy::default()).node("a", 1);
+    let explanation = explained(&mut world, &Sketch { priority: -5, ..pod("p", "1Gi") });
+    let condition = &explanation.class.because[0];
+    assert_eq!(explanation.class.name, "opportunistic");
+    assert_eq!(
+        (condition.field.as_str(), condition.wants.as_str(), condition.has.as_str()),
+        ("priority", "-1 or less", "-5")
+    );
+}
+
+#[test]
+fn an_engine_that_starts_is_named_with_the_time_its_gate_is_shut_at_most() {
+    let mut world = World::new(Policy::default()).node("a", 1);
+    world.bound(&pod("first", "10Gi"), "a", &[0], true);
+    world.pass(Millis::seconds(2));
+    world.report("a", &[], &[]);
+    let explanation = explained(&mut world, &pod("second", "10Gi"));
+    let [Change::WaitForGate { seat, by, opens_in_millis: Some(opens_in) }] = changes(&explanation)[..]
+    else {
+        panic!("{:?}", explanation.remedies)
+    };
+    assert_eq!((seat.gpus.as_slice(), by.as_slice()), (&[0][..], &["team/first".to_owned()][..]));
+    world.pass(Millis(opens_in.0 - 1));
+    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, Verdict::DoesNotFit);
+    world.pass(Millis(1));
+    world.report("a", &[], &[]);
+    assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, Verdict::Fits);
+}
+
+#[test]
+fn a_pool_that_does_not_take_the_class_is_named() {
+    let pool = Pool {
+        selector: [("pool".into(), "fraud".into())].into(),
+        classes: Some(vec!["dedicated".into()]),
+        ..Pool::named("fraud")
+    };
+    let policy = Policy::default().with_pools(vec![pool]).unwrap();
+    let mut world = World::new(policy).node("a", 1).labelled("a", "pool", "fraud");
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    let expected =
+        "let node pool fraud take class serving (nodePools[].classes in the policy): a GPU 0 fits then";
+    assert_eq!(explanation.remedies[0].text, expected);
+}
+
+#[test]
+fn classes_that_do_not_share_are_named_with_who_is_there() {
+    let alone = Class {
+        matches: Match { namespaces: vec!["fraud".into()], ..Match::default() },
+        shares_with: Some(vec![]),
+        engine: false,
+        ..Class::named("fraud")
+    };
+    let fraud = Sketch { namespace: "fraud", ..pod("f", "10Gi") };
+    let mut world = World::new(with_classes(vec![alone])).node("a", 1).runs(&fraud, "a", &[0]);
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert_eq!(explanation.nodes[0].gpus[0].obstacles, [Obstacle::Barred { by: vec!["fraud/f".into()] }]);
+    assert!(matches!(changes(&explanation)[0], Change::ShareClasses { by, .. } if by[..] == ["fraud/f"]));
+}
+
+#[test]
+fn a_limit_is_told_with_what_it_would_have_to_be_raised_by() {
+    let limit = Limit { vram: Some(Bytes::gib(50)), milli_gpus: None };
+    let tenant = Tenant { limit, ..Tenant::named("work", &["team"]) };
+    let policy = Policy::default().with_tenants(vec![tenant]).unwrap();
+    let mut world = World::new(policy).node("a", 2).runs(&pod("old", "30Gi"), "a", &[0]);
+    let explanation = explained(&mut world, &pod("new", "40Gi"));
+    let tenant = explanation.tenant.as_ref().unwrap();
+    assert_eq!(tenant.left.vram_bytes, Some(Bytes::gib(20)));
+    let raised = changes(&explanation).into_iter().find_map(|change| match change {
+        Change::RaiseLimit { by, .. } => by.vram_bytes,
+        _ => None,
+    });
+    assert_eq!(raised, Some(Bytes::gib(20)));
+    assert!(explanation.remedies[0].text.starts_with("ask for 20Gi"), "{}", explanation.remedies[0].text);
+}
+
+#[test]
+fn a_gpu_that_is_out_of_order_is_what_would_have_to_come_back() {
+    let mut world = World::new(Policy::default()).node("a", 1);
+    world.devices("a", &[Health::Draining]);
+    let explanation = explained(&mut world, &pod("p", "10Gi"));
+    assert_eq!(explanation.remedies[0].text, "a GPU 0 is draining; in order again, it holds the pod");
+}
+
+#[test]
+fn the_priority_is_told_for_which_somebody_would_leave() {
+    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
+    let mut world = World::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let low = Sketch { priority: -5, ..pod("p", "60Gi") };
+    let needs = |explanation: &Explanation| {
+        changes(explanation).into_iter().find_map(|change| match change {
+            Change::Preempt { needs, .. } => Some(*needs),
+            _ => None,
+        })
+    };
+    assert_eq!(needs(&explained(&mut world, &low)), Some(Needs::Priority(0)));
+    let never = Sketch { never_preempts: true, ..pod("q", "60Gi") };
+    assert_eq!(needs(&explained(&mut world, &never)), Some(Needs::PreemptionPolicy));
+}
+
+#[test]
+fn what_was_offered_to_the_pod_itself_is_not_in_its_way() {
+    let mut world = World::new(Policy::default()).node("a", 1);
+    let uid = world.wait(&pod("p", "60Gi"));
+    let (snapshot, now) = (world.ledger.snapshot(), world.ledger.now());
+    world.ledger.offer(&uid, snapshot.node("a").unwrap(), GpuSet::one(0), now);
+    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    let score = explanation.nodes[0].score.as_ref().unwrap();
+    assert!(!score.contended);
+    assert_eq!(explanation.nodes[0].gpus[0].offered_bytes, Bytes::ZERO);
+    assert!(matches!(changes(&explanation)[..], [Change::NotBound { tries: 0, .. }]));
+}
+
+#[test]
+fn who_holds_room_is_told_whom_it_waits_for() {
+    let job = Sketch { priority: -1, ..pod("job", "60Gi") };
+    let mut world = World::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
+    let uid = world.wait(&pod("p", "60Gi"));
+    let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
+    let hold = Hold {
+        node: name("a"),
+        devices: Arc::new([devices[0].uuid.clone()]),
+        victims: Arc::new([job.uid()]),
+        deadline: world.ledger.now() + Millis::seconds(60),
+    };
+    world.ledger.hold(&uid, hold).unwrap();
+    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    assert_eq!(explanation.verdict, Verdict::Holding);
+    let Place::Holding { victims, victims_left: 1, .. } = &explanation.place else { panic!() };
+    assert_eq!(victims[..], ["team/job".to_owned()]);
+    world.ledger.release(&job.uid());
+    world.report("a", &[], &[]);
+    assert_eq!(explain(&mut world.ledger, &uid, &Options::default()).unwrap().verdict, Verdict::Fits);
+}
+
+#[test]
+fn nodes_the_scheduler_did_not_ask_about_are_marked() {
+    let mut world = World::new(Policy::default()).node("a", 1).node("b", 1);
+    let uid = world.wait(&pod("p", "80Gi"));
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, snapshot.set_of([0].into_iter()));
+    let explanation = explain(&mut world.ledger, &uid, &Options::All).unwrap();
+    let asked: Vec<Option<bool>> = explanation.nodes.iter().map(|node| node.was_asked).collect();
+    assert_eq!(asked, [Some(true), Some(false)]);
+}
+
+#[test]
+fn many_nodes_are_grouped_and_one_can_be_asked_for() {
+    let mut world =
+        (0..30).fold(World::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));
+    for n in 0..12 {
+        world.bound(&pod(&format!("big-{n}"), "70Gi"), &format!("n{n:02}"), &[0], false);
+    }
+    world.bound(&pod("less", "60Gi"), "n12", &[0], false);
+    let wanted = pod("p", "40Gi");
+    let explanation = explained(&mut world, &wanted);
+    assert_eq!((explanation.counts.fit, explanation.counts.refused), (17, 13));
+    assert_eq!(explanation.nodes.len(), 11);
+    let [group] = &explanation.groups[..] else { panic!("{:?}", explanation.groups) };
+    // The nearest to fitting stands for all.
+    assert_eq!((group.code.as_str(), group.count, group.example.as_str()), ("no-room", 13, "n12"));
+    assert_eq!(world.explained(&wanted, &Options::All).nodes.len(), 30);
+    assert_eq!(world.explained(&wanted, &Options::Node(name("n29"))).nodes.len(), 1);
+    let unknown = world.explained(&wanted, &Options::Node(name("x")));
+    assert_eq!(unknown.nodes[0].misfit.as_ref().unwrap().code, "unknown-node");
+}
+
+#[test]
+fn a_cluster_without_a_node_is_explained_too() {
+    let explanation = explained(&mut World::new(Policy::default()), &pod("p", "9Gi"));
+    assert_eq!(explanation.verdict, Verdict::DoesNotFit);
+    assert_eq!(
+        explanation.remedies[0].text,
+        "add a node with an empty GPU of at least 10.0 GiB (9.0 GiB and 10 % headroom)"
+    );
+}

@@ -1,0 +1,195 @@
+//! Small clusters for tests: nodes of 80 GiB GPUs whose agents report, pods that wait or run, and a clock that a test moves.
+
+use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::explain::{Explanation, Options, explain};
+use crate::scheduling::ledger::{Ledger, Presence, Seen, SeenState};
+use crate::scheduling::loading::{Holding, Tier};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
+use crate::units::{Bytes, Millis, Moment, Percent};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Far from the beginning, so that pods can have run for days before it.
+const START: Moment = Moment(365 * 24 * 3600 * 1000);
+
+pub struct World {
+    pub ledger: Ledger,
+}
+
+/// A pod in shorthand; its UID is its name.
+#[derive(Debug, Clone, Default)]
+pub struct Sketch {
+    pub namespace: &'static str,
+    pub name: String,
+    pub vram: String,
+    pub gpus: Option<u32>,
+    pub exclusive: bool,
+    pub priority: i32,
+    pub priority_class: Option<&'static str>,
+    pub never_preempts: bool,
+    pub model: Option<&'static str>,
+    pub labels: BTreeMap<String, String>,
+}
+
+pub fn pod(name: &str, vram: &str) -> Sketch {
+    Sketch { namespace: "team", name: name.into(), vram: vram.into(), ..Sketch::default() }
+}
+
+impl Sketch {
+    pub fn uid(&self) -> PodUid {
+        PodUid::parse(&self.name).unwrap()
+    }
+
+    fn key(&self) -> PodKey {
+        PodKey::parse(self.namespace, &self.name).unwrap()
+    }
+
+    pub fn demand(&self, policy: &Policy) -> Demand {
+        let gpus = self.gpus.map(|gpus| gpus.to_string());
+        let container = ContainerRequest {
+            name: "engine",
+            role: ContainerRole::Main,
+            vram: Some(&self.vram),
+            asks_device_plugin: false,
+            cpu: None,
+            memory: None,
+        };
+        let request = PodRequest {
+            namespace: self.namespace,
+            labels: &self.labels,
+            priority_class: self.priority_class,
+            priority: self.priority,
+            may_preempt: !self.never_preempts,
+            grace: Millis::seconds(30),
+            containers: &[container],
+            gpus: gpus.as_deref(),
+            exclusive: self.exclusive.then_some("true"),
+            model: self.model,
+            kv_cache: None,
+            service_account: None,
+            resources: &BTreeSet::from(["stowage.dev/vram"]),
+        };
+        Demand::of(&request, policy).unwrap()
+    }
+}
+
+pub fn name(node: &str) -> NodeName {
+    NodeName::parse(node).unwrap()
+}
+
+fn uuid(node: &str, gpu: usize) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{node}-{gpu}")).unwrap()
+}
+
+impl World {
+    pub fn new(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(START);
+        Self { ledger }
+    }
+
+    /// A node whose agent has just reported that many GPUs.
+    pub fn node(mut self, node: &str, gpus: usize) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self.devices(node, &vec![Health::Healthy; gpus]);
+        self.report(node, &[], &[]);
+        self
+    }
+
+    pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
+        self.ledger.set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
+        self
+    }
+
+    /// A node of which nobody has reported.
+    pub fn silent(mut self, node: &str) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::Stowage, None);
+        self
+    }
+
+    pub fn devices(&mut self, node: &str, health: &[Health]) {
+        let device = |(index, health): (usize, &Health)| Device {
+            uuid: uuid(node, index),
+            index: index as u32,
+            model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").unwrap(),
+            parent: None,
+            total: Bytes::gib(80),
+            reserved: Bytes::ZERO,
+            health: *health,
+            island: None,
+        };
+        let devices = health.iter().enumerate().map(device).collect();
+        self.ledger.report_devices(&name(node), devices).unwrap();
+    }
+
+    /// Its agent reports: pods use what they were promised, and the engines on some GPUs have this KV cache and this queue.
+    pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, Tier)]) {
+        let occupants = self.ledger.occupants_of(&name(node));
+        let count = self.ledger.node(&name(node)).unwrap().devices.len();
+        let gpu = |place: usize| {
+            let here = occupants.iter().filter(|guest| {
+                guest.gpus.contains(place) && matches!(guest.presence, Presence::Bound | Presence::Assumed)
+            });
+            let mut attributed: Vec<(PodUid, Bytes)> =
+                here.map(|guest| (guest.uid.clone(), guest.per_gpu)).collect();
+            attributed.sort_unstable();
+            let pressure = busy.iter().find(|(busy, ..)| *busy == place);
+            GpuReading {
+                uuid: uuid(node, place),
+                used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
+                attributed,
+                pressure: pressure
+                    .map_or(Pressure::NONE, |(_, kv, queue)| Pressure::of(Percent::new(*kv), Some(*queue))),
+            }
+        };
+        let holding = |(model, tier): &(&str, Tier)| Holding {
+            model: ModelId::parse(model).unwrap(),
+            tier: *tier,
+            bytes: Bytes::ZERO,
+        };
+        let reading = Reading {
+            sampled: self.ledger.now(),
+            gpus: (0..count).map(gpu).collect(),
+            holdings: models.iter().map(holding).collect(),
+        };
+        self.ledger.read(&name(node), reading);
+    }
+
+    /// So much time passes, and what it ends has ended.
+    pub fn pass(&mut self, time: Millis) {
+        let now = self.ledger.now() + time;
+        self.ledger.expire(now);
+    }
+
+    pub fn wait(&mut self, pod: &Sketch) -> PodUid {
+        self.see(pod, SeenState::Waiting { hold: None })
+    }
+
+    /// A pod that has run there for an hour.
+    pub fn runs(mut self, pod: &Sketch, node: &str, gpus: &[usize]) -> Self {
+        self.bound(pod, node, gpus, false);
+        self
+    }
+
+    pub fn bound(&mut self, pod: &Sketch, node: &str, gpus: &[usize], starting: bool) {
+        let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
+        let ran = if starting { None } else { Some(Millis::seconds(3600)) };
+        self.see(pod, SeenState::Bound { node: name(node), devices, starting, ran });
+    }
+
+    fn see(&mut self, pod: &Sketch, state: SeenState) -> PodUid {
+        let demand = pod.demand(&self.ledger.policy().clone());
+        self.ledger.see(Seen { uid: pod.uid(), key: pod.key(), demand, state });
+        pod.uid()
+    }
+
+    /// The pod waits, and is explained.
+    pub fn explained(&mut self, pod: &Sketch, options: &Options) -> Explanation {
+        let uid = self.wait(pod);
+        explain(&mut self.ledger, &uid, options).unwrap()
+    }
+}

@@ -1,0 +1,118 @@
+//! What the books tell a person who asks why: who is on a node, how old its figures are, what a node is without one pod.
+//!
+//! Decisions read snapshots, which know numbers and no names; nothing that decides should come here.
+
+use super::Ledger;
+use super::entry::{Phase, PodEntry};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::device::GpuSet;
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::{ClassId, Pool};
+use crate::scheduling::request::Sharing;
+use crate::units::{Bytes, Millis, Moment};
+use serde::{Deserialize, Serialize};
+
+/// One who has, holds or was offered something of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Occupant {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub class: ClassId,
+    pub priority: i32,
+    pub per_gpu: Bytes,
+    pub sharing: Sharing,
+    /// By their places in the node's list.
+    pub gpus: GpuSet,
+    pub presence: Presence,
+    /// While its engine starts, until when no other may start beside it.
+    pub starting: Option<Moment>,
+    /// It has an engine that starts, or that will when it comes.
+    pub engine: bool,
+}
+
+/// How an occupant is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Presence {
+    Bound,
+    /// It is on the node, and nobody knows on which GPUs: it counts on each.
+    Somewhere,
+    /// Its Binding is on its way.
+    Assumed,
+    /// Room is held for it until its victims have left.
+    Held,
+    /// It was offered the GPU a moment ago.
+    Offered,
+}
+
+impl Ledger {
+    /// The pod of that name; of two that have had it, the one with the lower UID.
+    pub fn uid_of(&self, key: &PodKey) -> Option<PodUid> {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the least of those that match is the same in any order"
+        )]
+        let named = self.entries.iter().filter(|(_, entry)| entry.key == *key);
+        named.map(|(uid, _)| uid).min().cloned()
+    }
+
+    /// How long ago the latest reading of a node was sampled.
+    pub fn reading_age(&self, node: &NodeName) -> Option<Millis> {
+        Some(self.now.since(self.reading(node)?.sampled))
+    }
+
+    /// The pool that a node is in.
+    pub fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
+        self.policy.pool(self.books.get(node)?.admission.pool?)
+    }
+
+    /// The node as the pod itself sees it: without its own charge, hold or hint.
+    pub fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
+        let book = self.books.get(node).filter(|book| book.exists)?;
+        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
+        Some(Node { gpus: gpus.into(), ..book.view.clone() })
+    }
+
+    /// Everyone with anything on a node, in order of UID; one that has room and was offered more stands there twice.
+    pub fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
+        let Some(book) = self.books.get(node) else { return Vec::new() };
+        let here = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
+        let seats = |entry: &PodEntry| {
+            let charge = book.charge_of(entry).map(|charge| match (&entry.phase, charge.placed) {
+                (Phase::Assumed(_), _) => (charge.gpus, Presence::Assumed),
+                (_, true) => (charge.gpus, Presence::Bound),
+                (_, false) => (charge.gpus, Presence::Somewhere),
+            });
+            let hold = entry.hold().filter(|hold| hold.node == *node);
+            let held = hold.and_then(|hold| book.resolve(&hold.devices)).map(|gpus| (gpus, Presence::Held));
+            let hint = entry.hint().filter(|hint| hint.node == *node);
+            [charge, held, hint.map(|hint| (hint.gpus, Presence::Offered))].into_iter().flatten()
+        };
+        here.flat_map(|(uid, entry)| seats(entry).map(move |seat| occupant(uid, entry, seat))).collect()
+    }
+
+    /// How many of those who are to leave for a pod that holds room are still in its way.
+    pub fn victims_left(&self, uid: &PodUid) -> u32 {
+        let left = || {
+            let hold = self.entries.get(uid)?.hold()?;
+            Some(self.victims_on(hold, self.books.get(&hold.node)?))
+        };
+        left().unwrap_or(0)
+    }
+}
+
+fn occupant(uid: &PodUid, entry: &PodEntry, (gpus, presence): (GpuSet, Presence)) -> Occupant {
+    let demand = &entry.demand;
+    Occupant {
+        uid: uid.clone(),
+        key: entry.key.clone(),
+        class: demand.class,
+        priority: demand.priority,
+        per_gpu: demand.per_gpu,
+        sharing: demand.sharing,
+        gpus,
+        presence,
+        starting: entry.starting,
+        engine: demand.terms.engine,
+    }
+}

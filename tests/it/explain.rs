@@ -1,0 +1,142 @@
+//! `/v1/explain` and `stowage explain`: the shape of the answer, errors that say the way out, and exit codes.
+
+use crate::client::Client;
+use crate::served::{Cluster, on, pod, priority};
+use serde_json::{Value, json};
+use std::process::{Command, Output};
+
+fn served() -> crate::served::Served {
+    let job = priority(on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);
+    Cluster::of(&[("node-a", 1), ("node-b", 1)])
+        .with([job, pod("large", "100Gi"), pod("small", "40Gi")])
+        .serve()
+}
+
+fn command(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_stowage")).arg("explain").args(arguments).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+#[test]
+fn the_answer_has_the_documented_shape() {
+    let served = served();
+    let answer = Client::connect(served.operators).get("/v1/explain?pod=default/large");
+    assert_eq!((answer.status, answer.content_type.as_str()), (200, "application/json"));
+    let explanation = answer.json();
+    assert_eq!(explanation["verdict"], "does-not-fit");
+    assert_eq!(explanation["pod"], json!({ "namespace": "default", "name": "large" }));
+    assert_eq!(explanation["asks"]["vramBytes"], json!(100u64 << 30));
+    assert_eq!(explanation["class"]["name"], "serving");
+    assert_eq!(explanation["class"]["passedOver"][0]["unmet"]["field"], "sharing");
+    assert_eq!(explanation["place"]["state"], "waiting");
+    assert_eq!(explanation["counts"], json!({ "nodes": 2, "gpus": 2, "fit": 0, "refused": 2 }));
+    let remedy = &explanation["remedies"][0];
+    assert_eq!(remedy["change"], "no-gpu-large-enough");
+    assert_eq!(remedy["needsBytes"], json!(100u64 << 30));
+    assert!(remedy["text"].as_str().unwrap().contains("can promise 72.0 GiB"), "{remedy}");
+    let node = &explanation["nodes"][0];
+    assert_eq!(node["misfit"]["code"], "too-large");
+    assert!(node["reportAgeMillis"].is_u64(), "{node}");
+    let obstacle = &node["gpus"][0]["obstacles"][0];
+    assert_eq!(obstacle["code"], "too-small");
+    assert_eq!(obstacle["shortBytes"], json!(28u64 << 30));
+    let occupants = |node: &Value| node["gpus"][0]["occupants"].clone();
+    let job =
+        explanation["nodes"].as_array().unwrap().iter().map(occupants).find(|o| *o != json!([])).unwrap();
+    assert_eq!((&job[0]["pod"]["name"], &job[0]["class"]), (&json!("job"), &json!("opportunistic")));
+}
+
+#[test]
+fn an_explanation_changes_nothing_in_the_books() {
+    let served = served();
+    let before = served.books();
+    for query in ["pod=large", "pod=small&all=true", "pod=job&node=node-b", "pod=nobody"] {
+        Client::connect(served.operators).get(&format!("/v1/explain?{query}"));
+    }
+    assert_eq!(served.books(), before);
+}
+
+#[test]
+fn requests_that_cannot_be_answered_say_why() {
+    let served = served();
+    let asked = |query: &str| {
+        let answer = Client::connect(served.operators).get(&format!("/v1/explain{query}"));
+        (answer.status, answer.text().to_owned())
+    };
+    let (status, text) = asked("?pod=default/nobody");
+    assert_eq!(status, 404);
+    assert!(text.contains("no pod default/nobody") && text.contains("kubectl -n default"), "{text}");
+    assert_eq!(asked("?pod=default/").0, 400);
+    assert_eq!(asked("?pod=small&node=%20").0, 400);
+    assert_eq!(asked("").0, 400);
+    assert_eq!(asked("?pod=small&nodes=x").0, 400);
+}
+
+#[test]
+fn the_command_prints_what_the_service_answers() {
+    let served = served();
+    let server = format!("http://{}", served.operators);
+    let large = command(&["large", "--server", &server]);
+    let text = String::from_utf8(large.stdout.clone()).unwrap();
+    assert_eq!(large.status.code(), Some(1), "{}", stderr(&large));
+    assert!(text.starts_with("default/large fits on none of 2 nodes.\n"), "{text}");
+    let small = command(&["default/small", "--server", &server, "--json"]);
+    assert_eq!(small.status.code(), Some(0));
+    assert_eq!(serde_json::from_slice::<Value>(&small.stdout).unwrap()["verdict"], "fits");
+    let nobody = command(&["nobody", "--server", &server]);
+    assert_eq!((nobody.status.code(), nobody.stdout.len()), (Some(2), 0));
+    assert!(
+        stderr(&nobody).starts_with("error: Stowage knows no pod default/nobody."),
+        "{}",
+        stderr(&nobody)
+    );
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_from_a_pod_that_is_not() {
+    let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = command(&["x", "--server", &format!("http://{nowhere}")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("nobody answers at http://") && stderr(&output).contains("--admin"));
+    let output = command(&["x", "--server", "127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("write http://HOST:PORT"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_dump_is_explained_without_a_service_and_by_any_policy() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: String| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut node = crate::served::node("node-a");
+    node["metadata"]["labels"] = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920" });
+    let mut odd = pod("odd", "40Gi");
+    odd["metadata"]["annotations"]["stowage.dev/gpus"] = json!("many");
+    let mut plain = pod("plain", "1Gi");
+    plain["spec"]["containers"][0]["resources"] = json!({});
+    let items = [node, pod("llm", "70Gi"), odd, plain];
+    let dump = write("dump.json", json!({ "kind": "List", "items": items }).to_string());
+    let asked = |arguments: &[&str]| {
+        let output = command(&[arguments, &["--cluster", &dump]].concat());
+        (output.status.code().unwrap(), String::from_utf8(output.stdout.clone()).unwrap(), stderr(&output))
+    };
+    assert_eq!(asked(&["llm"]).0, 0);
+    let narrow = write("policy.yaml", "kind: SchedulingPolicy\nheadroom: {default: 20%}\n".into());
+    let (code, text, _) = asked(&["llm", "--policy", &narrow]);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("ask for 64Gi of stowage.dev/vram instead of 70Gi"), "{text}");
+    let (code, _, text) = asked(&["odd"]);
+    assert!(code == 2 && text.contains("cannot be understood") && text.contains("\"many\""), "{text}");
+    let (code, _, text) = asked(&["plain"]);
+    assert!(code == 2 && text.contains("asks for stowage.dev/vram"), "{text}");
+    let (code, _, text) = asked(&["nobody"]);
+    assert!(code == 2 && text.contains("no pod default/nobody"), "{text}");
+    let broken = write("broken.yaml", "kind: SchedulingPolicy\nheadrom: {}\n".into());
+    assert_eq!(asked(&["llm", "--policy", &broken]).0, 2);
+}
