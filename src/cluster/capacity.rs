@@ -2,11 +2,13 @@
 //!
 //! The scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it: it is
 //! never lowered below what is bound. What differs is written once the difference has stood for a while; where nothing is
-//! advertised at once. Placement does not read any of this.
+//! advertised at once. Placement does not read any of this. Nodes of which a device plugin hands out the GPUs are left alone,
+//! and so are all in shadow mode.
 
 use super::index::{Index, NodeKind, NodeOnRecord};
 use crate::contract::VRAM;
 use crate::ids::NodeName;
+use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Bytes, Millis, Moment};
 use futures::StreamExt;
@@ -39,7 +41,8 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>
     let mut capacity = Capacity::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if service.gate.is_open() {
+        let is_shadowing = service.ledger().policy().mode == Mode::Shadow;
+        if service.gate.is_open() && !is_shadowing {
             let due = capacity.look(&service, &index.lock(), service.now());
             capacity.write(&service, &nodes, due).await;
         } else {
@@ -51,7 +54,9 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>
 /// What is true of a node, and what it says.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
-    record: NodeOnRecord,
+    /// By what it shows and what its pool says.
+    kind: NodeKind,
+    advertised: Option<Bytes>,
     /// Σ over its GPUs, healthy or not.
     gpus: Bytes,
     /// What is bound there or on its way.
@@ -64,19 +69,19 @@ enum Verdict {
     Right,
     Advertise(Bytes),
     /// An agent reports GPUs that a device plugin hands out.
-    TwoOwners,
+    ByPlugin,
 }
 
 fn verdict(standing: &Standing) -> Verdict {
-    let Standing { record, gpus, promised } = *standing;
+    let Standing { kind, advertised, gpus, promised } = *standing;
     // A pod that was bound although it cannot be understood counts as more than a quantity can say.
-    let bound = if promised > LARGEST { record.advertised.unwrap_or_default() } else { promised };
+    let bound = if promised > LARGEST { advertised.unwrap_or_default() } else { promised };
     let wanted = gpus.max(bound);
-    match record.kind {
+    match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
         _ if gpus == Bytes::ZERO => Verdict::Right,
-        NodeKind::DevicePlugin => Verdict::TwoOwners,
-        NodeKind::Stowage if record.advertised == Some(wanted) => Verdict::Right,
+        NodeKind::DevicePlugin => Verdict::ByPlugin,
+        NodeKind::Stowage if advertised == Some(wanted) => Verdict::Right,
         NodeKind::Stowage => Verdict::Advertise(wanted),
     }
 }
@@ -85,7 +90,7 @@ fn verdict(standing: &Standing) -> Verdict {
 struct Capacity {
     /// Nodes that do not say what they should.
     pending: BTreeMap<NodeName, Pending>,
-    /// Nodes with two owners, already reported.
+    /// Nodes of device plugins, already reported.
     reported: BTreeSet<NodeName>,
 }
 
@@ -107,7 +112,7 @@ impl Capacity {
             let standing = standing(service, name, *record);
             match verdict(&standing) {
                 Verdict::Right => drop(self.pending.remove(name)),
-                Verdict::TwoOwners => self.report(name),
+                Verdict::ByPlugin => self.report(name),
                 Verdict::Advertise(wanted) => {
                     if self.is_due(name, wanted, record.advertised, now) {
                         due.push((name.clone(), wanted));
@@ -132,9 +137,9 @@ impl Capacity {
     fn report(&mut self, name: &NodeName) {
         self.pending.remove(name);
         if self.reported.insert(name.clone()) {
-            tracing::warn!(
+            tracing::info!(
                 node = %name,
-                "an agent reports GPUs here, and a device plugin offers them too: {VRAM} is not advertised. Remove one of the two"
+                "an agent reports GPUs that a device plugin hands out: {VRAM} is not advertised, and what it reports is a hint. Take the plugin off the node for Stowage to hand them out"
             );
         }
     }
@@ -166,8 +171,10 @@ impl Capacity {
 
 fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> Standing {
     let ledger = service.ledger();
-    let gpus = ledger.node(name).map_or(Bytes::ZERO, |node| node.capacity());
-    Standing { record, gpus, promised: ledger.promised_on(name) }
+    let node = ledger.node(name);
+    let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
+    let kind = node.map_or(record.kind, |node| node.kind);
+    Standing { kind, advertised: record.advertised, gpus, promised: ledger.promised_on(name) }
 }
 
 /// Until a node is written to again, after so many failures in a row.
@@ -200,8 +207,7 @@ mod tests {
     const GIB: u64 = 1 << 30;
 
     fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, promised: u64) -> Standing {
-        let record = NodeOnRecord { kind, advertised: advertised.map(Bytes) };
-        Standing { record, gpus: Bytes(gpus), promised: Bytes(promised) }
+        Standing { kind, advertised: advertised.map(Bytes), gpus: Bytes(gpus), promised: Bytes(promised) }
     }
 
     proptest! {
@@ -217,7 +223,7 @@ mod tests {
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
                 Verdict::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(promised))),
-                Verdict::TwoOwners => prop_assert!(false, "the node is Stowage's"),
+                Verdict::ByPlugin => prop_assert!(false, "the node is Stowage's"),
             }
         }
     }
@@ -246,8 +252,8 @@ mod tests {
 
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::TwoOwners);
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::TwoOwners);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::ByPlugin);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use super::index::Index;
 use crate::control_plane::{ControlPlane, Notice, NoticeKind};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Refusal, whom_to_wake};
+use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
@@ -56,8 +57,11 @@ impl Upkeep {
         let ended = self.expire(now);
         let is_open = self.service.gate.is_open();
         if is_open {
-            self.tell_of_freed_holds();
-            self.wake();
+            // In shadow mode nothing is told but that what was held is not held any more.
+            if !self.is_shadowing() {
+                self.tell_of_freed_holds();
+                self.wake();
+            }
             ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
         }
         if is_open && !self.was_open {
@@ -70,6 +74,10 @@ impl Upkeep {
             self.index.lock().sweep(&self.service);
             self.next_sweep = now + SWEEP_EVERY;
         }
+    }
+
+    fn is_shadowing(&self) -> bool {
+        self.service.ledger().policy().mode == Mode::Shadow
     }
 
     fn expire(&self, now: Moment) -> Vec<(PodKey, PodUid)> {

@@ -58,16 +58,20 @@ impl Ledger {
 
     /// What the cluster has.
     pub fn whole(&self) -> Usage {
-        let gpus = self.books.values().filter(|book| book.exists).flat_map(|book| book.view.gpus.iter());
-        gpus.map(|gpu| Usage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+        self.books.values().filter(|book| book.exists).map(|book| book.view.whole()).sum()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
     pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> Limit {
+        self.allowance_beside(uid, demand, Usage::default())
+    }
+
+    /// The same, once it has given that much back.
+    pub(super) fn allowance_beside(&self, uid: &PodUid, demand: &Demand, given_back: Usage) -> Limit {
         let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
             return Limit::default();
         };
-        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)))
+        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
     }
 
     /// How tenants stand to each other for the pod of `uid`.

@@ -5,6 +5,7 @@ use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Headroom, Judgement, Terms, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
@@ -21,6 +22,7 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let traits = Traits { priority, sharing, ..Traits::default() };
     let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
+        ask: Ask::Vram,
         per_gpu: Bytes::gib(gib),
         gpus: 1,
         sharing,
