@@ -130,9 +130,7 @@ pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
 fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
     match demand(pod, policy) {
         Ok(demand) => Some(demand),
-        Err(_) if policy.mode == Mode::Shadow => {
-            Some(worst_case(pod, policy)).filter(Demand::asks_plugin)
-        }
+        Err(_) if policy.mode == Mode::Shadow => Some(worst_case(pod, policy)).filter(Demand::asks_plugin),
         Err(_) => None,
     }
 }

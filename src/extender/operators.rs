@@ -24,6 +24,10 @@ pub fn router(extender: Extender) -> Router {
         .route("/readyz", get(readyz))
         .route("/debug/snapshot", get(snapshot))
         .route("/debug/reports", get(reports))
+        .route(
+            "/debug/shadow",
+            get(async |State(extender): State<Extender>| json(StatusCode::OK, &extender.journal.records())),
+        )
         .with_state(extender)
 }
 

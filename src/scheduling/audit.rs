@@ -109,7 +109,8 @@ fn check_devices(
         }
     }
     for (resource, added_up) in added_up {
-        let booked = node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
+        let booked =
+            node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
         if booked != added_up {
             violations.push(Violation::DevicesDiffer { node: name.clone(), resource, booked, added_up });
         }

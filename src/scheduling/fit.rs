@@ -26,7 +26,9 @@ pub enum Misfit {
     StowageNode,
     #[error("the pod asks a device plugin for {asked} device(s) of one node; this one has {allocatable}")]
     TooFewDevices { allocatable: u32, asked: u32 },
-    #[error("the pod asks a device plugin for {asked} device(s); of the node's {allocatable} {left} are free")]
+    #[error(
+        "the pod asks a device plugin for {asked} device(s); of the node's {allocatable} {left} are free"
+    )]
     NoDevice { left: u32, allocatable: u32, asked: u32 },
     #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
     NoGpus,

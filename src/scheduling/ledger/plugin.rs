@@ -38,9 +38,8 @@ impl Ledger {
         let residents: Vec<Option<(&PodEntry, Resident)>> = residents.collect::<Option<_>>()?;
         let residents: Vec<(&PodEntry, Resident)> = residents.into_iter().flatten().collect();
         let leaving: Vec<&PodEntry> = residents.iter().map(|(entry, _)| *entry).collect();
-        self.fits_without(uid, preemptor, book, &leaving).then(|| {
-            residents.iter().fold(Price::default(), |price, (_, resident)| price.plus(resident))
-        })
+        self.fits_without(uid, preemptor, book, &leaving)
+            .then(|| residents.iter().fold(Price::default(), |price, (_, resident)| price.plus(resident)))
     }
 
     /// A pod the scheduler would evict. The outer `None`: it may not; the inner: Stowage has no say about it.
