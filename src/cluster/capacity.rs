@@ -41,8 +41,7 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>
     let mut capacity = Capacity::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        let is_shadowing = service.ledger().policy().mode == Mode::Shadow;
-        if service.gate.is_open() && !is_shadowing {
+        if service.gate.is_open() {
             let due = capacity.look(&service, &index.lock(), service.now());
             capacity.write(&service, &nodes, due).await;
         } else {
@@ -105,6 +104,10 @@ struct Pending {
 impl Capacity {
     /// What is to be written now.
     fn look(&mut self, service: &Service, index: &Index, now: Moment) -> Vec<(NodeName, Bytes)> {
+        if service.ledger().policy().mode == Mode::Shadow {
+            *self = Self::default();
+            return Vec::new();
+        }
         self.pending.retain(|name, _| index.nodes().contains_key(name));
         self.reported.retain(|name| index.nodes().contains_key(name));
         let mut due = Vec::new();
@@ -201,7 +204,7 @@ async fn patch(service: &Service, nodes: &Api<Node>, name: &NodeName, wanted: By
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::Policy;
+    use crate::scheduling::policy::{Policy, Pool};
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
@@ -254,6 +257,35 @@ mod tests {
     fn a_device_plugin_node_is_never_advertised_on() {
         assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::ByPlugin);
         assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::ByPlugin);
+    }
+
+    #[test]
+    fn only_stowages_nodes_are_advertised_on_and_none_in_shadow_mode() {
+        let labels = serde_json::json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+        });
+        let node = |name: &str, pool: &str| -> Node {
+            let mut labels = labels.clone();
+            labels["pool"] = pool.into();
+            let metadata = serde_json::json!({ "name": name, "labels": labels });
+            serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
+        };
+        let due = |mode| {
+            let pool = Pool {
+                selector: BTreeMap::from([("pool".into(), "plugin".into())]),
+                nodes: NodeKind::DevicePlugin,
+                ..Pool::named("plugin")
+            };
+            let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
+            policy.mode = mode;
+            let service = Service::new(policy);
+            let mut index = Index::default();
+            index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
+            let due = Capacity::default().look(&service, &index, service.now());
+            due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");
+        assert!(due(Mode::Shadow).is_empty());
     }
 
     #[test]

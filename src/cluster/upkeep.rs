@@ -199,7 +199,11 @@ mod tests {
 
     /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
     fn upkeep(recorder: &Arc<Recorder>) -> Upkeep {
-        let service = Service::new(Policy::default());
+        upkeep_by(recorder, Policy::default())
+    }
+
+    fn upkeep_by(recorder: &Arc<Recorder>, policy: Policy) -> Upkeep {
+        let service = Service::new(policy);
         let mut index = Index::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);

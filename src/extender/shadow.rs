@@ -318,3 +318,40 @@ fn record(extender: &Extender, subject: Subject<'_>, outcome: Outcome, would: St
 fn as_text<S: Serializer>(key: &PodKey, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(key)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record_of(number: usize) -> Record {
+        Record {
+            at: jiff::Timestamp::UNIX_EPOCH,
+            pod: PodKey::parse("default", &format!("pod-{number}")).unwrap(),
+            uid: PodUid::parse("uid").unwrap(),
+            verb: "bind",
+            outcome: Outcome::WouldNotPreempt,
+            policy: Digest(7),
+            would: "a".into(),
+            did: "b".into(),
+        }
+    }
+
+    #[test]
+    fn the_latest_thousand_records_are_kept_in_order() {
+        let journal = Journal::default();
+        (0..KEPT + 3).for_each(|number| journal.keep(record_of(number)));
+        let names: Vec<String> = journal.records().iter().map(|record| record.pod.name.to_string()).collect();
+        assert_eq!((names.len(), names[0].as_str(), names[KEPT - 1].as_str()), (KEPT, "pod-3", "pod-1002"));
+    }
+
+    #[test]
+    fn a_record_is_written_as_operators_read_it() {
+        let written = serde_json::to_value(record_of(1)).unwrap();
+        let expected = serde_json::json!({
+            "at": "1970-01-01T00:00:00Z", "pod": "default/pod-1", "uid": "uid", "verb": "bind",
+            "outcome": "would-not-preempt", "policy": "0000000000000007", "would": "a", "did": "b",
+        });
+        assert_eq!(written, expected);
+        assert_eq!(written["outcome"], Outcome::WouldNotPreempt.code());
+    }
+}

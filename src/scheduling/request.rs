@@ -521,4 +521,54 @@ mod tests {
         assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
         assert_eq!(code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))), "kv-cache-above-vram");
     }
+
+    fn plugin(
+        role: ContainerRole,
+        resource: &'static str,
+        amount: &'static str,
+    ) -> ContainerRequest<'static> {
+        ContainerRequest { plugin: PluginAmount::Of { resource, amount }, ..container(role, None) }
+    }
+
+    #[test]
+    fn devices_of_a_plugin_add_up_as_the_scheduler_adds_them_up() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let c = |role, amount| plugin(role, "nvidia.com/gpu", amount);
+        let count = |containers: &[_]| demand(|_| {}, containers).unwrap().gpus;
+        assert_eq!(count(&[c(Init, "1"), c(Main, "2"), c(Main, "3")]), 5);
+        assert_eq!(count(&[c(Init, "8"), c(Main, "2"), c(Main, "3")]), 8);
+        assert_eq!(count(&[c(Sidecar, "1"), c(Init, "4"), c(Main, "2")]), 5);
+        assert_eq!(
+            count(&[container(Main, None), c(Main, "1k")]),
+            1000,
+            "more than any node has is a demand"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_asks_a_plugin_has_no_vram_and_shows_what_it_asks_for() {
+        let asked = demand(
+            |p| (p.gpus, p.kv_cache, p.exclusive) = (Some("7"), Some("2Gi"), Some("false")),
+            &[plugin(ContainerRole::Main, "nvidia.com/mig-3g.40gb", "2")],
+        );
+        let demand = asked.unwrap();
+        let resource = PluginResource::parse("nvidia.com/mig-3g.40gb").unwrap();
+        assert_eq!(demand.ask, Ask::Plugin { resource, count: 2 });
+        assert_eq!((demand.vram(), demand.gpus, demand.sharing), (Bytes::ZERO, 2, Sharing::Exclusive));
+        assert_eq!((demand.traits.gpus, demand.traits.vram), (2, Bytes::ZERO));
+        assert_eq!((demand.traits.kv_cache, demand.traits.sharing), (Bytes::gib(2), Sharing::Shared));
+    }
+
+    #[test]
+    fn what_a_plugin_cannot_be_asked_for_is_refused_with_its_reason() {
+        use ContainerRole::Main;
+        let code = |containers: &[_]| demand(|_| {}, containers).unwrap_err().code();
+        let (gpu, shared) = ("nvidia.com/gpu", "nvidia.com/gpu.shared");
+        assert_eq!(code(&[plugin(Main, gpu, "0")]), "zero-devices");
+        assert_eq!(code(&[plugin(Main, gpu, "0.5")]), "bad-quantity");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]), "several-resources");
+        let both = PluginAmount::Several { resource: gpu, amount: "1" };
+        assert_eq!(code(&[ContainerRequest { plugin: both, ..container(Main, None) }]), "several-resources");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), container(Main, Some("1Gi"))]), "both-ways");
+    }
 }
