@@ -248,6 +248,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn in_shadow_mode_a_hold_of_before_is_cleared_and_nobody_is_woken() {
+        for (mode, woken) in [(Mode::Enforce, 1), (Mode::Shadow, 0)] {
+            let recorder = Arc::new(Recorder::default());
+            let mut policy = Policy::default();
+            policy.mode = mode;
+            let mut upkeep = upkeep_by(&recorder, policy);
+            upkeep.service.gate.set_leading(true);
+            upkeep.service.gate.set_synced();
+            let labels = json!({
+                "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+            });
+            let node = json!({ "metadata": { "name": "b", "labels": labels } });
+            let node = serde_json::from_value(node).unwrap();
+            upkeep.index.lock().reset_nodes(&upkeep.service, &[node]);
+            let now = upkeep.service.now();
+            upkeep.tick(now);
+            upkeep.service.ledger().set_now(now + Millis::seconds(10));
+            upkeep.tick(now + Millis::seconds(10));
+            while upkeep.writes.join_next().await.is_some() {}
+            assert_eq!((recorder.cleared.lock().len(), recorder.woken.lock().len()), (1, woken), "{mode:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn who_does_not_lead_lets_the_hold_go_and_says_and_writes_nothing() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder);

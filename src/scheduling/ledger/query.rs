@@ -61,7 +61,7 @@ impl Ledger {
 
     /// The node with everyone on it who may be evicted for the pod of `uid`; `None` if it may not be placed there at all.
     pub fn room_for(&self, uid: &PodUid, node: &NodeName, tenancy: &Tenancy) -> Option<Room> {
-        let preemptor = self.entries.get(uid)?;
+        let preemptor = self.entries.get(uid).filter(|entry| !entry.demand.asks_plugin())?;
         let takes = |book: &Book| {
             let Node { kind, closed, miscut, classes, .. } = &book.view;
             let is_open = *kind == NodeKind::Stowage && !closed && !miscut;
