@@ -5,15 +5,14 @@
 
 use super::Ledger;
 use super::book::{Book, Entries};
+use super::entry::PodEntry;
+use super::tenancy::Tenancy;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::fit::shut;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};
 use crate::scheduling::policy::{Digest, Mode, Usage};
 use crate::scheduling::preempt::{Price, Resident};
 use crate::scheduling::request::Demand;
-
-use super::entry::PodEntry;
-use super::tenancy::Tenancy;
 
 impl Ledger {
     /// What device plugins offer on a node that exists.
@@ -34,31 +33,36 @@ impl Ledger {
     ) -> Option<Price> {
         let preemptor = &self.entries.get(uid)?.demand;
         let book = self.books.get(node).filter(|book| book.exists)?;
-        let residents = victims.iter().map(|victim| self.leaver(victim, preemptor, book, tenancy));
-        let residents: Vec<Option<(&PodEntry, Resident)>> = residents.collect::<Option<_>>()?;
-        let residents: Vec<(&PodEntry, Resident)> = residents.into_iter().flatten().collect();
-        let leaving: Vec<&PodEntry> = residents.iter().map(|(entry, _)| *entry).collect();
-        self.fits_without(uid, preemptor, book, &leaving)
-            .then(|| residents.iter().fold(Price::default(), |price, (_, resident)| price.plus(resident)))
+        let mut price = Price::default();
+        let mut leaving = Vec::new();
+        for victim in victims {
+            match self.leaver(victim, preemptor, book, tenancy) {
+                Leaver::Stays => return None,
+                Leaver::Unknown => {}
+                Leaver::Goes(entry, resident) => {
+                    price = price.plus(&resident);
+                    leaving.push(entry);
+                }
+            }
+        }
+        self.fits_without(uid, preemptor, book, &leaving).then_some(price)
     }
 
-    /// A pod the scheduler would evict. The outer `None`: it may not; the inner: Stowage has no say about it.
-    fn leaver<'a>(
-        &'a self,
-        victim: &PodUid,
-        preemptor: &Demand,
-        book: &Book,
-        tenancy: &Tenancy,
-    ) -> Option<Option<(&'a PodEntry, Resident)>> {
+    fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, tenancy: &Tenancy) -> Leaver<'_> {
         let Some(entry) = self.entries.get(victim) else {
             // It asks for no GPU, or is younger than what the watch has shown. Where somebody has written a policy, nobody
             // is evicted whom it may protect.
-            return (self.policy.digest == Digest::default()).then_some(None);
+            let is_free_to_go = self.policy.digest == Digest::default();
+            return if is_free_to_go { Leaver::Unknown } else { Leaver::Stays };
         };
         let may_leave = self.may_leave(entry, preemptor) && tenancy.lets_go(victim, entry);
-        let standing = tenancy.standing(victim, entry);
-        let resident = self.resident(victim, entry, book).filter(|_| may_leave)?;
-        Some(Some((entry, Resident { standing, ..resident })))
+        match self.resident(victim, entry, book).filter(|_| may_leave) {
+            Some(resident) => {
+                let standing = tenancy.standing(victim, entry);
+                Leaver::Goes(entry, Box::new(Resident { standing, ..resident }))
+            }
+            None => Leaver::Stays,
+        }
     }
 
     fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &Book, leaving: &[&PodEntry]) -> bool {
@@ -79,6 +83,15 @@ impl Ledger {
     pub(super) fn passes_through(&self, demand: &Demand) -> bool {
         self.policy.mode == Mode::Shadow && demand.asks_plugin()
     }
+}
+
+/// A pod the scheduler would evict.
+enum Leaver<'a> {
+    /// The policy or its tenant keeps it, or it is not there.
+    Stays,
+    /// The scheduler knows why it should go, and Stowage nothing.
+    Unknown,
+    Goes(&'a PodEntry, Box<Resident>),
 }
 
 impl Book {
