@@ -40,6 +40,8 @@ pub struct Metrics {
     pub writes: IntCounterVec,
     /// Edits of what Stowage recorded on a pod, and pods without a record.
     pub pod_remarks: IntCounterVec,
+    /// What shadow mode would have answered, by verb and how it compares.
+    pub shadow: IntCounterVec,
     /// Handlers that panicked and were caught.
     pub panics: IntCounterVec,
     /// How long a filter waited for the ledger's lock and held it.
@@ -155,6 +157,11 @@ impl Metrics {
                 "stowage_pod_remarks_total",
                 "Pods whose record is missing or was edited.",
                 &["remark"],
+            ),
+            shadow: counters(
+                "stowage_shadow_total",
+                "Decisions that shadow mode recorded and did not answer, by verb and outcome.",
+                &["verb", "outcome"],
             ),
             panics: counters("stowage_panics_total", "Handlers that panicked and were caught.", &["verb"]),
             ledger_pods: gauges("stowage_ledger_pods", "Pods in the ledger, by state.", &["state"]),

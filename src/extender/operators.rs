@@ -28,6 +28,10 @@ pub fn router(extender: Extender) -> Router {
         .route("/v1/explain", get(super::explain::answer))
         .route("/debug/reports", get(reports))
         .route("/debug/policy", get(policy))
+        .route(
+            "/debug/shadow",
+            get(async |State(extender): State<Extender>| json(StatusCode::OK, &extender.journal.records())),
+        )
         .with_state(extender)
 }
 

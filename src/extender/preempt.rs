@@ -1,17 +1,19 @@
 //! `preempt`: of the nodes the scheduler could preempt on, the one where the cheapest pods leave, and room held there.
 //!
 //! The scheduler's candidates come from a dry run of its own filters, which count the node's sum. Stowage chooses its
-//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too.
+//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too. Where a device plugin
+//! hands the GPUs out it cannot, and [`narrow`] chooses among the scheduler's.
 
-use super::Extender;
 use super::filter::{Asking, asking};
+use super::narrow::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
+use super::{Extender, shadow};
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Ledger, Tenancy};
-use crate::scheduling::policy::Digest;
+use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
@@ -42,11 +44,24 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     })?;
     let mut asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
-        Err(error) => {
-            count("none", error.code());
-            return Ok(PreemptionResult::default());
+        Err(unclear) => {
+            let let_through = shadow::preempt_unclear(extender, &offered, &args.pod, &unclear);
+            return Ok(let_through.unwrap_or_else(|| {
+                unclear.tell(extender);
+                count("none", unclear.error.code());
+                PreemptionResult::default()
+            }));
         }
     };
+    let is_shadowing = extender.service.ledger().policy().mode == Mode::Shadow;
+    if is_shadowing || asking.demand.asks_plugin() {
+        let narrowed = narrow(extender, &asking, &offered);
+        if narrowed.policy.mode == Mode::Shadow {
+            return Ok(shadow::preempt(extender, &asking, &offered, &narrowed));
+        }
+        count(if narrowed.chosen.is_some() { "narrowed" } else { "none" }, narrowed.code);
+        return Ok(narrow::answer(&offered, &narrowed));
+    }
     if !asking.demand.may_preempt {
         count("none", "preemption-policy-never");
         return Ok(PreemptionResult::default());
