@@ -162,17 +162,13 @@ impl Cli {
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
-            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
-            Command::Schema { of: SchemaOf::Report } => {
-                let schema = schemars::schema_for!(NodeReport);
             Command::Explain(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())
             }
-            Command::Schema { of } => {
-                let schema = match of {
-                    SchemaOf::Report => schemars::schema_for!(NodeReport),
-                };
+            Command::Schema { of: SchemaOf::Policy } => print_policy_schema(),
+            Command::Schema { of: SchemaOf::Report } => {
+                let schema = schemars::schema_for!(NodeReport);
                 writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&schema)?)?;
                 Ok(ExitCode::SUCCESS)
             }

@@ -104,7 +104,12 @@ fn deepest(error: &(dyn std::error::Error + 'static)) -> String {
     cause.to_string()
 }
 
-pub fn from_dump(path: &Path, policy: Policy, key: &PodKey, options: &Options) -> Result<Explanation, Unanswered> {
+pub fn from_dump(
+    path: &Path,
+    policy: Policy,
+    key: &PodKey,
+    options: &Options,
+) -> Result<Explanation, Unanswered> {
     let dump = Dump::read(path)?;
     let service = Service::new(policy);
     DumpControlPlane::load(&dump, &service, &mut Index::default())?;

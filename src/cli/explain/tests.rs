@@ -71,7 +71,8 @@ fn it_is_short_of_some_gib_and_somebody_could_leave() {
 
 #[test]
 fn the_kv_cache_is_full() {
-    let mut world = World::new(Policy::default()).node("node-a", 1).runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+    let mut world =
+        World::new(Policy::default()).node("node-a", 1).runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
     world.report("node-a", &[(0, 97, 40)], &[]);
     check("kv-cache-full", &mut world, &pod("llama-2", "20Gi"));
 }
@@ -146,7 +147,8 @@ fn it_holds_room_that_others_have_not_left() {
 
 #[test]
 fn nodes_are_many_and_some_have_never_reported() {
-    let mut world = (0..20).fold(usual(Policy::default()), |world, n| world.node(&format!("node-x{n:02}"), 1));
+    let mut world =
+        (0..20).fold(usual(Policy::default()), |world, n| world.node(&format!("node-x{n:02}"), 1));
     for n in 0..20 {
         let one = pod(&format!("one-{n}"), "64Gi");
         world.bound(&one, &format!("node-x{n:02}"), &[0], false);
