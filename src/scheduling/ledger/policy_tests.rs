@@ -6,8 +6,9 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Class, Eviction, Headroom, Match, Pool, StartGate, Traits, Weights};
+use crate::scheduling::proptests::demand_of;
 use crate::scheduling::rank::{Attempt, shortlist};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::Demand;
 use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {
@@ -55,28 +56,9 @@ fn add_node(ledger: &mut Ledger, node: &str) {
 }
 
 fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
-    let judgement = policy.judge(&traits);
-    let mut demand = Demand {
-        ask: Default::default(),
-        per_gpu: Bytes::gib(gib),
-        gpus: 1,
-        sharing: Sharing::Shared,
-        priority: traits.priority,
-        traits: Arc::new(traits),
-        class: judgement.class,
-        terms: judgement.terms,
-        tenant: None,
-        judged_by: 0,
-        may_preempt: true,
-        companion: Companion::default(),
-        grace: Millis::seconds(30),
-        model: None,
-        kv_cache: None,
-        weights: None,
-        containers: Arc::new([]),
-    };
-    demand.take(judgement);
-    demand
+    let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
+    demand.take(policy.judge(&traits));
+    Demand { traits: Arc::new(traits), ..demand }
 }
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
