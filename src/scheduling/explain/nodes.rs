@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Outline {
     list: Shortlist,
     /// Places in the snapshot.
-    pub refused: Vec<(usize, Misfit)>,
+    refused: Vec<(usize, Misfit)>,
     pub counts: Counts,
 }
 
@@ -44,9 +44,9 @@ impl Outline {
         Self { list, refused, counts }
     }
 
-    /// The best node and the GPUs there, if any fits.
-    pub fn best(&self) -> Option<&Candidate> {
-        self.list.best.first()
+    /// The best node, if any fits.
+    pub fn best(&self) -> Option<usize> {
+        self.list.best.first().map(|candidate| candidate.node)
     }
 
     /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
@@ -58,9 +58,7 @@ impl Outline {
             Options::All => best.chain(refused).collect(),
             Options::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
             Options::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
-            Options::Best(_) => {
-                best.chain(self.examples().into_values().map(|(_, place, _)| place)).collect()
-            }
+            Options::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
         }
     }
 
@@ -69,8 +67,8 @@ impl Outline {
         if !matches!(options, Options::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
             return Vec::new();
         }
-        let group = |(code, (count, place, misfit)): (&'static str, (u32, usize, Misfit))| Group {
-            code: code.into(),
+        let group = |(place, misfit, count): (usize, Misfit, u32)| Group {
+            code: misfit.code().into(),
             count,
             example: facts.snapshot.nodes()[place].name.clone(),
             text: misfit.to_string(),
@@ -80,23 +78,28 @@ impl Outline {
         groups
     }
 
-    /// Of each reason how often it is given, and the nearest node that gives it.
-    fn examples(&self) -> BTreeMap<&'static str, (u32, usize, Misfit)> {
-        let mut examples = BTreeMap::new();
-        for (place, misfit) in &self.refused {
-            examples.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
-        }
-        examples
+    /// Of each reason the nearest node that gives it, and how many do; the nearest of all first.
+    fn examples(&self) -> Vec<(usize, Misfit, u32)> {
+        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+        self.refused.iter().for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
+        let mut told = BTreeSet::new();
+        let first = self.refused.iter().filter(|(_, misfit)| told.insert(misfit.code()));
+        first.map(|(place, misfit)| (*place, *misfit, counts[misfit.code()])).collect()
+    }
+
+    /// Whether a node fits that the scheduler would take.
+    pub fn fits_where_asked(&self, facts: &Facts) -> bool {
+        let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
+        facts.open_places().any(|place| !refused.contains(&place))
+    }
+
+    /// The nodes that do not fit, the nearest first, as far as the scheduler would take them.
+    pub fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
+        self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
 
     /// What is shown of the node at `place`.
-    pub fn part(
-        &self,
-        place: usize,
-        facts: &Facts,
-        known: &Particulars,
-        asked: Option<&BTreeSet<NodeName>>,
-    ) -> NodePart {
+    pub fn part(&self, place: usize, facts: &Facts, known: &Particulars) -> NodePart {
         let node = &facts.snapshot.nodes()[place];
         let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
         let rank = self.list.best.iter().position(|candidate| candidate.node == place);
@@ -109,7 +112,7 @@ impl Outline {
             name: node.name.clone(),
             misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
             is_own,
-            was_asked: asked.map(|asked| asked.contains(&node.name)),
+            was_asked: facts.was_asked(place),
             pool: known.pool.clone(),
             freshness: node.freshness,
             report_age_millis: known.report_age,

@@ -200,6 +200,21 @@ fn nodes_the_scheduler_did_not_ask_about_are_marked() {
 }
 
 #[test]
+fn what_another_plugin_rules_out_is_proposed_to_nobody() {
+    let mut world =
+        World::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
+    let uid = world.wait(&pod("p", "20Gi"));
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, snapshot.set_of([0].into_iter()));
+    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    assert_eq!(explanation.verdict, Verdict::Fits);
+    assert!(matches!(changes(&explanation)[0], Change::RuledOut { node, nodes: 1 } if node.as_str() == "b"));
+    let seats: Vec<&str> =
+        changes(&explanation)[1..].iter().filter_map(|c| Some(c.seat()?.node.as_str())).collect();
+    assert!(!seats.is_empty() && seats.iter().all(|node| *node == "a"), "{seats:?}");
+}
+
+#[test]
 fn many_nodes_are_grouped_and_one_can_be_asked_for() {
     let mut world =
         (0..30).fold(World::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));

@@ -41,7 +41,7 @@ pub struct Seat {
     pub gpus: Vec<u32>,
 }
 
-/// Each but the first four makes the pod fit on its seat, if it names one.
+/// Each but the first five makes the pod fit on its seat, if it names one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
 pub enum Change {
@@ -51,6 +51,8 @@ pub enum Change {
     NotBound { node: NodeName, tries: u32 },
     /// It fits now; it was refused before that.
     AskAgain { woken: u32, ago_millis: Millis },
+    /// It fits only on nodes that the scheduler did not ask about when it was refused.
+    RuledOut { node: NodeName, nodes: u32 },
     /// Its room is held until these have left.
     VictimsLeave { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
 
@@ -122,12 +124,22 @@ pub enum Needs {
 pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdict: Verdict) -> Vec<Remedy> {
     let mut changes = match verdict {
         Verdict::Bound | Verdict::Assumed => Vec::new(),
-        Verdict::Fits => next_step(facts).into_iter().collect(),
+        Verdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
+        Verdict::Fits => ruled_out(books, facts, outline),
         Verdict::Holding => victims_leave(facts).into_iter().collect(),
         Verdict::DoesNotFit => changes(books, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
+}
+
+/// It fits only where the scheduler did not ask: there another plugin would have to let it in, or elsewhere something must
+/// change.
+fn ruled_out(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
+    let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
+    let nodes = outline.counts.fit;
+    let best = outline.best().map(|place| Change::RuledOut { node: node(place), nodes });
+    best.into_iter().chain(changes(books, facts, outline)).collect()
 }
 
 fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
@@ -165,7 +177,7 @@ fn effort(change: &Change, demand: &Demand) -> u8 {
         | Change::NotBound { .. }
         | Change::AskAgain { .. }
         | Change::VictimsLeave { .. } => 0,
-        Change::NoGpuLargeEnough { .. } => 1,
+        Change::NoGpuLargeEnough { .. } | Change::RuledOut { .. } => 1,
         Change::WaitForGate { .. } => 2,
         Change::Preempt { needs: Needs::Nothing, .. } => 3,
         Change::CalmEngines { .. } => 4,
@@ -219,8 +231,9 @@ fn seats(node: &Node, demand: &Demand, allowance: Limit) -> Option<GpuSet> {
 /// The best place in the cluster for such a demand.
 fn best_seat(facts: &Facts, demand: &Demand, allowance: Limit) -> Option<(usize, GpuSet)> {
     let attempt = crate::scheduling::rank::Attempt { allowance, own_room: None, ..facts.attempt(1) };
-    let names = facts.snapshot.nodes().iter().map(|node| node.name.as_str());
-    let list = shortlist(&facts.snapshot, demand, names, attempt);
+    let names: Vec<&str> =
+        facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
+    let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
     list.best.first().map(|candidate| (candidate.node, candidate.gpus))
 }
 

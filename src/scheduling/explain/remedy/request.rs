@@ -22,7 +22,7 @@ pub fn other_requests(facts: &Facts) -> impl Iterator<Item = Change> {
 /// The largest amount that fits somewhere now, in whole units that a person would write.
 fn ask_less(facts: &Facts) -> Option<Change> {
     let demand = facts.demand();
-    let nodes = facts.snapshot.nodes().iter().enumerate();
+    let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
         .filter(|(_, node)| shut(node, demand).is_ok())
         .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));

@@ -17,9 +17,11 @@ impl fmt::Display for Seat {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAsked | Self::NotBound { .. } | Self::AskAgain { .. } | Self::VictimsLeave { .. } => {
-                self.say_next_step(f)
-            }
+            Self::NotAsked
+            | Self::NotBound { .. }
+            | Self::AskAgain { .. }
+            | Self::RuledOut { .. }
+            | Self::VictimsLeave { .. } => self.say_next_step(f),
             Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
             Self::Preempt { seat, victims, needs } => say_preempt(f, seat, victims, *needs),
             Self::RaiseLimit { .. }
@@ -66,6 +68,12 @@ impl Change {
                 "it fits now and was woken {woken} time(s), last {} ago, but the scheduler has not asked: something that \
                  Stowage does not see keeps it back; {DESCRIBE}",
                 length(*ago_millis)
+            ),
+            Self::RuledOut { node, nodes } => write!(
+                f,
+                "it fits on {node}{}, and the scheduler does not ask about it: another plugin rules it out, by taints, \
+                 affinity, CPU, memory or volumes; {DESCRIBE}",
+                others(*nodes)
             ),
             Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
                 f,
