@@ -4,6 +4,7 @@ mod agents;
 mod explain;
 mod node_agent;
 mod policy;
+mod serve_policy;
 
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
+use serve_policy::ServePolicyArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -73,7 +75,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /v1/explain, /debug/snapshot, /debug/reports
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /v1/explain
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 
@@ -88,6 +90,9 @@ struct ServeArgs {
     /// Whose clients may call --listen, PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
+
+    #[command(flatten)]
+    policy: ServePolicyArgs,
 
     #[command(flatten)]
     agents: AgentsArgs,
@@ -215,7 +220,8 @@ impl ServeArgs {
             },
         };
         let limits = Limits { body: usize::from(self.body_limit) << 20, ..Limits::default() };
-        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, agents, limits })
+        let policy = self.policy.validate()?;
+        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, agents, limits, policy })
     }
 }
 

@@ -6,16 +6,17 @@ use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Seen, SeenState};
-use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::plugin::{PluginDevices, PluginResource};
+use crate::scheduling::policy::{Judgement, Mode, Policy, Traits};
 use crate::scheduling::request::{
-    ContainerRequest, ContainerRole, Demand, MAX_GPUS, PodRequest, RequestError, Sharing,
+    ContainerRequest, ContainerRole, Demand, MAX_GPUS, PluginAmount, PodRequest, RequestError, Sharing,
 };
 use crate::units::{Bytes, Millis};
 use k8s_openapi::api::core::v1::{Binding, Container, Node, ObjectReference, Pod, PodCondition, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The extended resource a pod asks for and a node offers.
@@ -94,28 +95,44 @@ pub fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// A pod as the ledger takes it, or `None` if it is none of Stowage's or cannot be identified. `hold` is the one
+/// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `hold` is the one
 /// its condition describes.
 ///
 /// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
 /// all it could mean. For how long it has run is told by wall time, `now`.
 pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp) -> Option<Seen> {
-    if !asks_for_vram(pod) || is_finished(pod) {
+    if !asks_for_gpu(pod) || is_finished(pod) {
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
-    let demand = demand(pod, policy);
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
-        return Some(Seen { uid, key, demand: demand.ok()?, state: SeenState::Waiting { hold } });
+        let demand = waiting_demand(pod, policy)?;
+        let hold = hold.filter(|_| !demand.asks_plugin());
+        return Some(Seen { uid, key, demand, state: SeenState::Waiting { hold } });
     };
     let node = NodeName::parse(node).ok()?;
-    let demand = demand.unwrap_or_else(|_| with_request(pod, |request| Demand::worst_case(request, policy)));
-    let devices = recorded_devices(pod);
+    let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
+    // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
+    let devices = recorded_devices(pod).filter(|_| !demand.asks_plugin());
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
     let ran =
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
     let state = SeenState::Bound { node, devices, starting: is_starting(pod), ran };
     Some(Seen { uid, key, demand, state })
+}
+
+/// All that a pod could mean, for one that must be counted although it cannot be understood.
+pub fn worst_case(pod: &Pod, policy: &Policy) -> Demand {
+    with_request(pod, |request| Demand::worst_case(request, policy))
+}
+
+/// In shadow mode nobody refuses a pod that asks a device plugin: what cannot be understood is let through as well.
+fn waiting_demand(pod: &Pod, policy: &Policy) -> Option<Demand> {
+    match demand(pod, policy) {
+        Ok(demand) => Some(demand),
+        Err(_) if policy.mode == Mode::Shadow => Some(worst_case(pod, policy)).filter(Demand::asks_plugin),
+        Err(_) => None,
+    }
 }
 
 fn age(start: jiff::Timestamp, now: jiff::Timestamp) -> Millis {
@@ -146,7 +163,15 @@ pub fn granted(pod: &Pod) -> Option<Bytes> {
 
 /// Whether any container asks a device plugin for a GPU.
 pub fn asks_device_plugin(pod: &Pod) -> bool {
-    pod.spec.iter().flat_map(containers).any(|(_, container)| wants_plugin_gpu(container))
+    pod.spec
+        .iter()
+        .flat_map(containers)
+        .any(|(_, container)| asked_for(container).any(PluginResource::is_one))
+}
+
+/// Whether the pod asks for a GPU in either way, so that the books keep it.
+pub fn asks_for_gpu(pod: &Pod) -> bool {
+    asks_for_vram(pod) || asks_device_plugin(pod)
 }
 
 /// What a bound pod was granted counts, not what its annotations have been edited to since.
@@ -160,9 +185,14 @@ fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
     }
 }
 
-/// Whether a resource is a GPU that a device plugin hands out.
-pub fn is_device_plugin_resource(resource: &str) -> bool {
-    matches!(resource, "nvidia.com/gpu" | "nvidia.com/gpu.shared") || resource.starts_with("nvidia.com/mig-")
+/// What device plugins offer on a node, for pods to be placed by.
+pub fn plugin_devices(node: &Node) -> PluginDevices {
+    let allocatable = node.status.iter().flat_map(|status| &status.allocatable).flatten();
+    let devices = allocatable.filter_map(|(name, amount)| {
+        let count = Bytes::parse_quantity(&amount.0).ok()?;
+        Some((PluginResource::parse(name)?, u32::try_from(count.0).unwrap_or(u32::MAX)))
+    });
+    devices.collect()
 }
 
 /// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.
@@ -186,7 +216,8 @@ pub fn devices_from_labels(node: &Node) -> Option<Vec<Device>> {
     Some((0..count).map(device).collect())
 }
 
-/// The Binding that puts a pod on its node, with everything the pod's containers need to find their GPUs. One write.
+/// The Binding that puts a pod on its node, with everything the pod's containers need to find their GPUs. One write. A pod
+/// that asks a device plugin gets a plain one: the kubelet tells its containers where their GPUs are.
 pub fn binding(
     key: &PodKey,
     uid: &PodUid,
@@ -194,6 +225,24 @@ pub fn binding(
     placement: &Placement,
     cdi_kind: &str,
 ) -> Binding {
+    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind));
+    Binding {
+        metadata: ObjectMeta {
+            name: Some(key.name.to_string()),
+            namespace: Some(key.namespace.to_string()),
+            uid: Some(uid.to_string()),
+            annotations,
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".into()),
+            name: Some(placement.node.to_string()),
+            ..ObjectReference::default()
+        },
+    }
+}
+
+fn annotations(demand: &Demand, placement: &Placement, cdi_kind: &str) -> BTreeMap<String, String> {
     let cdi_names = cdi_names(placement, cdi_kind);
     let mut annotations = BTreeMap::from([
         (written::DEVICES.to_owned(), join(&placement.devices)),
@@ -204,20 +253,7 @@ pub fn binding(
     annotations.extend(
         demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
     );
-    Binding {
-        metadata: ObjectMeta {
-            name: Some(key.name.to_string()),
-            namespace: Some(key.namespace.to_string()),
-            uid: Some(uid.to_string()),
-            annotations: Some(annotations),
-            ..ObjectMeta::default()
-        },
-        target: ObjectReference {
-            kind: Some("Node".into()),
-            name: Some(placement.node.to_string()),
-            ..ObjectReference::default()
-        },
-    }
+    annotations
 }
 
 /// What a hold condition's message says; JSON, so that a person and a program can read it.
@@ -319,7 +355,7 @@ fn container_request(role: ContainerRole, container: &Container) -> ContainerReq
         name: &container.name,
         role,
         vram: amount(container, VRAM),
-        asks_device_plugin: wants_plugin_gpu(container),
+        plugin: plugin_amount(container),
         cpu: amount(container, "cpu"),
         memory: amount(container, "memory"),
     }
@@ -332,8 +368,15 @@ fn amount<'a>(container: &'a Container, resource: &str) -> Option<&'a str> {
     find(&resources.requests).or_else(|| find(&resources.limits)).map(|quantity| quantity.0.as_str())
 }
 
-fn wants_plugin_gpu(container: &Container) -> bool {
-    asked_for(container).any(is_device_plugin_resource)
+fn plugin_amount(container: &Container) -> PluginAmount<'_> {
+    let resources: BTreeSet<&str> =
+        asked_for(container).filter(|resource| PluginResource::is_one(resource)).collect();
+    let Some(resource) = resources.first().copied() else { return PluginAmount::None };
+    let amount = amount(container, resource).unwrap_or_default();
+    match resources.len() {
+        1 => PluginAmount::Of { resource, amount },
+        _ => PluginAmount::Several { resource, amount },
+    }
 }
 
 /// Names of the resources a container asks for.

@@ -4,6 +4,7 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::policy::Digest;
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
 use futures::future::BoxFuture;
@@ -43,6 +44,8 @@ pub struct BindOrder {
     pub placement: Placement,
     /// Whether the room was held for it.
     pub held: bool,
+    /// The policy that chose the placement.
+    pub policy: Digest,
 }
 
 /// What became of a Binding.
@@ -83,7 +86,7 @@ pub struct Notice {
     pub text: String,
 }
 
-/// One Event is published per pod and kind in a while.
+/// One Event is published per pod and kind in a while, of most kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NoticeKind {
     Refused,
@@ -98,6 +101,10 @@ pub enum NoticeKind {
     OverGrant,
     /// A GPU it is on is gone, out of order, smaller or cut into slices.
     GpuLost,
+    /// Told to Stowage's own pod.
+    PolicyInForce,
+    /// Told to Stowage's own pod.
+    PolicyRefused,
 }
 
 impl NoticeKind {
@@ -113,11 +120,18 @@ impl NoticeKind {
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
             Self::GpuLost => "StowageGpuLost",
+            Self::PolicyInForce => "StowagePolicyInForce",
+            Self::PolicyRefused => "StowagePolicyRefused",
         }
     }
 
     pub fn is_warning(self) -> bool {
-        self != Self::RoomHeld
+        !matches!(self, Self::RoomHeld | Self::PolicyInForce)
+    }
+
+    /// Whether two of the kind soon after each other may be about the same. Each change of a policy is news of its own.
+    pub fn repeats(self) -> bool {
+        !matches!(self, Self::PolicyInForce | Self::PolicyRefused)
     }
 }
 

@@ -11,12 +11,13 @@
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.
 //! - [`telemetry`], [`service`]: metrics; the ledger behind its lock, the clock, whether to act.
 //! - [`extender`]: the HTTP edge: four verbs, agents' reports, operators' pages.
+//! - [`policy_watch`]: the edge to policy files on disk: read, watched, brought into force.
 //! - [`cluster`]: the Kubernetes edge: watches into the ledger; Bindings, holds, Events, capacity and the Lease out.
 //! - [`agent`]: the node edge: NVML, pods, engines and models into reports.
 //! - [`serve`]: the edges put together and run. [`demo`]: the same on a cluster of stand-ins, in one process.
 //! - [`cli`]: the command line.
 //!
-//! `extender`, `cluster` and `agent` never import each other.
+//! `extender`, `cluster`, `policy_watch` and `agent` never import each other.
 
 pub mod engine_metrics;
 pub mod ids;
@@ -39,6 +40,8 @@ pub mod control_plane;
 pub mod demo;
 #[cfg(feature = "service")]
 pub mod extender;
+#[cfg(feature = "service")]
+pub mod policy_watch;
 #[cfg(feature = "service")]
 pub mod report;
 #[cfg(feature = "service")]

@@ -9,6 +9,7 @@ use crate::extender::request::Limits;
 use crate::extender::server::{Door, Doors};
 use crate::extender::tls::{self, ServerFiles, TlsFiles};
 use crate::extender::{Extender, server};
+use crate::policy_watch::{self, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result, bail};
@@ -35,6 +36,16 @@ pub struct ServeOptions {
     pub tls: Option<TlsFiles>,
     pub agents: AgentsOptions,
     pub limits: Limits,
+    pub policy: PolicyOptions,
+}
+
+/// What decides.
+#[derive(Debug, Default)]
+pub struct PolicyOptions {
+    /// A file or a directory, watched from the start on; without one, what is built in.
+    pub path: Option<PathBuf>,
+    /// Where Events about it go.
+    pub own_pod: Option<OwnPod>,
 }
 
 /// How agents come in.
@@ -62,12 +73,18 @@ struct Connected {
 
 pub async fn serve(options: ServeOptions) -> Result<()> {
     let doors = doors(&options)?;
-    let service = Service::new(Policy::default());
+    let (policy, watch) = policy(options.policy.path.clone())?;
+    let service = Service::new(policy);
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, &stop_cluster).await?;
     let Connected { control_plane, mut tasks, agent_auth } = connected;
+    if let Some(watch) = watch {
+        let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
+        tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(watching).map(drop));
+    }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
 
+    info!(policy = %service.ledger().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
@@ -86,6 +103,12 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     while tasks.join_next().await.is_some() {}
     info!("stopped");
     outcome
+}
+
+fn policy(path: Option<PathBuf>) -> Result<(Policy, Option<PolicyWatch>)> {
+    let Some(path) = path else { return Ok((policy_watch::built_in(), None)) };
+    let (policy, watch) = policy_watch::open(path)?;
+    Ok((policy, Some(watch)))
 }
 
 fn doors(options: &ServeOptions) -> Result<Doors> {

@@ -2,13 +2,17 @@
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
+mod judge;
+mod standing;
+
+pub use standing::{PolicyStanding, RefusedPolicy, Standing};
+
 use crate::scheduling::ledger::{Judgements, Ledger};
 use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
-use dashmap::DashMap;
-use parking_lot::{Mutex, MutexGuard, RwLock};
-use rustc_hash::FxBuildHasher;
+use judge::{Judge, Remembered};
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -19,18 +23,22 @@ pub struct Service {
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
+    pub standing: PolicyStanding,
     pub metrics: Metrics,
 }
 
 impl Service {
     pub fn new(policy: Policy) -> Arc<Self> {
         let policy = Arc::new(policy);
+        let (clock, metrics) = (Clock::start(), Metrics::new());
+        metrics.policy.set_in_force(&policy);
         Arc::new(Self {
             judge: Judge::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
-            clock: Clock::start(),
             gate: Gate::default(),
-            metrics: Metrics::new(),
+            standing: PolicyStanding::new(clock.now()),
+            clock,
+            metrics,
         })
     }
 
@@ -54,50 +62,18 @@ impl Service {
         for traits in traits {
             judged.entry(traits).or_insert_with_key(|traits| policy.judge(traits));
         }
+        let remembered = Remembered::of(&judged);
         let mut ledger = self.ledger();
         ledger.set_policy(policy, &judged);
-        self.judge.set(ledger.policy().clone());
+        let policy = ledger.policy().clone();
+        // Under the lock, all of it: two that change the policy at once must not leave a mixture.
+        self.metrics.policy.set_in_force(&policy);
+        self.standing.set_in_force(self.now());
+        self.judge.set(policy, remembered);
     }
 
     pub fn now(&self) -> Moment {
         self.clock.now()
-    }
-}
-
-/// Judges pods by the policy in force, beside the ledger's lock, and remembers whom it has judged: the replicas of a workload
-/// show the same, and a scheduler asks several times for each pod.
-struct Judge {
-    in_force: RwLock<Arc<InForce>>,
-}
-
-struct InForce {
-    policy: Arc<Policy>,
-    known: DashMap<Traits, Judgement, FxBuildHasher>,
-}
-
-/// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
-const REMEMBERED: usize = 8192;
-
-impl Judge {
-    fn of(policy: Arc<Policy>) -> Self {
-        Self { in_force: RwLock::new(Arc::new(InForce { policy, known: DashMap::default() })) }
-    }
-
-    fn set(&self, policy: Arc<Policy>) {
-        *self.in_force.write() = Arc::new(InForce { policy, known: DashMap::default() });
-    }
-
-    fn judge(&self, traits: &Traits) -> Judgement {
-        let in_force = self.in_force.read().clone();
-        if let Some(known) = in_force.known.get(traits) {
-            return *known;
-        }
-        let judgement = in_force.policy.judge(traits);
-        if in_force.known.len() >= REMEMBERED {
-            in_force.known.clear();
-        }
-        in_force.known.insert(traits.clone(), judgement);
-        judgement
     }
 }
 

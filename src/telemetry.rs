@@ -2,12 +2,16 @@
 //!
 //! Nothing here is read back by a decision.
 
+mod policy;
+
 use crate::scheduling::ledger::Totals;
 use crate::units::Millis;
 use prometheus::{
     Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
+
+pub use policy::PolicyMetrics;
 
 pub struct Metrics {
     registry: Registry,
@@ -36,6 +40,8 @@ pub struct Metrics {
     pub writes: IntCounterVec,
     /// Edits of what Stowage recorded on a pod, and pods without a record.
     pub pod_remarks: IntCounterVec,
+    /// What shadow mode would have answered, by verb and how it compares.
+    pub shadow: IntCounterVec,
     /// Handlers that panicked and were caught.
     pub panics: IntCounterVec,
     /// How long a filter waited for the ledger's lock and held it.
@@ -46,6 +52,7 @@ pub struct Metrics {
     gpus: IntGauge,
     pub leading: IntGauge,
     pub synced: IntGauge,
+    pub policy: PolicyMetrics,
 }
 
 /// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
@@ -151,6 +158,11 @@ impl Metrics {
                 "Pods whose record is missing or was edited.",
                 &["remark"],
             ),
+            shadow: counters(
+                "stowage_shadow_total",
+                "Decisions that shadow mode recorded and did not answer, by verb and outcome.",
+                &["verb", "outcome"],
+            ),
             panics: counters("stowage_panics_total", "Handlers that panicked and were caught.", &["verb"]),
             ledger_pods: gauges("stowage_ledger_pods", "Pods in the ledger, by state.", &["state"]),
             ledger_vram: gauges(
@@ -162,6 +174,7 @@ impl Metrics {
             gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
             leading: gauge("stowage_leading", "1 while this replica acts."),
             synced: gauge("stowage_synced", "1 once the watches have synced."),
+            policy: PolicyMetrics::new(&registry),
             registry,
         }
     }

@@ -2,6 +2,7 @@
 //! told apart by how full they are and every run asks the same.
 
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 const GIB: u64 = 1 << 30;
 pub const GPUS: usize = 8;
@@ -43,6 +44,13 @@ impl Cluster {
         let mut names = self.names(round);
         names.truncate(nodes);
         self.args(pod(&waiting_name(round), 1 + round as u64 % 2, None), names)
+    }
+
+    /// Of a pod with other labels than the rest.
+    pub fn filter_body_with(&self, round: usize, labels: &BTreeMap<String, String>) -> Vec<u8> {
+        let mut pod = pod(&waiting_name(round), 1 + round as u64 % 2, None);
+        pod["metadata"]["labels"] = json!(labels);
+        self.args(pod, self.names(round))
     }
 
     /// About one node.

@@ -5,6 +5,7 @@
 //! travels. In process the two are function calls; over loopback each is a server process of its own, on the same HTTP
 //! stack, asked by this process over one kept-alive connection, as the scheduler does.
 
+mod classes;
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
 mod cluster;
@@ -58,20 +59,25 @@ fn main() {
         );
         report::header();
         in_process(&cluster).iter().for_each(Row::print);
+        classes::beside_default(&cluster);
         let dump = folder.path().join("cluster.json");
         std::fs::write(&dump, cluster.dump()).expect("the dump is written");
         over_loopback(&cluster, &dump);
     }
 }
 
-fn in_process(cluster: &Cluster) -> Vec<Row> {
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    let _inside = runtime.enter();
-    let service = Service::new(Policy::default());
+fn extender(cluster: &Cluster, policy: Policy) -> Extender {
+    let service = Service::new(policy);
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
     let control_plane =
         Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()).expect("the dump is one"));
-    let extender = Extender::new(service, control_plane, Limits::default());
+    Extender::new(service, control_plane, Limits::default())
+}
+
+fn in_process(cluster: &Cluster) -> Vec<Row> {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let extender = extender(cluster, Policy::default());
     let filter = |body: &[u8]| {
         let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
         let nodes = args.asked_nodes().expect("nodes").expect("names");

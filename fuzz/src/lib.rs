@@ -9,7 +9,7 @@ use stowage::scheduling::ledger::{Ledger, Seen, SeenState};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::preempt::{Shortfall, cheapest_victims};
-use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
+use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use stowage::units::{Bytes, MilliCpu, Millis, Moment};
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
@@ -131,7 +131,7 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
         name: "engine",
         role: ContainerRole::Main,
         vram: Some(&vram),
-        asks_device_plugin: false,
+        plugin: PluginAmount::None,
         cpu: None,
         memory: None,
     }];

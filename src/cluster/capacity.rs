@@ -2,11 +2,13 @@
 //!
 //! The scheduler, quotas and autoscalers count by it, and a kubelet that restarts re-admits its pods against it: it is
 //! never lowered below what is bound. What differs is written once the difference has stood for a while; where nothing is
-//! advertised at once. Placement does not read any of this.
+//! advertised at once. Placement does not read any of this. Nodes of which a device plugin hands out the GPUs are left alone,
+//! and so are all in shadow mode.
 
 use super::index::{Index, NodeKind, NodeOnRecord};
 use crate::contract::VRAM;
 use crate::ids::NodeName;
+use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Bytes, Millis, Moment};
 use futures::StreamExt;
@@ -51,7 +53,9 @@ pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>
 /// What is true of a node, and what it says.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
-    record: NodeOnRecord,
+    /// By what it shows and what its pool says.
+    kind: NodeKind,
+    advertised: Option<Bytes>,
     /// Σ over its GPUs, healthy or not.
     gpus: Bytes,
     /// What is bound there or on its way.
@@ -64,19 +68,19 @@ enum Verdict {
     Right,
     Advertise(Bytes),
     /// An agent reports GPUs that a device plugin hands out.
-    TwoOwners,
+    ByPlugin,
 }
 
 fn verdict(standing: &Standing) -> Verdict {
-    let Standing { record, gpus, promised } = *standing;
+    let Standing { kind, advertised, gpus, promised } = *standing;
     // A pod that was bound although it cannot be understood counts as more than a quantity can say.
-    let bound = if promised > LARGEST { record.advertised.unwrap_or_default() } else { promised };
+    let bound = if promised > LARGEST { advertised.unwrap_or_default() } else { promised };
     let wanted = gpus.max(bound);
-    match record.kind {
+    match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
         _ if gpus == Bytes::ZERO => Verdict::Right,
-        NodeKind::DevicePlugin => Verdict::TwoOwners,
-        NodeKind::Stowage if record.advertised == Some(wanted) => Verdict::Right,
+        NodeKind::DevicePlugin => Verdict::ByPlugin,
+        NodeKind::Stowage if advertised == Some(wanted) => Verdict::Right,
         NodeKind::Stowage => Verdict::Advertise(wanted),
     }
 }
@@ -85,7 +89,7 @@ fn verdict(standing: &Standing) -> Verdict {
 struct Capacity {
     /// Nodes that do not say what they should.
     pending: BTreeMap<NodeName, Pending>,
-    /// Nodes with two owners, already reported.
+    /// Nodes of device plugins, already reported.
     reported: BTreeSet<NodeName>,
 }
 
@@ -100,6 +104,10 @@ struct Pending {
 impl Capacity {
     /// What is to be written now.
     fn look(&mut self, service: &Service, index: &Index, now: Moment) -> Vec<(NodeName, Bytes)> {
+        if service.ledger().policy().mode == Mode::Shadow {
+            *self = Self::default();
+            return Vec::new();
+        }
         self.pending.retain(|name, _| index.nodes().contains_key(name));
         self.reported.retain(|name| index.nodes().contains_key(name));
         let mut due = Vec::new();
@@ -107,7 +115,7 @@ impl Capacity {
             let standing = standing(service, name, *record);
             match verdict(&standing) {
                 Verdict::Right => drop(self.pending.remove(name)),
-                Verdict::TwoOwners => self.report(name),
+                Verdict::ByPlugin => self.report(name),
                 Verdict::Advertise(wanted) => {
                     if self.is_due(name, wanted, record.advertised, now) {
                         due.push((name.clone(), wanted));
@@ -132,9 +140,9 @@ impl Capacity {
     fn report(&mut self, name: &NodeName) {
         self.pending.remove(name);
         if self.reported.insert(name.clone()) {
-            tracing::warn!(
+            tracing::info!(
                 node = %name,
-                "an agent reports GPUs here, and a device plugin offers them too: {VRAM} is not advertised. Remove one of the two"
+                "an agent reports GPUs that a device plugin hands out: {VRAM} is not advertised, and what it reports is a hint. Take the plugin off the node for Stowage to hand them out"
             );
         }
     }
@@ -166,8 +174,10 @@ impl Capacity {
 
 fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> Standing {
     let ledger = service.ledger();
-    let gpus = ledger.node(name).map_or(Bytes::ZERO, |node| node.capacity());
-    Standing { record, gpus, promised: ledger.promised_on(name) }
+    let node = ledger.node(name);
+    let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
+    let kind = node.map_or(record.kind, |node| node.kind);
+    Standing { kind, advertised: record.advertised, gpus, promised: ledger.promised_on(name) }
 }
 
 /// Until a node is written to again, after so many failures in a row.
@@ -194,14 +204,13 @@ async fn patch(service: &Service, nodes: &Api<Node>, name: &NodeName, wanted: By
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::Policy;
+    use crate::scheduling::policy::{Policy, Pool};
     use proptest::prelude::*;
 
     const GIB: u64 = 1 << 30;
 
     fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, promised: u64) -> Standing {
-        let record = NodeOnRecord { kind, advertised: advertised.map(Bytes) };
-        Standing { record, gpus: Bytes(gpus), promised: Bytes(promised) }
+        Standing { kind, advertised: advertised.map(Bytes), gpus: Bytes(gpus), promised: Bytes(promised) }
     }
 
     proptest! {
@@ -217,7 +226,7 @@ mod tests {
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
                 Verdict::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(promised))),
-                Verdict::TwoOwners => prop_assert!(false, "the node is Stowage's"),
+                Verdict::ByPlugin => prop_assert!(false, "the node is Stowage's"),
             }
         }
     }
@@ -246,8 +255,37 @@ mod tests {
 
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::TwoOwners);
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::TwoOwners);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::ByPlugin);
+    }
+
+    #[test]
+    fn only_stowages_nodes_are_advertised_on_and_none_in_shadow_mode() {
+        let labels = serde_json::json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+        });
+        let node = |name: &str, pool: &str| -> Node {
+            let mut labels = labels.clone();
+            labels["pool"] = pool.into();
+            let metadata = serde_json::json!({ "name": name, "labels": labels });
+            serde_json::from_value(serde_json::json!({ "metadata": metadata })).unwrap()
+        };
+        let due = |mode| {
+            let pool = Pool {
+                selector: BTreeMap::from([("pool".into(), "plugin".into())]),
+                nodes: NodeKind::DevicePlugin,
+                ..Pool::named("plugin")
+            };
+            let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
+            policy.mode = mode;
+            let service = Service::new(policy);
+            let mut index = Index::default();
+            index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
+            let due = Capacity::default().look(&service, &index, service.now());
+            due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");
+        assert!(due(Mode::Shadow).is_empty());
     }
 
     #[test]

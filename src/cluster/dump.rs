@@ -193,7 +193,7 @@ impl DumpControlPlane {
             Some(pod) if pod.uid != order.uid || pod.node.is_some() => BindOutcome::Conflict,
             Some(pod) => {
                 pod.node = Some(order.placement.node.clone());
-                pod.devices = Some(order.placement.devices.clone());
+                pod.devices = order.placement.recorded();
                 BindOutcome::Written
             }
         }
@@ -208,7 +208,7 @@ impl DumpControlPlane {
 }
 
 fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
-    if !contract::asks_for_vram(pod) || contract::is_finished(pod) {
+    if !contract::asks_for_gpu(pod) || contract::is_finished(pod) {
         return None;
     }
     let (uid, key) = contract::identity(pod).ok()?;

@@ -1,4 +1,5 @@
-//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times says so once.
+//! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times says so once. What is new
+//! each time ([`NoticeKind::repeats`]) is said each time.
 //!
 //! [`Notices`] is where deciders drop what they have to say, without waiting; [`publish`] is the task that writes it.
 //! Nothing here decides anything, and nothing is lost but words when the API server is slow.
@@ -51,7 +52,7 @@ impl Notices {
     pub fn notify(&self, notice: Notice) {
         let (uid, kind) = (notice.uid.clone(), notice.kind);
         let now = self.service.now();
-        if !self.told.lock().is_news(&uid, kind, now) {
+        if kind.repeats() && !self.told.lock().is_news(&uid, kind, now) {
             count(&self.service, kind, "suppressed");
         } else if self.queue.try_send(notice).is_err() {
             self.told.lock().forget(&uid, kind);
@@ -208,6 +209,17 @@ mod tests {
         receiver.try_recv().unwrap();
         notices.notify(refusal(WAITING));
         assert_eq!(counted("dropped"), 1, "what was dropped may be said when there is room");
+    }
+
+    #[test]
+    fn each_change_of_the_policy_is_told() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = Notices::new(service.clone());
+        for text in ["first", "second"] {
+            notices.notify(Notice { kind: NoticeKind::PolicyRefused, text: text.into(), ..refusal(1) });
+        }
+        let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
+        assert_eq!(told, ["first", "second"]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
 use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Remark};
 pub use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::PluginResource;
 use crate::service::Service;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
 pub struct Index {
-    /// Which pod a name stands for now; only pods that ask for VRAM and have not ended.
+    /// Which pod a name stands for now; only pods that ask for a GPU and have not ended.
     pods: FxHashMap<PodKey, PodUid>,
     nodes: BTreeMap<NodeName, NodeOnRecord>,
     /// Pods of which something remarkable stands.
@@ -50,7 +51,7 @@ impl Index {
 
     /// A pod as it is now. Answers what a person who looks at it should know.
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<Notice> {
-        if !contract::asks_for_vram(pod) {
+        if !contract::asks_for_gpu(pod) {
             return None;
         }
         let (uid, key) = contract::identity(pod).ok()?;
@@ -131,6 +132,7 @@ impl Index {
         let labels = node.metadata.labels.clone().unwrap_or_default();
         let mut ledger = service.ledger();
         ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
+        ledger.set_plugin_devices(&name, contract::plugin_devices(node));
         ledger.set_labels(&name, labels);
         drop(ledger);
         self.nodes.insert(name, record);
@@ -307,7 +309,7 @@ fn kind(node: &Node) -> NodeKind {
     let status = node.status.iter();
     let allocatable = status.flat_map(|status| status.allocatable.iter().chain(&status.capacity)).flatten();
     let offered = |amount: &str| Bytes::parse_quantity(amount).is_ok_and(|count| count > Bytes::ZERO);
-    let mut by_plugin = allocatable.filter(|(resource, _)| contract::is_device_plugin_resource(resource));
+    let mut by_plugin = allocatable.filter(|(resource, _)| PluginResource::is_one(resource));
     match by_plugin.any(|(_, amount)| offered(&amount.0)) {
         true => NodeKind::DevicePlugin,
         false => NodeKind::Stowage,

@@ -7,6 +7,7 @@ use super::index::Index;
 use crate::control_plane::{ControlPlane, Notice, NoticeKind};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Refusal, whom_to_wake};
+use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
@@ -56,8 +57,11 @@ impl Upkeep {
         let ended = self.expire(now);
         let is_open = self.service.gate.is_open();
         if is_open {
-            self.tell_of_freed_holds();
-            self.wake();
+            // In shadow mode nothing is told but that what was held is not held any more.
+            if !self.is_shadowing() {
+                self.tell_of_freed_holds();
+                self.wake();
+            }
             ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
         }
         if is_open && !self.was_open {
@@ -70,6 +74,10 @@ impl Upkeep {
             self.index.lock().sweep(&self.service);
             self.next_sweep = now + SWEEP_EVERY;
         }
+    }
+
+    fn is_shadowing(&self) -> bool {
+        self.service.ledger().policy().mode == Mode::Shadow
     }
 
     fn expire(&self, now: Moment) -> Vec<(PodKey, PodUid)> {
@@ -191,7 +199,11 @@ mod tests {
 
     /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
     fn upkeep(recorder: &Arc<Recorder>) -> Upkeep {
-        let service = Service::new(Policy::default());
+        upkeep_by(recorder, Policy::default())
+    }
+
+    fn upkeep_by(recorder: &Arc<Recorder>, policy: Policy) -> Upkeep {
+        let service = Service::new(policy);
         let mut index = Index::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);
@@ -233,6 +245,30 @@ mod tests {
         upkeep.writes.join_next().await;
         assert_eq!(*recorder.told.lock(), [NoticeKind::HoldEnded, NoticeKind::Unplaced]);
         assert_eq!(recorder.cleared.lock().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn in_shadow_mode_a_hold_of_before_is_cleared_and_nobody_is_woken() {
+        for (mode, woken) in [(Mode::Enforce, 1), (Mode::Shadow, 0)] {
+            let recorder = Arc::new(Recorder::default());
+            let mut policy = Policy::default();
+            policy.mode = mode;
+            let mut upkeep = upkeep_by(&recorder, policy);
+            upkeep.service.gate.set_leading(true);
+            upkeep.service.gate.set_synced();
+            let labels = json!({
+                "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+            });
+            let node = json!({ "metadata": { "name": "b", "labels": labels } });
+            let node = serde_json::from_value(node).unwrap();
+            upkeep.index.lock().reset_nodes(&upkeep.service, &[node]);
+            let now = upkeep.service.now();
+            upkeep.tick(now);
+            upkeep.service.ledger().set_now(now + Millis::seconds(10));
+            upkeep.tick(now + Millis::seconds(10));
+            while upkeep.writes.join_next().await.is_some() {}
+            assert_eq!((recorder.cleared.lock().len(), recorder.woken.lock().len()), (1, woken), "{mode:?}");
+        }
     }
 
     #[tokio::test]

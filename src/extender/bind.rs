@@ -14,12 +14,13 @@
 //!
 //! Answering OK for a pod that is not bound would strand it until the scheduler restarts: that never happens here.
 
-use super::Extender;
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
+use super::{Extender, shadow};
 use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Assumption, Conflict};
+use crate::scheduling::policy::Mode;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -36,6 +37,8 @@ enum Unbound {
     Gone,
     Refused,
     Unsettled,
+    /// It asks for VRAM in shadow mode.
+    InShadow,
 }
 
 impl Unbound {
@@ -46,6 +49,7 @@ impl Unbound {
             Self::Gone => "pod-gone",
             Self::Refused => "refused",
             Self::Unsettled => "unsettled",
+            Self::InShadow => "shadow",
         }
     }
 
@@ -55,6 +59,7 @@ impl Unbound {
             Self::OnAnotherNode => "conflict: pod is bound to another node",
             Self::Gone => "conflict: pod is gone",
             Self::Refused => "the API server refused the binding",
+            Self::InShadow => shadow::NO_VRAM_IN_SHADOW,
             Self::Unsettled => "the API server did not say whether the pod is bound; it is being read",
         }
     }
@@ -95,7 +100,16 @@ enum Assumed {
 
 impl Task {
     async fn run(&self) -> Result<(), Unbound> {
-        let (order, is_new) = match self.assume().map_err(Unbound::Conflict)? {
+        let expected = shadow::expected(&self.extender.service.ledger(), &self.uid);
+        self.bind().await?;
+        if let Some(expected) = expected {
+            shadow::bound(&self.extender, &self.uid, &self.key, &self.node, &expected);
+        }
+        Ok(())
+    }
+
+    async fn bind(&self) -> Result<(), Unbound> {
+        let (order, is_new) = match self.assume()? {
             Assumed::AlreadyBound => return Ok(()),
             Assumed::New(order) => (order, true),
             Assumed::InFlight(order) => (order, false),
@@ -121,14 +135,18 @@ impl Task {
         }
     }
 
-    fn assume(&self) -> Result<Assumed, Conflict> {
+    fn assume(&self) -> Result<Assumed, Unbound> {
         let mut ledger = self.extender.service.ledger();
-        let entry =
-            ledger.entry(&self.uid).filter(|entry| entry.key == self.key).ok_or(Conflict::UnknownPod)?;
+        let entry = ledger.entry(&self.uid).filter(|entry| entry.key == self.key);
+        let entry = entry.ok_or(Unbound::Conflict(Conflict::UnknownPod))?;
+        if ledger.policy().mode == Mode::Shadow && entry.node().is_none() && !entry.demand.asks_plugin() {
+            return Err(Unbound::InShadow);
+        }
         let (demand, held) = (entry.demand.clone(), entry.hold().is_some());
-        let order =
-            |placement| BindOrder { key: self.key.clone(), uid: self.uid.clone(), demand, placement, held };
-        Ok(match ledger.assume(&self.uid, &self.node)? {
+        let policy = ledger.policy().digest;
+        let (key, uid) = (self.key.clone(), self.uid.clone());
+        let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
+        Ok(match ledger.assume(&self.uid, &self.node).map_err(Unbound::Conflict)? {
             Assumption::Bound => Assumed::AlreadyBound,
             Assumption::New(placement) => Assumed::New(order(placement)),
             Assumption::InFlight(placement) => Assumed::InFlight(order(placement)),
@@ -137,9 +155,9 @@ impl Task {
 
     /// The pod is bound as ordered.
     fn written(&self, order: &BindOrder) {
-        let devices = order.placement.devices.clone();
-        info!(pod = %self.key, node = %self.node, ?devices, "bound");
-        self.extender.service.ledger().confirm(&self.uid, &self.node, Some(devices));
+        let devices = order.placement.recorded();
+        info!(pod = %self.key, node = %self.node, ?devices, policy = %order.policy, "bound");
+        self.extender.service.ledger().confirm(&self.uid, &self.node, devices);
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();
             // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.

@@ -1,15 +1,15 @@
 //! `filter`: which of the named nodes have room, cut to the best few.
 
-use super::Extender;
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
+use super::{Extender, shadow};
 use crate::contract;
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
-use crate::scheduling::policy::{Limit, Policy};
-use crate::scheduling::rank::{Attempt, Candidate, OwnRoom, Shortlist, shortlist};
+use crate::scheduling::policy::{Limit, Mode, Policy};
+use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
@@ -26,6 +26,21 @@ pub struct Asking {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
+}
+
+/// A pod that cannot be understood.
+#[derive(Debug)]
+pub struct Unclear {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub error: RequestError,
+}
+
+/// What was decided of a pod, and by what; nobody has acted on it yet.
+pub struct Decision {
+    pub asking: Asking,
+    pub view: View,
+    pub list: Shortlist,
 }
 
 /// A view of the cluster with what the pod brings along, all of one moment and one policy.
@@ -47,15 +62,20 @@ impl Asking {
             state: SeenState::Waiting { hold: None },
         });
     }
+
+    /// Has the pod judged by `policy`, if another one judged it.
+    pub fn come_under(&mut self, policy: &Policy) {
+        if self.demand.judged_by != policy.version {
+            self.demand.take(policy.judge(&self.demand.traits));
+        }
+    }
 }
 
 impl View {
     /// Brings `asking` to the policy that the view is of.
     pub fn take(ledger: &mut Ledger, asking: &mut Asking) -> Self {
         let policy = ledger.policy().clone();
-        if asking.demand.judged_by != policy.version {
-            asking.demand.take(policy.judge(&asking.demand.traits));
-        }
+        asking.come_under(&policy);
         Self {
             own_room: ledger.own_room(&asking.uid),
             allowance: ledger.allowance(&asking.uid, &asking.demand),
@@ -76,17 +96,21 @@ impl View {
     }
 }
 
+impl Unclear {
+    /// Tells whoever looks at the pod.
+    pub fn tell(&self, extender: &Extender) {
+        let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
+        extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::NotUnderstood, text });
+    }
+}
+
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
-pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, RequestError>, BadRequest> {
+pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, Unclear>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match contract::judged_demand(pod, |traits| extender.service.judge(traits)) {
         Ok(demand) => Ok(Ok(Asking { uid, key, demand })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
-        Err(error) => {
-            let text = error.to_string();
-            extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::NotUnderstood, text });
-            Ok(Err(error))
-        }
+        Err(error) => Ok(Err(Unclear { uid, key, error })),
     }
 }
 
@@ -95,13 +119,21 @@ pub fn filter<'a>(
     args: &'a ExtenderArgs<'a>,
     nodes: &'a AskedNodes<'a>,
 ) -> Result<FilterResult<'a>, BadRequest> {
-    let mut asking = match asking(extender, &args.pod)? {
+    let asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
-        Err(error) => {
-            count_answer(extender, "refused", error.code());
-            return Ok(answer(nodes, &[], (0..nodes.len()).map(|place| (place, error.phrase()))));
+        Err(unclear) => {
+            let let_through = shadow::filter_unclear(extender, nodes, &args.pod, &unclear);
+            return Ok(let_through.unwrap_or_else(|| refuse_unclear(extender, nodes, &unclear)));
         }
     };
+    let decision = decide(extender, asking, nodes);
+    Ok(match decision.view.policy.mode {
+        Mode::Enforce => enforce(extender, nodes, &decision),
+        Mode::Shadow => shadow::filter(extender, nodes, &decision),
+    })
+}
+
+fn decide(extender: &Extender, mut asking: Asking, nodes: &AskedNodes<'_>) -> Decision {
     let (view, tries, just_failed) = begin(extender, &mut asking);
     let first = view.attempt();
     let attempt = Attempt {
@@ -110,15 +142,27 @@ pub fn filter<'a>(
         ..first
     };
     let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
-    count_refusals(extender, &list);
+    Decision { asking, view, list }
+}
+
+fn enforce<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Decision) -> FilterResult<'a> {
+    let Decision { asking, view, list } = decision;
+    count_refusals(extender, list);
     if list.best.is_empty() {
-        refuse(extender, &asking, &view.snapshot, nodes, &list);
+        refuse(extender, asking, &view.snapshot, nodes, list);
         let phrases = list.refused.iter().map(|(place, misfit)| (*place, misfit.phrase()));
-        return Ok(answer(nodes, &[], phrases));
+        return answer(nodes, std::iter::empty(), phrases);
     }
     count_answer(extender, "passed", "");
-    offer_if_only(extender, &asking, &view.snapshot, &list);
-    Ok(answer(nodes, &list.best, std::iter::empty()))
+    offer_if_only(extender, asking, &view.snapshot, list);
+    answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
+}
+
+fn refuse_unclear<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, unclear: &Unclear) -> FilterResult<'a> {
+    unclear.tell(extender);
+    count_answer(extender, "refused", unclear.error.code());
+    let phrase = unclear.error.phrase();
+    answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, phrase)))
 }
 
 /// Enters the pod into the books and takes the view its whole decision is made on; how often the pod came back unbound, and
@@ -141,13 +185,13 @@ fn offer_if_only(extender: &Extender, asking: &Asking, snapshot: &Snapshot, list
     }
 }
 
-fn answer<'a>(
+/// The nodes at these places pass, and those are refused.
+pub fn answer<'a>(
     nodes: &'a AskedNodes<'a>,
-    passed: &[Candidate],
+    places: impl Iterator<Item = usize>,
     refused: impl Iterator<Item = (usize, &'static str)>,
 ) -> FilterResult<'a> {
     let failed_and_unresolvable_nodes = refused.map(|(place, phrase)| (nodes.name(place), phrase)).collect();
-    let places = passed.iter().map(|candidate| candidate.asked);
     match nodes {
         AskedNodes::Names(_) => FilterResult {
             node_names: Some(places.map(|place| nodes.name(place)).collect()),
@@ -169,8 +213,7 @@ fn refuse(
     nodes: &AskedNodes<'_>,
     list: &Shortlist,
 ) {
-    let asked = snapshot.set_of(nodes.names().filter_map(|name| snapshot.place_of(name)));
-    extender.service.ledger().note_refused(&asking.uid, asked);
+    extender.service.ledger().note_refused(&asking.uid, nodes.in_snapshot(snapshot));
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());

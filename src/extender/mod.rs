@@ -1,17 +1,20 @@
 //! The HTTP edge: the scheduler's four verbs, the agents' reports, and the operators' pages.
 //!
-//! A verb reads its wire form ([`wire`]), asks the core and the ledger, and answers. No decision is made here, no Kubernetes
+//! A verb reads its wire form ([`wire`]), asks the core and the ledger, and answers; in shadow mode it records what it would
+//! have answered and lets the scheduler's choice through ([`shadow`]). No decision is made here, no Kubernetes
 //! object is fetched here, and nothing here waits for the API server except a bind's and a hold's one write.
 
 pub mod bind;
 pub mod explain;
 pub mod filter;
+pub mod narrow;
 pub mod operators;
 pub mod preempt;
 pub mod prioritize;
 pub mod reports;
 pub mod request;
 pub mod server;
+pub mod shadow;
 pub mod tls;
 pub mod wire;
 
@@ -27,6 +30,8 @@ pub struct Extender {
     pub control_plane: Arc<dyn ControlPlane>,
     pub board: Arc<reports::Board>,
     pub agent_auth: reports::AgentAuth,
+    /// What was decided and not answered, in shadow mode.
+    pub journal: Arc<shadow::Journal>,
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
     pub writes: TaskTracker,
     pub limits: request::Limits,
@@ -35,8 +40,15 @@ pub struct Extender {
 impl Extender {
     /// One that takes reports from anyone: for loopback.
     pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, limits: request::Limits) -> Self {
-        let (board, writes) = (Arc::default(), TaskTracker::new());
-        Self { service, control_plane, board, agent_auth: reports::AgentAuth::Anyone, writes, limits }
+        Self {
+            service,
+            control_plane,
+            board: Arc::default(),
+            agent_auth: reports::AgentAuth::Anyone,
+            journal: Arc::default(),
+            writes: TaskTracker::new(),
+            limits,
+        }
     }
 
     /// The same, with reports from those who are let in.

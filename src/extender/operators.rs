@@ -1,4 +1,4 @@
-//! The operators' address: metrics, health, and the books as JSON. Read only.
+//! The operators' address: metrics, health, the books and the policy as JSON. Read only.
 
 use super::Extender;
 use super::reports::tidy;
@@ -7,8 +7,10 @@ use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::audit::{Violation, audit};
 use crate::scheduling::ledger::PodEntry;
+use crate::scheduling::policy::{Digest, Policy};
 use crate::scheduling::snapshot::Snapshot;
-use crate::units::Millis;
+use crate::service::{RefusedPolicy, Service};
+use crate::units::{Millis, Moment};
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -25,6 +27,11 @@ pub fn router(extender: Extender) -> Router {
         .route("/debug/snapshot", get(snapshot))
         .route("/v1/explain", get(super::explain::answer))
         .route("/debug/reports", get(reports))
+        .route("/debug/policy", get(policy))
+        .route(
+            "/debug/shadow",
+            get(async |State(extender): State<Extender>| json(StatusCode::OK, &extender.journal.records())),
+        )
         .with_state(extender)
 }
 
@@ -46,24 +53,76 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     let gate = &extender.service.gate;
     let status = if gate.is_synced() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let text = gate.reason_shut().unwrap_or("ok");
-    (status, format!("{text}\n")).into_response()
+    (status, format!("{text}\n{}", refused_policy(&extender.service))).into_response()
+}
+
+/// A second line, if there is something amiss with the policy's files. No reason to take this replica out: it decides by the
+/// policy before them, as every other does.
+fn refused_policy(service: &Service) -> String {
+    let Some(RefusedPolicy { since, headline, .. }) = service.standing.get().refused else {
+        return String::new();
+    };
+    let digest = service.ledger().policy().digest;
+    let since = at(service, since);
+    format!("policy: refused since {since}, and {digest} stays in force: {}\n", one_line(&headline))
+}
+
+/// A person reads seconds.
+fn at(service: &Service, moment: Moment) -> String {
+    service.clock.to_wall(moment).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
+}
+
+/// The policy in force with all its settings, where it comes from, and what was refused after it.
+async fn policy(State(extender): State<Extender>) -> Response {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape<'a> {
+        digest: Digest,
+        source: &'a str,
+        in_force_since: String,
+        refused: Option<Refused<'a>>,
+        policy: &'a Policy,
+    }
+    #[derive(Serialize)]
+    struct Refused<'a> {
+        since: String,
+        problems: &'a str,
+    }
+    let service = &extender.service;
+    let (policy, standing) = {
+        // A policy comes into force under this lock.
+        let ledger = service.ledger();
+        (ledger.policy().clone(), service.standing.get())
+    };
+    let refused = standing.refused.as_ref();
+    let refused =
+        refused.map(|refused| Refused { since: at(service, refused.since), problems: &refused.problems });
+    let in_force_since = at(service, standing.in_force_since);
+    let shape =
+        Shape { digest: policy.digest, source: &standing.source, in_force_since, refused, policy: &policy };
+    json(StatusCode::OK, &shape)
 }
 
 async fn snapshot(State(extender): State<Extender>) -> Response {
     #[derive(Serialize)]
     #[serde(rename_all = "camelCase")]
     struct Shape<'a> {
+        policy: Digest,
         snapshot: &'a Snapshot,
         pods: BTreeMap<String, PodEntry>,
         violations: Vec<Violation>,
     }
-    let (snapshot, pods, violations) = {
+    let (policy, snapshot, pods, violations) = {
         let mut ledger = extender.service.ledger();
         let pods =
             ledger.entries().into_iter().map(|(uid, entry)| (uid.to_string(), entry.clone())).collect();
-        (ledger.snapshot(), pods, audit(&ledger))
+        (ledger.policy().digest, ledger.snapshot(), pods, audit(&ledger))
     };
-    json(StatusCode::OK, &Shape { snapshot: &snapshot, pods, violations })
+    json(StatusCode::OK, &Shape { policy, snapshot: &snapshot, pods, violations })
 }
 
 /// Each node's latest report and how long ago it came.

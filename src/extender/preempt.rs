@@ -1,16 +1,19 @@
 //! `preempt`: of the nodes the scheduler could preempt on, the one where the cheapest pods leave, and room held there.
 //!
 //! The scheduler's candidates come from a dry run of its own filters, which count the node's sum. Stowage chooses its
-//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too.
+//! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too. Where a device plugin
+//! hands the GPUs out it cannot, and [`narrow`] chooses among the scheduler's.
 
-use super::Extender;
 use super::filter::{Asking, asking};
+use super::narrow::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
+use super::{Extender, shadow};
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Ledger, Tenancy};
+use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
@@ -39,18 +42,31 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
             "neither NodeNameToVictims nor NodeNameToMetaVictims is there",
         )
     })?;
-    let asking = match asking(extender, &args.pod)? {
+    let mut asking = match asking(extender, &args.pod)? {
         Ok(asking) => asking,
-        Err(error) => {
-            count("none", error.code());
-            return Ok(PreemptionResult::default());
+        Err(unclear) => {
+            let let_through = shadow::preempt_unclear(extender, &offered, &args.pod, &unclear);
+            return Ok(let_through.unwrap_or_else(|| {
+                unclear.tell(extender);
+                count("none", unclear.error.code());
+                PreemptionResult::default()
+            }));
         }
     };
+    let is_shadowing = extender.service.ledger().policy().mode == Mode::Shadow;
+    if is_shadowing || asking.demand.asks_plugin() {
+        let narrowed = narrow(extender, &asking, &offered);
+        if narrowed.policy.mode == Mode::Shadow {
+            return Ok(shadow::preempt(extender, &asking, &offered, &narrowed));
+        }
+        count(if narrowed.chosen.is_some() { "narrowed" } else { "none" }, narrowed.code);
+        return Ok(narrow::answer(&offered, &narrowed));
+    }
     if !asking.demand.may_preempt {
         count("none", "preemption-policy-never");
         return Ok(PreemptionResult::default());
     }
-    let Some(offers) = offers(extender, &asking, &offered) else {
+    let Some(offers) = offers(extender, &mut asking, &offered) else {
         count("none", "already-holds");
         return Ok(PreemptionResult::default());
     };
@@ -72,9 +88,11 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     Ok(answer(&offer, &victims))
 }
 
-/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already.
-fn offers(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
+/// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
+/// that they are seen by.
+fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
     let mut ledger = extender.service.ledger();
+    asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
     if ledger.own_room(&asking.uid).is_some() {
         return None;
@@ -121,10 +139,10 @@ fn cheapest(offers: Vec<Offer>, demand: &Demand) -> Option<(Offer, VictimSet)> {
 /// restart. Without both nobody is evicted.
 async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool {
     let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
-    let victims = victims.clone();
+    let (victims, version) = (victims.clone(), asking.demand.judged_by);
     let writes = extender.writes.clone();
     let task = async move {
-        let Some(hold) = hold_in_ledger(&extender, &uid, &victims) else { return false };
+        let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
         if let Err(error) = extender.control_plane.write_hold(&key, &uid, Some(&hold)).await {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
@@ -136,7 +154,8 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
         }
         let gpus = hold.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
         let text = format!("{} pod(s) leave {} for this pod; it gets {gpus}", hold.victims.len(), hold.node);
-        info!(pod = %key, node = %hold.node, victims = ?hold.victims, exact = victims.exact, "room held");
+        let (node, leaving, exact) = (&hold.node, &hold.victims, victims.exact);
+        info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
         extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
         true
     };
@@ -144,13 +163,24 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
     writes.spawn(task).await.unwrap_or(false)
 }
 
-fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Option<Hold> {
+/// The hold and the policy it was made by; `None` if the room, or the policy that `version` names, changed meanwhile: the
+/// victims were chosen by the rules of before.
+fn hold_in_ledger(
+    extender: &Extender,
+    uid: &PodUid,
+    victims: &VictimSet,
+    version: u64,
+) -> Option<(Hold, Digest)> {
     let mut ledger = extender.service.ledger();
+    let policy = ledger.policy().clone();
+    if policy.version != version {
+        info!(policy = %policy.digest, "the policy changed while a price was found");
+        return None;
+    }
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
-    let slack = ledger.policy().hold_slack;
-    let deadline = extender.service.now() + victims.longest_grace + slack;
+    let deadline = extender.service.now() + victims.longest_grace + policy.hold_slack;
     let hold = Hold {
         node: victims.node.clone(),
         devices: devices?,
@@ -158,7 +188,7 @@ fn hold_in_ledger(extender: &Extender, uid: &PodUid, victims: &VictimSet) -> Opt
         deadline,
     };
     match ledger.hold(uid, hold.clone()) {
-        Ok(()) => Some(hold),
+        Ok(()) => Some((hold, policy.digest)),
         Err(conflict) => {
             info!(%conflict, "the room changed while its price was found");
             None

@@ -3,6 +3,7 @@
 //! Requests borrow from the body. Whole nodes (`nodeCacheCapable: false`) stay raw text: only their names are read,
 //! and those that pass are sent back byte for byte.
 
+use crate::scheduling::snapshot::{NodeSet, Snapshot};
 use k8s_openapi::api::core::v1::Pod;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -64,6 +65,11 @@ impl AskedNodes<'_> {
             Self::Names(names) => &names[place].0,
             Self::Whole(nodes) => &nodes[place].0.0,
         }
+    }
+
+    /// Those of them that a snapshot has.
+    pub fn in_snapshot(&self, snapshot: &Snapshot) -> NodeSet {
+        snapshot.set_of(self.names().filter_map(|name| snapshot.place_of(name)))
     }
 
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
@@ -202,7 +208,7 @@ fn whole_offer<'a>(node: &'a str, victims: Option<&'a Victims<'_>>) -> OfferedNo
     }
 }
 
-/// `preempt`'s answer: at most one node.
+/// `preempt`'s answer: at most one node, but in shadow mode all that were offered.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct PreemptionResult {

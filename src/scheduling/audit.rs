@@ -4,6 +4,8 @@
 
 use super::device::{Device, Health};
 use super::ledger::{Ledger, PodEntry};
+use super::node::Node;
+use super::plugin::{Ask, PluginResource};
 use super::request::Sharing;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::Bytes;
@@ -20,6 +22,8 @@ pub enum Violation {
     ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
     #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
     BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
+    #[error("{node} {resource}: the books say {booked} are in use, the pods add up to {added_up}")]
+    DevicesDiffer { node: NodeName, resource: PluginResource, booked: u32, added_up: u32 },
 }
 
 /// One pod's part of one GPU.
@@ -59,6 +63,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 check_promises(name, device, capacity, &parts, &mut violations);
             }
         }
+        check_devices(name, node, &entries, &mut violations);
     }
     violations
 }
@@ -88,6 +93,30 @@ fn check_promises(
     }
 }
 
+/// Of a device plugin: each resource that the node or a pod there names.
+fn check_devices(
+    name: &NodeName,
+    node: &Node,
+    entries: &BTreeMap<&PodUid, &PodEntry>,
+    violations: &mut Vec<Violation>,
+) {
+    let mut added_up: BTreeMap<PluginResource, u32> =
+        node.plugin.iter().map(|share| (share.resource.clone(), 0)).collect();
+    for entry in entries.values().filter(|entry| entry.node() == Some(name)) {
+        if let Ask::Plugin { resource, count } = &entry.demand.ask {
+            let sum = added_up.entry(resource.clone()).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+    }
+    for (resource, added_up) in added_up {
+        let booked =
+            node.plugin.iter().find(|share| share.resource == resource).map_or(0, |share| share.used);
+        if booked != added_up {
+            violations.push(Violation::DevicesDiffer { node: name.clone(), resource, booked, added_up });
+        }
+    }
+}
+
 fn part<'a>(
     entry: &'a PodEntry,
     node: &NodeName,
@@ -95,7 +124,7 @@ fn part<'a>(
     capacity: Bytes,
     devices: &[Device],
 ) -> Option<Part<'a>> {
-    if entry.node() != Some(node) {
+    if entry.node() != Some(node) || entry.demand.asks_plugin() {
         return None;
     }
     let named = entry.devices().map(|uuids| uuids.iter().collect::<Vec<_>>()).unwrap_or_default();
@@ -136,6 +165,7 @@ fn held(
         let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
         let still_there = victims.filter(|victim| {
             victim.node() == Some(node)
+                && !victim.demand.asks_plugin()
                 && victim.devices().is_none_or(|devices| devices.iter().any(|uuid| is_named(device, uuid)))
         });
         wanted(holder).minus(still_there.map(|victim| wanted(victim)).sum())

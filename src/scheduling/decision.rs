@@ -9,12 +9,25 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     pub node: NodeName,
+    /// None, if the kubelet picks them.
     pub devices: Arc<[GpuUuid]>,
     /// What it may use over all its GPUs.
     pub granted: Bytes,
     /// The part of its GPUs' memory that is, in hundredths, rounded down; the least over its GPUs. Engines take
     /// it as `--gpu-memory-utilization`.
     pub memory_hundredths: u8,
+}
+
+impl Placement {
+    /// One of which the kubelet picks the GPUs.
+    pub fn by_plugin(node: NodeName) -> Self {
+        Self { node, devices: Arc::new([]), granted: Bytes::ZERO, memory_hundredths: 0 }
+    }
+
+    /// What its Binding records of GPUs, if it records any.
+    pub fn recorded(&self) -> Option<Arc<[GpuUuid]>> {
+        (!self.devices.is_empty()).then(|| self.devices.clone())
+    }
 }
 
 /// Room kept for a pod that waits for others to leave.

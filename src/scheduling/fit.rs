@@ -3,6 +3,7 @@
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack;
+use super::plugin::{self, Ask};
 use super::policy::{ClassSet, Limit};
 use super::reading::Pressure;
 use super::request::{Demand, Sharing};
@@ -19,6 +20,16 @@ pub enum Misfit {
         "a device plugin hands out this node's GPUs (nvidia.com/* is allocatable there); take it off the node for Stowage to place on it"
     )]
     DevicePluginNode,
+    #[error(
+        "Stowage hands out this node's GPUs, and the pod asks a device plugin for its; let it ask for stowage.dev/vram, or give the node back to the plugin"
+    )]
+    StowageNode,
+    #[error("the pod asks a device plugin for {asked} device(s) of one node; this one has {allocatable}")]
+    TooFewDevices { allocatable: u32, asked: u32 },
+    #[error(
+        "the pod asks a device plugin for {asked} device(s); of the node's {allocatable} {left} are free"
+    )]
+    NoDevice { left: u32, allocatable: u32, asked: u32 },
     #[error("the node has no GPU that Stowage knows of: no agent report, no GPU feature discovery labels")]
     NoGpus,
     #[error("none of the node's {gpus} GPUs is healthy")]
@@ -75,6 +86,9 @@ impl Misfit {
         match self {
             Self::UnknownNode => "unknown-node",
             Self::DevicePluginNode => "device-plugin-node",
+            Self::StowageNode => "stowage-node",
+            Self::TooFewDevices { .. } => "too-few-devices",
+            Self::NoDevice { .. } => "no-device",
             Self::NoGpus => "no-gpus",
             Self::NoHealthyGpu { .. } => "no-healthy-gpu",
             Self::TooFewGpus { .. } => "too-few-gpus",
@@ -100,6 +114,9 @@ impl Misfit {
         match self {
             Self::UnknownNode => "node unknown to Stowage",
             Self::DevicePluginNode => "a device plugin hands out the node's GPUs",
+            Self::StowageNode => "Stowage hands out the node's GPUs",
+            Self::TooFewDevices { .. } => "the device plugin offers too few GPUs on the node",
+            Self::NoDevice { .. } => "the device plugin has no GPU left on the node now",
             Self::NoGpus => "no GPU known on the node",
             Self::NoHealthyGpu { .. } => "no healthy GPU",
             Self::TooFewGpus { .. } => "too few GPUs on the node",
@@ -123,24 +140,32 @@ impl Misfit {
     }
 }
 
-/// The GPUs `demand` would get on `node`, or why it gets none.
+/// The GPUs `demand` would get on `node`, or why it gets none. Of a device plugin it gets none that could be named: the empty
+/// set.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
     shut(node, demand)?;
+    if let Ask::Plugin { resource, count } = &demand.ask {
+        return plugin::has_room(node, resource, *count, 0).map(|()| GpuSet::EMPTY);
+    }
     pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
 pub fn shut(node: &Node, demand: &Demand) -> Result<(), Misfit> {
-    if node.kind == NodeKind::DevicePlugin {
-        return Err(Misfit::DevicePluginNode);
+    match (&demand.ask, node.kind) {
+        (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
+        (Ask::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
+        _ => {}
     }
     if !node.classes.contains(demand.class) {
         return Err(Misfit::ClassNotAdmitted);
     }
-    match (node.closed, node.miscut) {
-        (true, _) => Err(Misfit::Unseen),
-        (_, true) => Err(Misfit::Miscut),
-        _ => Ok(()),
+    match (&demand.ask, node.closed, node.miscut) {
+        // The kubelet counts the plugin's devices, whether or not an agent sees them.
+        (Ask::Plugin { .. }, ..) => Ok(()),
+        (Ask::Vram, true, _) => Err(Misfit::Unseen),
+        (Ask::Vram, _, true) => Err(Misfit::Miscut),
+        (Ask::Vram, false, false) => Ok(()),
     }
 }
 

@@ -3,9 +3,10 @@
 //! same snapshot, policy and request give the same answer, byte for byte.
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
-//! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node, [`rank`] the best nodes, and [`preempt`]
-//! who would have to leave; the ledger then holds, assumes and confirms. [`audit`] checks the books against themselves;
-//! [`explain`] tells a person why a pod is where it is, and what would have to change.
+//! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node ([`plugin`],
+//! where a device plugin hands them out), [`rank`] the best nodes, and [`preempt`] who would have to leave; the ledger then
+//! holds, assumes and confirms. [`audit`] checks the books against themselves; [`explain`] tells a person why a pod is where it
+//! is, and what would have to change.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
@@ -18,6 +19,7 @@ pub mod ledger;
 pub mod loading;
 pub mod node;
 pub mod pack;
+pub mod plugin;
 pub mod policy;
 pub mod preempt;
 pub mod rank;

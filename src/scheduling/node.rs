@@ -2,7 +2,8 @@
 
 use super::device::{Device, Gpu};
 use super::loading::{Holding, Holdings};
-use super::policy::ClassSet;
+use super::plugin::{PluginResource, PluginShare};
+use super::policy::{ClassSet, Usage};
 use super::reading::Freshness;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
@@ -29,6 +30,8 @@ pub struct Node {
     pub generation: u64,
     pub gpus: Arc<[Gpu]>,
     pub devices: Arc<[Device]>,
+    /// What a device plugin offers here, in order of resource.
+    pub plugin: Arc<[PluginShare]>,
     /// How far what was measured here can be believed.
     pub freshness: Freshness,
     /// The policy places nothing on a node nobody sees.
@@ -57,6 +60,21 @@ impl Node {
     /// Pods of that model that are here or on their way.
     pub fn replicas_of(&self, model: &ModelId) -> u16 {
         self.replicas.iter().find(|(other, _)| other == model).map_or(0, |(_, count)| *count)
+    }
+
+    /// What a device plugin has of that resource here.
+    pub fn share_of(&self, resource: &PluginResource) -> Option<&PluginShare> {
+        self.plugin.iter().find(|share| share.resource == *resource)
+    }
+
+    /// What it adds to the cluster, as tenants' parts are counted. A device counts as a GPU, whatever part of one it is: so do
+    /// those that pods ask for.
+    pub fn whole(&self) -> Usage {
+        let gpus = match self.kind {
+            NodeKind::Stowage => self.gpus.len() as u64,
+            NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
+        };
+        Usage { vram: self.capacity(), milli_gpus: gpus * 1000 }
     }
 
     pub fn capacity(&self) -> Bytes {

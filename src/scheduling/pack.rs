@@ -3,6 +3,7 @@
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
 use super::policy::Terms;
+use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
 use serde::Serialize;
@@ -87,6 +88,17 @@ pub enum Bustle {
     Unknown,
     /// Beyond three quarters of a limit: what joins will be felt.
     Busy,
+}
+
+impl Bustle {
+    /// What is to be said against it, up to [`WHOLE_PART`].
+    pub fn weight(self) -> u32 {
+        match self {
+            Self::Calm => 0,
+            Self::Unknown => WHOLE_PART / 2,
+            Self::Busy => WHOLE_PART,
+        }
+    }
 }
 
 pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {

@@ -132,7 +132,8 @@ impl Shortfall {
 }
 
 impl Price {
-    fn plus(self, resident: &Resident) -> Self {
+    /// With one more who leaves.
+    pub fn plus(self, resident: &Resident) -> Self {
         let (guaranteed, spared) = match resident.standing {
             Standing::Guaranteed => (true, 0),
             Standing::Borrowed { spared } => (false, spared),

@@ -5,7 +5,8 @@ use super::fit::{Misfit, fit};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::node::Node;
-use super::pack::{self, Bustle};
+use super::pack;
+use super::plugin::{self, Ask};
 use super::policy::{Limit, Policy, Usage, Weights};
 use super::request::{Demand, Sharing};
 use super::snapshot::Snapshot;
@@ -185,12 +186,15 @@ fn score(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Score {
         contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
         cost: parts(node, demand, gpus, policy).weighted(&policy.weights),
         leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),
-        node_free: node.free(),
+        node_free: if demand.ask == Ask::Vram { node.free() } else { Bytes::ZERO },
     }
 }
 
 /// What is to be said against these GPUs of a node. The seam for packing policies: best fit here.
 pub fn parts(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Parts {
+    if let Ask::Plugin { .. } = demand.ask {
+        return plugin::parts(node, demand, policy);
+    }
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
     let left: Bytes = chosen().map(|gpu| pack::leftover(gpu, demand)).sum();
     let whole: Bytes = chosen().map(|gpu| gpu.capacity).sum();
@@ -198,11 +202,7 @@ pub fn parts(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Par
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     Parts {
         packing: (u128::from(left.0) * u128::from(WHOLE_PART) / u128::from(whole.0.max(1))) as u32,
-        kv_headroom: match chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default() {
-            Bustle::Calm => 0,
-            Bustle::Unknown => WHOLE_PART / 2,
-            Bustle::Busy => WHOLE_PART,
-        },
+        kv_headroom: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default().weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
         interference: share_of_one_more(others),
         topology: if is_one_island(node, gpus) { 0 } else { WHOLE_PART },
@@ -214,9 +214,9 @@ pub fn parts(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Par
 }
 
 /// Sixteen doublings of a second are eighteen hours: nothing takes longer to load.
-const READY_STEPS: u32 = 16;
+pub(super) const READY_STEPS: u32 = 16;
 
-fn share_of_one_more(n: u16) -> u32 {
+pub(super) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 

@@ -4,6 +4,7 @@
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
 //! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs.
 
+use super::plugin::{Ask, PluginResource};
 use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
 use crate::ids::ModelId;
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
@@ -45,10 +46,25 @@ pub struct ContainerRequest<'a> {
     pub role: ContainerRole,
     /// `stowage.dev/vram`.
     pub vram: Option<&'a str>,
-    /// Whether it also asks a device plugin for a GPU (`nvidia.com/gpu`, `.shared`, `nvidia.com/mig-*`).
-    pub asks_device_plugin: bool,
+    pub plugin: PluginAmount<'a>,
     pub cpu: Option<&'a str>,
     pub memory: Option<&'a str>,
+}
+
+/// What a container asks a device plugin for (`nvidia.com/gpu`, `.shared`, `nvidia.com/mig-*`).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PluginAmount<'a> {
+    #[default]
+    None,
+    Of {
+        resource: &'a str,
+        amount: &'a str,
+    },
+    /// Several resources at once, of which this is the first.
+    Several {
+        resource: &'a str,
+        amount: &'a str,
+    },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,10 +86,12 @@ pub enum Sharing {
 /// What one pod asks for, understood, and what the policy makes of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Demand {
-    /// VRAM on each of its GPUs.
+    pub ask: Ask,
+    /// VRAM on each of its GPUs; none, if a device plugin hands them out.
     pub per_gpu: Bytes,
-    /// Over how many GPUs of one node, 1 to [`MAX_GPUS`].
+    /// Over how many GPUs of one node, 1 to [`MAX_GPUS`]; of a device plugin, as many as it asks for.
     pub gpus: u32,
+    /// Devices of a plugin are always charged whole to the pod's tenant: [`Sharing::Exclusive`].
     pub sharing: Sharing,
     /// What it shows of itself.
     pub traits: Arc<Traits>,
@@ -108,7 +126,7 @@ pub struct Companion {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     #[error(
-        "the pod asks for no stowage.dev/vram; list that resource, and no other, under the extender's managedResources"
+        "the pod asks for no stowage.dev/vram, and no device plugin for a GPU; list those resources, and no others, under the extender's managedResources"
     )]
     NoVram,
     #[error(
@@ -119,6 +137,10 @@ pub enum RequestError {
     Quantity { what: &'static str, text: String, error: QuantityError },
     #[error("the pod asks for stowage.dev/vram and for nvidia.com/*; ask for one of them")]
     BothWays,
+    #[error("the pod asks for 0 of a device plugin's GPUs; ask for one or more, or leave the resource out")]
+    ZeroDevices,
+    #[error("the pod asks for several of nvidia.com/*; ask for one resource, and as many of it as it needs")]
+    SeveralResources,
     #[error("the annotation stowage.dev/gpus is {text:?}; write a whole number from 1 to {MAX_GPUS}")]
     Gpus { text: String },
     #[error("the annotation stowage.dev/exclusive is {text:?}; write \"true\" or \"false\"")]
@@ -139,6 +161,8 @@ impl RequestError {
             Self::ZeroVram => "zero-vram",
             Self::Quantity { .. } => "bad-quantity",
             Self::BothWays => "both-ways",
+            Self::ZeroDevices => "zero-devices",
+            Self::SeveralResources => "several-resources",
             Self::Gpus { .. } => "bad-gpus",
             Self::Exclusive { .. } => "bad-exclusive",
             Self::KvCacheAboveVram { .. } => "kv-cache-above-vram",
@@ -154,6 +178,8 @@ impl RequestError {
             Self::ZeroVram => "pod asks for zero stowage.dev/vram",
             Self::Quantity { .. } => "pod has a quantity that cannot be read",
             Self::BothWays => "pod asks for stowage.dev/vram and for nvidia.com/*",
+            Self::ZeroDevices => "pod asks for zero nvidia.com/*",
+            Self::SeveralResources => "pod asks for several of nvidia.com/*",
             Self::Gpus { .. } => "annotation stowage.dev/gpus is not a number of GPUs",
             Self::Exclusive { .. } => "annotation stowage.dev/exclusive is neither true nor false",
             Self::KvCacheAboveVram { .. } => "annotation stowage.dev/kv-cache is more than stowage.dev/vram",
@@ -172,17 +198,13 @@ impl Demand {
         pod: &PodRequest<'_>,
         judge: impl FnOnce(&Traits) -> Judgement,
     ) -> Result<Self, RequestError> {
-        let vram = vram_of(pod.containers)?;
-        if pod.containers.iter().any(|c| c.asks_device_plugin) {
-            return Err(RequestError::BothWays);
-        }
-        let gpus = gpus_of(pod.gpus)?;
-        let sharing = sharing_of(pod.exclusive)?;
-        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
+        let shown = sharing_of(pod.exclusive)?;
+        let Asked { ask, vram, gpus, sharing, kv_cache } = Asked::of(pod, shown)?;
         let model = pod.model.map(ModelId::parse).transpose()?;
-        let traits = Traits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, sharing) };
+        let traits = Traits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
         let Judgement { class, terms, tenant, version: judged_by } = judge(&traits);
         Ok(Self {
+            ask,
             per_gpu: vram.split(gpus),
             gpus,
             sharing,
@@ -202,18 +224,25 @@ impl Demand {
     }
 
     /// What to charge for a pod that somebody bound although it cannot be understood: all it could mean. A
-    /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole.
+    /// readable amount counts in full on every GPU; an unreadable one takes the GPUs whole. Of a device plugin's resources
+    /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
         let traits = traits(pod, Sharing::Shared);
         let Judgement { class, terms, tenant, version: judged_by } = policy.judge(&traits);
+        let ask = worst_ask(pod.containers);
+        let (gpus, sharing) = match &ask {
+            Ask::Vram => (1, Sharing::Shared),
+            Ask::Plugin { count, .. } => (*count, Sharing::Exclusive),
+        };
         Self {
+            ask,
             per_gpu: match vram_of(pod.containers) {
                 Ok(vram) => vram,
                 Err(RequestError::ZeroVram | RequestError::NoVram) => Bytes::ZERO,
                 Err(_) => Bytes(u64::MAX),
             },
-            gpus: 1,
-            sharing: Sharing::Shared,
+            gpus,
+            sharing,
             traits: Arc::new(traits),
             class,
             terms,
@@ -240,9 +269,88 @@ impl Demand {
         self.vram().minus(self.kv_cache.unwrap_or_default())
     }
 
+    /// Whether a device plugin hands out its GPUs.
+    pub fn asks_plugin(&self) -> bool {
+        self.ask != Ask::Vram
+    }
+
     /// Over all its GPUs.
     pub fn vram(&self) -> Bytes {
         self.per_gpu.times(u64::from(self.gpus))
+    }
+}
+
+/// What a pod asks for in one of the two ways.
+struct Asked {
+    ask: Ask,
+    vram: Bytes,
+    gpus: u32,
+    sharing: Sharing,
+    kv_cache: Option<Bytes>,
+}
+
+impl Asked {
+    fn of(pod: &PodRequest<'_>, shown: Sharing) -> Result<Self, RequestError> {
+        let asks_vram = pod.containers.iter().any(|c| c.vram.is_some());
+        match plugin_of(pod.containers) {
+            PluginAmount::None => Self::vram(pod, shown),
+            _ if asks_vram => Err(RequestError::BothWays),
+            PluginAmount::Several { .. } => Err(RequestError::SeveralResources),
+            PluginAmount::Of { resource, .. } => Self::devices(pod, resource),
+        }
+    }
+
+    fn vram(pod: &PodRequest<'_>, sharing: Sharing) -> Result<Self, RequestError> {
+        let vram = vram_of(pod.containers)?;
+        let gpus = gpus_of(pod.gpus)?;
+        let kv_cache = kv_cache_of(pod.kv_cache, vram)?;
+        Ok(Self { ask: Ask::Vram, vram, gpus, sharing, kv_cache })
+    }
+
+    fn devices(pod: &PodRequest<'_>, resource: &str) -> Result<Self, RequestError> {
+        let count = count_of(pod.containers, resource)?;
+        let resource = PluginResource::parse(resource).filter(|_| count > 0);
+        let ask = Ask::Plugin { resource: resource.ok_or(RequestError::ZeroDevices)?, count };
+        // How much VRAM it is a part of, nobody says.
+        let kv_cache = quantity(KV_CACHE, pod.kv_cache, Bytes::parse_quantity)?;
+        Ok(Self { ask, vram: Bytes::ZERO, gpus: count, sharing: Sharing::Exclusive, kv_cache })
+    }
+}
+
+/// What all containers together ask of device plugins; the amount is that of the first that asks.
+fn plugin_of<'a>(containers: &[ContainerRequest<'a>]) -> PluginAmount<'a> {
+    containers.iter().fold(PluginAmount::None, |all, container| match (all, container.plugin) {
+        (all, PluginAmount::None) => all,
+        (PluginAmount::None, one) => one,
+        (PluginAmount::Of { resource: a, .. }, PluginAmount::Of { resource: b, .. }) if a == b => all,
+        (PluginAmount::Of { resource, amount } | PluginAmount::Several { resource, amount }, _) => {
+            PluginAmount::Several { resource, amount }
+        }
+    })
+}
+
+fn count_of(containers: &[ContainerRequest<'_>], resource: &str) -> Result<u32, RequestError> {
+    let count = sum_over(containers, |container| match container.plugin {
+        PluginAmount::Of { resource: other, amount } | PluginAmount::Several { resource: other, amount }
+            if other == resource =>
+        {
+            bytes("nvidia.com/*", Some(amount))
+        }
+        _ => Ok(Bytes::ZERO),
+    })?;
+    Ok(u32::try_from(count.0).unwrap_or(u32::MAX))
+}
+
+fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
+    let named = match plugin_of(containers) {
+        PluginAmount::Of { resource, .. } | PluginAmount::Several { resource, .. } => Some(resource),
+        PluginAmount::None => None,
+    };
+    let asks_vram = containers.iter().any(|c| c.vram.is_some());
+    let Some(resource) = named.filter(|_| !asks_vram) else { return Ask::Vram };
+    match (PluginResource::parse(resource), count_of(containers, resource)) {
+        (Some(resource), Ok(count)) => Ask::Plugin { resource, count },
+        _ => Ask::Vram,
     }
 }
 
@@ -319,8 +427,10 @@ fn sharing_of(text: Option<&str>) -> Result<Sharing, RequestError> {
     }
 }
 
+const KV_CACHE: &str = "the annotation stowage.dev/kv-cache";
+
 fn kv_cache_of(text: Option<&str>, vram: Bytes) -> Result<Option<Bytes>, RequestError> {
-    match quantity("the annotation stowage.dev/kv-cache", text, Bytes::parse_quantity)? {
+    match quantity(KV_CACHE, text, Bytes::parse_quantity)? {
         Some(kv_cache) if kv_cache > vram => Err(RequestError::KvCacheAboveVram { kv_cache, vram }),
         kv_cache => Ok(kv_cache),
     }
@@ -348,7 +458,7 @@ mod tests {
             name: "engine",
             role,
             vram,
-            asks_device_plugin: false,
+            plugin: PluginAmount::None,
             cpu: Some("1"),
             memory: Some("1Gi"),
         }
@@ -398,7 +508,8 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_refused_with_its_reason() {
         let main = |vram| [container(ContainerRole::Main, vram)];
-        let plugin = [ContainerRequest { asks_device_plugin: true, ..main(Some("1Gi"))[0] }];
+        let one = PluginAmount::Of { resource: "nvidia.com/gpu", amount: "1" };
+        let plugin = [ContainerRequest { plugin: one, ..main(Some("1Gi"))[0] }];
         let code = |result: Result<Demand, RequestError>| result.unwrap_err().code();
         assert_eq!(code(demand(|_| {}, &main(None))), "no-vram");
         assert_eq!(code(demand(|_| {}, &main(Some("0")))), "zero-vram");
@@ -409,5 +520,55 @@ mod tests {
         assert_eq!(code(demand(|p| p.gpus = Some("65"), &main(Some("1Gi")))), "bad-gpus");
         assert_eq!(code(demand(|p| p.exclusive = Some("yes"), &main(Some("1Gi")))), "bad-exclusive");
         assert_eq!(code(demand(|p| p.kv_cache = Some("2Gi"), &main(Some("1Gi")))), "kv-cache-above-vram");
+    }
+
+    fn plugin(
+        role: ContainerRole,
+        resource: &'static str,
+        amount: &'static str,
+    ) -> ContainerRequest<'static> {
+        ContainerRequest { plugin: PluginAmount::Of { resource, amount }, ..container(role, None) }
+    }
+
+    #[test]
+    fn devices_of_a_plugin_add_up_as_the_scheduler_adds_them_up() {
+        use ContainerRole::{Init, Main, Sidecar};
+        let c = |role, amount| plugin(role, "nvidia.com/gpu", amount);
+        let count = |containers: &[_]| demand(|_| {}, containers).unwrap().gpus;
+        assert_eq!(count(&[c(Init, "1"), c(Main, "2"), c(Main, "3")]), 5);
+        assert_eq!(count(&[c(Init, "8"), c(Main, "2"), c(Main, "3")]), 8);
+        assert_eq!(count(&[c(Sidecar, "1"), c(Init, "4"), c(Main, "2")]), 5);
+        assert_eq!(
+            count(&[container(Main, None), c(Main, "1k")]),
+            1000,
+            "more than any node has is a demand"
+        );
+    }
+
+    #[test]
+    fn a_pod_that_asks_a_plugin_has_no_vram_and_shows_what_it_asks_for() {
+        let asked = demand(
+            |p| (p.gpus, p.kv_cache, p.exclusive) = (Some("7"), Some("2Gi"), Some("false")),
+            &[plugin(ContainerRole::Main, "nvidia.com/mig-3g.40gb", "2")],
+        );
+        let demand = asked.unwrap();
+        let resource = PluginResource::parse("nvidia.com/mig-3g.40gb").unwrap();
+        assert_eq!(demand.ask, Ask::Plugin { resource, count: 2 });
+        assert_eq!((demand.vram(), demand.gpus, demand.sharing), (Bytes::ZERO, 2, Sharing::Exclusive));
+        assert_eq!((demand.traits.gpus, demand.traits.vram), (2, Bytes::ZERO));
+        assert_eq!((demand.traits.kv_cache, demand.traits.sharing), (Bytes::gib(2), Sharing::Shared));
+    }
+
+    #[test]
+    fn what_a_plugin_cannot_be_asked_for_is_refused_with_its_reason() {
+        use ContainerRole::Main;
+        let code = |containers: &[_]| demand(|_| {}, containers).unwrap_err().code();
+        let (gpu, shared) = ("nvidia.com/gpu", "nvidia.com/gpu.shared");
+        assert_eq!(code(&[plugin(Main, gpu, "0")]), "zero-devices");
+        assert_eq!(code(&[plugin(Main, gpu, "0.5")]), "bad-quantity");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), plugin(Main, shared, "1")]), "several-resources");
+        let both = PluginAmount::Several { resource: gpu, amount: "1" };
+        assert_eq!(code(&[ContainerRequest { plugin: both, ..container(Main, None) }]), "several-resources");
+        assert_eq!(code(&[plugin(Main, gpu, "1"), container(Main, Some("1Gi"))]), "both-ways");
     }
 }

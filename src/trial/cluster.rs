@@ -7,6 +7,7 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
 use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Demand, MAX_GPUS, RequestError};
@@ -96,8 +97,12 @@ fn add_node(ledger: &mut Ledger, node: &Node) -> Result<(), BadCluster> {
         return Err(BadCluster::TooManyGpus { node: name, gpus: devices.len() });
     }
     let labels = node.labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
-    ledger.set_node(&name, NodeKind::Stowage, None);
+    let kind = if node.plugin.is_some() { NodeKind::DevicePlugin } else { NodeKind::Stowage };
+    let offered = node.plugin.iter().flatten();
+    let offered = offered.filter_map(|(name, count)| Some((PluginResource::parse(name)?, *count))).collect();
+    ledger.set_node(&name, kind, None);
     ledger.set_labels(&name, labels);
+    ledger.set_plugin_devices(&name, offered);
     ledger.report_devices(&name, devices).expect("the node is there, and its GPUs are not too many");
     Ok(())
 }
@@ -146,7 +151,8 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<Tenant, BadCluster>
     let node_name = NodeName::parse(node)?;
     let no_such_node = || BadCluster::NoSuchNode { pod: name.clone(), node: node.clone() };
     let devices = ledger.node(&node_name).ok_or_else(no_such_node)?.devices.clone();
-    if pod.on.len() != demand.gpus as usize {
+    let asks_plugin = demand.asks_plugin();
+    if !asks_plugin && pod.on.len() != demand.gpus as usize {
         return Err(BadCluster::OtherCount { pod: name.clone(), on: pod.on.len(), gpus: demand.gpus });
     }
     let no_such_gpu = |index: u32| BadCluster::NoSuchGpu {
@@ -162,7 +168,8 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<Tenant, BadCluster>
     let tenant = Tenant { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
     let ran = Some(pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
-    let state = SeenState::Bound { node: node_name, devices: Some(on), starting: false, ran };
+    let state =
+        SeenState::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
     ledger.see(Seen { uid: tenant.uid.clone(), key, demand, state });
     Ok(tenant)
 }

@@ -1,8 +1,11 @@
 //! A pod's shorthand, understood by the same function as a pod's manifest.
 
 use crate::policy_file::raw::PodSketch;
+use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest, RequestError};
+use crate::scheduling::request::{
+    ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest, RequestError,
+};
 use crate::units::Millis;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +21,13 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
         pod.labels.iter().flatten().map(|(key, value)| (key.clone(), value.0.clone())).collect();
     let mut resources: BTreeSet<&str> = pod.resources.iter().flatten().map(|name| name.0.as_str()).collect();
     resources.extend(vram.is_some().then_some(VRAM));
+    let devices = pod.gpus.unwrap_or(1).to_string();
+    let plugin = resources.iter().copied().find(|name| PluginResource::is_one(name));
     let container = ContainerRequest {
         name: "main",
         role: ContainerRole::Main,
         vram: vram.as_deref(),
-        asks_device_plugin: false,
+        plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::Of { resource, amount: &devices }),
         cpu: None,
         memory: None,
     };
@@ -35,7 +40,7 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
             may_preempt: true,
             grace: pod.grace.map_or(DEFAULT_GRACE, |grace| grace.0),
             containers: &[container],
-            gpus: gpus.as_deref(),
+            gpus: gpus.as_deref().filter(|_| plugin.is_none()),
             exclusive: exclusive.as_deref(),
             model: pod.model.as_deref(),
             kv_cache: kv_cache.as_deref(),

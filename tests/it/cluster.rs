@@ -65,7 +65,8 @@ impl Replica {
         let Assumption::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
             panic!("{name} was assumed before")
         };
-        BindOrder { key: entry.key, uid, demand: entry.demand, placement, held: false }
+        let policy = ledger.policy().digest;
+        BindOrder { key: entry.key, uid, demand: entry.demand, placement, held: false, policy }
     }
 
     async fn bind(&self, name: &str, node: &str) -> BindOrder {

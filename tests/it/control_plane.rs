@@ -4,6 +4,7 @@
 mod fleet;
 mod journal;
 mod processes;
+mod shadow;
 mod world;
 
 use fleet::{GpuNode, node, pod};

@@ -15,26 +15,31 @@ fn stowage(arguments: &[&str]) -> Output {
 }
 
 /// Exit code and what stands on stderr.
-fn fails(arguments: &[&str]) -> (i32, String) {
+pub fn fails(arguments: &[&str]) -> (i32, String) {
     let output = stowage(arguments);
     assert_eq!(output.stdout, b"", "errors go to stderr");
     (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
 /// A `stowage serve` on ports of its own choice.
-struct Running {
+pub struct Running {
     child: Child,
     log: Receiver<String>,
     scheduler: SocketAddr,
-    operators: SocketAddr,
+    pub operators: SocketAddr,
 }
 
 impl Running {
     fn serve(dump: &Path) -> Self {
+        Self::serve_with(dump, &[])
+    }
+
+    pub fn serve_with(dump: &Path, arguments: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
+            .args(arguments)
             .env_remove("RUST_LOG")
             .stderr(Stdio::piped())
             .stdout(Stdio::null())
@@ -53,7 +58,7 @@ impl Running {
     }
 
     /// The next line of its log that has `text` in it.
-    fn line_with(&self, text: &str) -> String {
+    pub fn line_with(&self, text: &str) -> String {
         loop {
             match self.log.recv_timeout(PATIENCE) {
                 Ok(line) if line.contains(text) => return line,
@@ -99,7 +104,7 @@ fn write(folder: &TempDir, name: &str, text: &str) -> PathBuf {
 }
 
 /// What kubectl prints with `-o json`.
-fn json_dump(folder: &TempDir) -> PathBuf {
+pub fn json_dump(folder: &TempDir) -> PathBuf {
     let mut tenant = on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30);
     // What labels tell of a GPU is its index.
     tenant["metadata"]["annotations"]["stowage.dev/devices"] = json!("index-0");

@@ -5,7 +5,6 @@ mod check;
 mod diff;
 mod schema;
 mod show;
-pub mod source;
 mod test;
 
 pub use diff::policy as policy_at;
@@ -14,6 +13,7 @@ pub use schema::{SchemaArgs, print_policy_schema};
 use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::{SourceText, Sources};
+use crate::policy_watch::read as source;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use std::io::{IsTerminal, Write};

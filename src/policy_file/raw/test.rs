@@ -40,6 +40,10 @@ pub struct Node {
     pub labels: Option<BTreeMap<String, LabelValue>>,
     /// In order of their index on the node.
     pub gpus: Option<Vec<Gpu>>,
+    /// What a device plugin offers there, such as `nvidia.com/gpu: 8`. Its pods ask for it under `resources`, as many as
+    /// their `gpus`.
+    #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
+    pub plugin: Option<BTreeMap<String, u32>>,
     /// Models to where their weights are on the node.
     pub models: Option<BTreeMap<String, TierWord>>,
 }
@@ -98,7 +102,7 @@ pub struct PodSketch {
     pub service_account: Option<Subdomain>,
     /// Resources that its containers ask for.
     pub resources: Option<Vec<QualifiedName>>,
-    /// The memory it asks for, on each of its GPUs.
+    /// The memory it asks for, over all its GPUs.
     pub vram: Option<Quantity>,
     pub gpus: Option<u32>,
     /// Whether it wants its GPUs to itself.
@@ -118,7 +122,8 @@ pub struct ExistingPod {
     #[serde(flatten)]
     pub pod: PodSketch,
     pub node: Subdomain,
-    /// Which of the node's GPUs, by index.
+    /// Which of the node's GPUs, by index; none where a device plugin hands them out.
+    #[serde(default)]
     pub on: Vec<u32>,
 }
 

@@ -1,13 +1,20 @@
-//! The JSON Schemas that editors read, made from the raw types.
+//! The JSON Schemas that editors read, made from the raw types, with the defaults that the core has.
 
 use super::raw;
+use crate::policy_file::lower::raise;
+use crate::scheduling::policy::{self, Policy};
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
 use schemars::{JsonSchema, Schema};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
-    schema::<raw::Policy>("Stowage scheduling policy")
+    let mut schema = schema::<raw::Policy>("Stowage scheduling policy");
+    let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
+    if let Json::Object(defaults) = defaults {
+        add_defaults(&mut schema, "", &defaults);
+    }
+    schema
 }
 
 pub fn test_schema() -> Json {
@@ -38,6 +45,34 @@ fn without_null(schema: &mut Schema) {
         schema.remove("anyOf");
         for (keyword, value) in only {
             schema.insert(keyword, value);
+        }
+    }
+}
+
+/// Settings of the whole policy. Lists have entries or none; what a class says depends on which it is.
+fn defaults() -> raw::Policy {
+    let at_most = policy::StartGate::default().at_most;
+    raw::Policy {
+        start_gate: Some(raw::StartGate { at_most: Some(raw::Duration(at_most)) }),
+        classes: None,
+        tenants: None,
+        node_pools: None,
+        ..raise(&Policy::default())
+    }
+}
+
+/// Writes each default at its field. `at` points to the map of fields; each type of settings is used in one place only.
+fn add_defaults(schema: &mut Json, at: &str, defaults: &Map<String, Json>) {
+    for (field, default) in defaults.iter().filter(|(_, default)| !default.is_null()) {
+        let place = format!("{at}/properties/{field}");
+        let reference = schema.pointer(&format!("{place}/$ref")).and_then(Json::as_str);
+        match (default, reference.and_then(|text| text.strip_prefix('#')).map(str::to_owned)) {
+            (Json::Object(defaults), Some(fields)) => add_defaults(schema, &fields, defaults),
+            _ => {
+                if let Some(Json::Object(field)) = schema.pointer_mut(&place) {
+                    field.insert("default".into(), default.clone());
+                }
+            }
         }
     }
 }

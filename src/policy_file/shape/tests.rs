@@ -37,6 +37,18 @@ fn every_schema_of_ours_is_understood() {
 }
 
 #[test]
+fn an_editor_is_told_the_defaults_that_hold() {
+    let schema = policy_schema();
+    let default =
+        |place: &str| schema.pointer(&format!("{place}/default")).and_then(serde_json::Value::as_str);
+    assert_eq!(default("/properties/mode"), Some("enforce"));
+    assert_eq!(default("/$defs/Headroom/properties/default"), Some("10%"));
+    assert_eq!(default("/$defs/StartGate/properties/atMost"), Some("10m"));
+    assert_eq!(default("/$defs/Costs/properties/workAtMost"), Some("1h"));
+    assert_eq!(schema.pointer("/$defs/Weights/properties/kvHeadroom/default"), Some(&40.into()));
+}
+
+#[test]
 fn all_problems_are_found_at_once_where_they_stand() {
     let text = "mode: sahdow\nheadroom: {defualt: 10%}\nscoring: {shortlist: 0}\nclasses:\n- match: {namespaces: chat}\n";
     let expected = [

@@ -8,7 +8,7 @@ use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl Sketch {
             name: "engine",
             role: ContainerRole::Main,
             vram: Some(&self.vram),
-            asks_device_plugin: false,
+            plugin: PluginAmount::None,
             cpu: None,
             memory: None,
         };

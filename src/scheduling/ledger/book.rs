@@ -10,6 +10,7 @@ use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::plugin::{PluginDevices, PluginShare};
 use crate::scheduling::policy::{Admission, ClassSet, Policy, TenantId, Usage};
 use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
@@ -49,6 +50,9 @@ pub(super) struct Book {
     /// Whether an agent has said what its devices are.
     pub reported: bool,
     pub devices: Arc<[Device]>,
+    /// What device plugins offer, as the node shows it; and that beside what pods here use, as the last change left it.
+    pub offered: PluginDevices,
+    pub plugin: Vec<PluginShare>,
     /// The latest of its agent's readings, and how far it may be believed by now.
     pub reading: Option<Reading>,
     pub freshness: Freshness,
@@ -71,7 +75,8 @@ pub(super) struct Book {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Charge {
     pub gpus: GpuSet,
-    /// False if nobody knows on which GPUs it really is, so that all of them are charged.
+    /// False if nobody knows on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
+    /// nobody needs to know: it is charged on none.
     pub placed: bool,
 }
 
@@ -96,6 +101,7 @@ impl Book {
             generation: 0,
             gpus: Arc::new([]),
             devices: Arc::new([]),
+            plugin: Arc::new([]),
             freshness: Freshness::default(),
             closed: false,
             miscut: false,
@@ -110,6 +116,8 @@ impl Book {
             admission: Admission::default(),
             reported: false,
             devices: Arc::new([]),
+            offered: PluginDevices::new(),
+            plugin: Vec::new(),
             reading: None,
             freshness: Freshness::default(),
             unexplained: Vec::new(),
@@ -158,6 +166,9 @@ impl Book {
         if entry.node() != Some(&self.view.name) {
             return None;
         }
+        if entry.demand.asks_plugin() {
+            return Some(Charge { gpus: GpuSet::EMPTY, placed: true });
+        }
         let gpus = entry.devices().and_then(|devices| self.resolve(devices));
         let everywhere = GpuSet::first(self.devices.len());
         Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
@@ -185,6 +196,7 @@ impl Book {
     pub fn recount(&mut self, entries: &Entries, policy: &Policy) {
         self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
         self.promised = self.promised(entries, policy, None);
+        self.plugin = self.plugin_shares(entries);
         self.usage = self.usage(entries, policy);
     }
 
@@ -256,7 +268,8 @@ impl Book {
             Phase::Bound(bound) => Some(bound),
             _ => None,
         };
-        let is_sought = bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
+        let is_sought = !entry.demand.asks_plugin()
+            && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
         Some(Tenant {
             uid: uid.clone(),
             gpus: self.charge_of(entry)?.gpus,

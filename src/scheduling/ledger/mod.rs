@@ -8,7 +8,7 @@
 //! on each GPU is what it asked for, or the whole GPU if it wants it to itself, or, if nobody knows on which GPUs it
 //! runs, that much on every GPU of its node.
 //!
-//! [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
+//! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
@@ -16,6 +16,7 @@ mod book;
 mod entry;
 mod measured;
 mod occupants;
+mod plugin;
 mod promise;
 mod query;
 mod reload;
@@ -177,6 +178,11 @@ impl Ledger {
             // What decisions read again and again is shared as long as it stays the same.
             gpus: if *book.view.gpus == *gpus { book.view.gpus.clone() } else { gpus.into() },
             devices: book.devices.clone(),
+            plugin: if *book.view.plugin == *book.plugin {
+                book.view.plugin.clone()
+            } else {
+                book.plugin.as_slice().into()
+            },
             freshness: book.freshness,
             closed: unseen && self.policy.telemetry.expired == ExpiredRule::Refuse,
             miscut: book.is_miscut(&self.policy),

@@ -57,6 +57,7 @@ fn add_node(ledger: &mut Ledger, node: &str) {
 fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
     let judgement = policy.judge(&traits);
     let mut demand = Demand {
+        ask: Default::default(),
         per_gpu: Bytes::gib(gib),
         gpus: 1,
         sharing: Sharing::Shared,

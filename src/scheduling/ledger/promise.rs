@@ -7,10 +7,11 @@ use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::fit::{Misfit, misfit, shut};
+use crate::scheduling::fit::{Misfit, fit, misfit, shut};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
+use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Policy, StartGate};
 use crate::scheduling::preempt::{discharge, settle_bars};
 use crate::scheduling::rank;
@@ -60,6 +61,7 @@ impl Conflict {
             Self::NoLongerFits(Misfit::DevicePluginNode) => {
                 "conflict: a device plugin hands out the node's GPUs"
             }
+            Self::NoLongerFits(Misfit::StowageNode) => "conflict: Stowage hands out the node's GPUs",
             Self::NoLongerFits(Misfit::VictimsLeaving { .. }) => "conflict: preempted pods have not left yet",
             Self::NoLongerFits(Misfit::EngineStarting { .. }) => "conflict: another engine began to start",
             Self::NoLongerFits(Misfit::BeyondLimit { .. } | Misfit::BeyondLimitHere { .. }) => {
@@ -144,7 +146,9 @@ impl Ledger {
             return;
         }
         let expires = now + self.policy.hint_lifetime;
-        self.set_hint(uid, Some(Hint { node: node.clone(), gpus, expires }));
+        // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
+        let hint = (!gpus.is_empty()).then(|| Hint { node: node.clone(), gpus, expires });
+        self.set_hint(uid, hint);
         if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered = Some(node.clone());
             waiting.in_vain = 0;
@@ -226,16 +230,12 @@ impl Ledger {
             }
             Phase::Waiting(_) => {}
         }
-        let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
-        let gpus = match entry.hold().filter(|hold| hold.node == *node) {
-            Some(_) if book.view.kind == NodeKind::DevicePlugin => {
-                return Err(Misfit::DevicePluginNode.into());
-            }
-            Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
-            None => self.free_room(uid, &entry.demand, book)?,
+        let placement = match self.passes_through(&entry.demand) {
+            true => Placement::by_plugin(node.clone()),
+            false => self.checked(uid, entry, node)?,
         };
-        let placement = placement(book, &entry.demand, gpus);
-        let starting = gate(&entry.demand, &book.view, self.now, &self.policy);
+        let starting =
+            self.books.get(node).and_then(|book| gate(&entry.demand, &book.view, self.now, &self.policy));
         self.change(uid, |entries| {
             let entry = entries.get_mut(uid).expect("the entry was just read");
             entry.starting = starting;
@@ -245,6 +245,19 @@ impl Ledger {
             }
         });
         Ok(Assumption::New(placement))
+    }
+
+    /// Where the pod goes on `node`, by what is free there now.
+    fn checked(&self, uid: &PodUid, entry: &PodEntry, node: &NodeName) -> Result<Placement, Misfit> {
+        let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
+        let gpus = match entry.hold().filter(|hold| hold.node == *node) {
+            Some(_) if book.view.kind == NodeKind::DevicePlugin => {
+                return Err(Misfit::DevicePluginNode);
+            }
+            Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
+            None => self.free_room(uid, &entry.demand, book)?,
+        };
+        Ok(placement(book, &entry.demand, gpus))
     }
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
@@ -285,7 +298,10 @@ impl Ledger {
     fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
         shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        let chosen = pack::choose(&gpus, demand, GpuSet::first(gpus.len()));
+        let chosen = match &demand.ask {
+            Ask::Vram => pack::choose(&gpus, demand, GpuSet::first(gpus.len())),
+            Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
+        };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         match is_allowed(self.allowance(uid, demand), &gpus, demand, chosen) {
             true => Ok(chosen),
@@ -326,13 +342,15 @@ impl Ledger {
     }
 }
 
-/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none.
+/// Until when an engine that begins to start now keeps others from starting on its GPUs; `None` if it is none, or nobody knows
+/// which they are.
 pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -> Option<Moment> {
     let expected = rank::ready(node, demand, &policy.loading)
         .unwrap_or_else(|| time_to_ready(None, demand.weights(), &policy.loading));
     let StartGate { at_least, at_most } = policy.class(demand.class).start_gate;
     // Twice, because nobody's loading takes exactly as long as it should.
-    demand.terms.engine.then(|| now + expected.times(2).clamp(at_least.min(at_most), at_most))
+    let is_gated = demand.terms.engine && !demand.asks_plugin();
+    is_gated.then(|| now + expected.times(2).clamp(at_least.min(at_most), at_most))
 }
 
 /// What the pod gets on these GPUs.

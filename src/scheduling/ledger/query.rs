@@ -72,6 +72,9 @@ impl Ledger {
         node: &NodeName,
         tenancy: &Tenancy,
     ) -> Option<Room> {
+        if preemptor.asks_plugin() {
+            return None;
+        }
         let takes = |book: &Book| {
             let Node { kind, closed, miscut, classes, .. } = &book.view;
             let is_open = *kind == NodeKind::Stowage && !closed && !miscut;
@@ -95,7 +98,7 @@ impl Ledger {
     }
 
     /// Whether the policy lets a pod of that priority evict this one now.
-    fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
+    pub(super) fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
         let class = self.policy.class(victim.demand.class);
         let Phase::Bound(bound) = &victim.phase else { return false };
         victim.demand.priority < preemptor.priority

@@ -262,7 +262,8 @@ impl Ledger {
             }
             return remark;
         }
-        let remark = if bound.devices.is_none() { Remark::Unplaced } else { Remark::Nothing };
+        let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
+        let remark = if is_unplaced { Remark::Unplaced } else { Remark::Nothing };
         let node = bound.node.clone();
         let book = self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
@@ -295,6 +296,8 @@ impl Ledger {
 /// What is remarkable about a bound pod that is seen again.
 fn remark(known: &PodEntry, seen: &Bound, demand: &Demand) -> Remark {
     match known.recorded_devices() {
+        // The kubelet has counted it, whatever is edited since.
+        _ if known.demand.asks_plugin() => Remark::Nothing,
         None => Remark::Unplaced,
         recorded if recorded != seen.devices.as_ref() => Remark::DevicesEdited,
         _ if known.demand != *demand => Remark::DemandEdited,

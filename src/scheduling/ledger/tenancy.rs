@@ -20,6 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A dominant share counts up to the whole cluster.
 const WHOLE: u64 = 1_000_000;
 
+/// A tenant's pod in the order in which they live on its guarantee: by priority, since when it runs, and its name.
+type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid);
+
 /// How tenants stand to each other at one moment, as one pod that wants room sees it.
 #[derive(Debug, Default)]
 pub struct Tenancy {
@@ -58,16 +61,20 @@ impl Ledger {
 
     /// What the cluster has.
     pub fn whole(&self) -> Usage {
-        let gpus = self.books.values().filter(|book| book.exists).flat_map(|book| book.view.gpus.iter());
-        gpus.map(|gpu| Usage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+        self.books.values().filter(|book| book.exists).map(|book| book.view.whole()).sum()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
     pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> Limit {
+        self.allowance_beside(uid, demand, Usage::default())
+    }
+
+    /// The same, once it has given that much back.
+    pub(super) fn allowance_beside(&self, uid: &PodUid, demand: &Demand, given_back: Usage) -> Limit {
         let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
             return Limit::default();
         };
-        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)))
+        tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
     }
 
     /// How tenants stand to each other for the pod of `uid`.
@@ -112,38 +119,31 @@ impl Ledger {
 
     /// The pods that live on their tenants' guarantees.
     fn guaranteed(&self) -> BTreeSet<PodUid> {
-        let mut by_tenant: BTreeMap<TenantId, Vec<(Reverse<i32>, Moment, &PodUid, &PodEntry)>> =
-            BTreeMap::new();
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "sorted by tenant and rank before anything follows from it"
-        )]
-        for (uid, entry) in &self.entries {
-            if let Some((tenant, started)) = entry.demand.tenant.zip(started(entry)) {
-                let rank = (Reverse(entry.demand.priority), started, uid, entry);
-                by_tenant.entry(tenant).or_default().push(rank);
+        let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
+        for (name, book) in &self.books {
+            for (uid, entry) in book.pods.iter().map(|uid| (uid, &self.entries[uid])) {
+                let is_here = entry.node() == Some(name);
+                if let Some((tenant, started)) = entry.demand.tenant.zip(started(entry)).filter(|_| is_here) {
+                    by_tenant.entry(tenant).or_default().push((Reverse(entry.demand.priority), started, uid));
+                }
             }
         }
         by_tenant.into_iter().flat_map(|(tenant, pods)| self.within_guarantee(tenant, pods)).collect()
     }
 
-    fn within_guarantee(
-        &self,
-        tenant: TenantId,
-        mut pods: Vec<(Reverse<i32>, Moment, &PodUid, &PodEntry)>,
-    ) -> Vec<PodUid> {
+    fn within_guarantee(&self, tenant: TenantId, mut pods: Vec<Ranked<'_>>) -> Vec<PodUid> {
         let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
-        pods.sort_unstable_by(|a, b| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)));
+        pods.sort_unstable();
         let mut used = Usage::default();
-        let fits = |(_, _, uid, _): &(Reverse<i32>, Moment, &PodUid, &PodEntry)| {
+        pods.retain(|(.., uid)| {
             let with = used + self.use_of(uid);
             let is_within = with.is_within(guarantee);
             if is_within {
                 used = with;
             }
-            is_within.then(|| (*uid).clone())
-        };
-        pods.iter().filter_map(fits).collect()
+            is_within
+        });
+        pods.into_iter().map(|(.., uid)| uid.clone()).collect()
     }
 
     /// What a pod, or the room held for it, uses.

@@ -5,6 +5,7 @@ use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::{Ask, PluginResource};
 use crate::scheduling::policy::{Headroom, Judgement, Terms, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
@@ -21,6 +22,7 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let traits = Traits { priority, sharing, ..Traits::default() };
     let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
+        ask: Ask::Vram,
         per_gpu: Bytes::gib(gib),
         gpus: 1,
         sharing,
@@ -425,4 +427,31 @@ fn a_hold_is_freed_once_when_its_last_victim_has_left() {
     );
     assert!(ledger.freed_holds().is_empty());
     assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(Assumption::New(_))));
+}
+
+#[test]
+fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_time() {
+    let gpu = || PluginResource::parse("nvidia.com/gpu").unwrap();
+    let asks = |count| {
+        let ask = Ask::Plugin { resource: gpu(), count };
+        Demand { ask, per_gpu: Bytes::ZERO, gpus: count, ..demand(0, Sharing::Exclusive, 0) }
+    };
+    let mut ledger = Ledger::new(Arc::new(Policy::default()));
+    ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
+    ledger.set_plugin_devices(&node_name("n"), [(gpu(), 2)].into());
+    bind(&mut ledger, "there", asks(2));
+    for name in ["a", "b"] {
+        wait(&mut ledger, name, asks(2));
+        let snapshot = ledger.snapshot();
+        ledger.note_refused(&uid(name), snapshot.set_of(0..1));
+    }
+    let woken = |ledger: &mut Ledger, seconds| -> Vec<PodUid> {
+        ledger.set_now(Moment::default() + Millis::seconds(seconds));
+        let refusals = ledger.refusals(64);
+        let snapshot = ledger.snapshot();
+        whom_to_wake(refusals, &snapshot).into_iter().map(|refusal| refusal.uid).collect()
+    };
+    assert_eq!(woken(&mut ledger, 10), []);
+    ledger.release(&uid("there"));
+    assert_eq!(woken(&mut ledger, 20), [uid("a")]);
 }

@@ -10,7 +10,9 @@ use super::is_allowed;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::shut;
+use crate::scheduling::node::Node;
 use crate::scheduling::pack;
+use crate::scheduling::plugin::{Ask, PluginResource, has_room};
 use crate::scheduling::policy::{Limit, Usage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::{NodeSet, Snapshot};
@@ -58,8 +60,11 @@ impl Ledger {
     /// before its restart.
     pub fn suppose_all_refused(&mut self) {
         let snapshot = self.snapshot();
-        let waits =
-            |entry: &PodEntry| matches!(&entry.phase, Phase::Waiting(waiting) if waiting.hint.is_none());
+        // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
+        let waits = |entry: &PodEntry| {
+            matches!(&entry.phase, Phase::Waiting(waiting) if waiting.hint.is_none())
+                && !entry.demand.asks_plugin()
+        };
         let waiting = self.entries().into_iter().filter(|(_, entry)| waits(entry));
         let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
         for uid in waiting {
@@ -124,7 +129,7 @@ pub fn whom_to_wake(mut refusals: Vec<Refusal>, snapshot: &Snapshot) -> Vec<Refu
         (!refusal.is_on_its_way, Reverse(demand.priority), *share, uid.clone())
     };
     refusals.sort_by_cached_key(order);
-    let mut taken: BTreeMap<NodeName, Vec<Gpu>> = BTreeMap::new();
+    let mut taken = Taken::default();
     refusals.retain(|refusal| {
         let fits = match &refusal.own_room {
             // On a node that the scheduler did not name, nothing that Stowage says helps.
@@ -138,9 +143,22 @@ pub fn whom_to_wake(mut refusals: Vec<Refusal>, snapshot: &Snapshot) -> Vec<Refu
     refusals
 }
 
+/// What those before have taken.
+#[derive(Default)]
+struct Taken {
+    /// What is left of the GPUs of nodes on which somebody took a seat.
+    gpus: BTreeMap<NodeName, Vec<Gpu>>,
+    /// Of device plugins.
+    devices: BTreeMap<(NodeName, PluginResource), u32>,
+}
+
 /// Finds the pod a seat on a node it asked about, and takes it there.
-fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut BTreeMap<NodeName, Vec<Gpu>>) -> bool {
+fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut Taken) -> bool {
     let demand = &refusal.demand;
+    if let Ask::Plugin { resource, count } = &demand.ask {
+        return take_devices(refusal, (resource, *count), snapshot, &mut taken.devices);
+    }
+    let taken = &mut taken.gpus;
     for node in snapshot.nodes_in(&refusal.asked).filter(|node| shut(node, demand).is_ok()) {
         let gpus = taken.get(&node.name).map_or(&node.gpus[..], Vec::as_slice);
         let seat = pack::choose(gpus, demand, GpuSet::first(gpus.len()));
@@ -155,6 +173,26 @@ fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut BTreeMap<Node
         }
     }
     false
+}
+
+/// The same of a device plugin.
+fn take_devices(
+    refusal: &Refusal,
+    (resource, count): (&PluginResource, u32),
+    snapshot: &Snapshot,
+    taken: &mut BTreeMap<(NodeName, PluginResource), u32>,
+) -> bool {
+    let demand = &refusal.demand;
+    let fits = |node: &&Node| {
+        let before = taken.get(&(node.name.clone(), resource.clone())).copied().unwrap_or(0);
+        shut(node, demand).is_ok()
+            && has_room(node, resource, count.saturating_add(before), 0).is_ok()
+            && is_allowed(refusal.allowance, &node.gpus, demand, GpuSet::EMPTY)
+    };
+    let Some(node) = snapshot.nodes_in(&refusal.asked).find(fits) else { return false };
+    let sum = taken.entry((node.name.clone(), resource.clone())).or_default();
+    *sum = sum.saturating_add(count);
+    true
 }
 
 /// How long a pod is left alone that was woken so often without asking, or asked so often in vain.

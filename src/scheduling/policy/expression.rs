@@ -10,7 +10,6 @@ use cel::objects::{Key, Map};
 use cel::{Context, Env, IdedExpr, Program, Value};
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
-use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -150,15 +149,16 @@ impl<'a> Subject<'a> {
 
 /// VRAM in MiB: whole numbers that a person can compare.
 fn value(pod: &Traits) -> Value {
-    let labels: HashMap<Key, Value> =
-        pod.labels.iter().map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect();
+    let labels = pod.labels.iter().map(|(key, value)| (Key::from(key.as_str()), value.as_str().into()));
+    // CEL's own map has no order, and nothing here loops over one (`Check::each`).
+    let labels = Value::Map(Map { map: Arc::new(labels.collect()) });
     let resources: Vec<Value> = pod.resources.iter().map(|name| name.as_str().into()).collect();
     let mib = |bytes: crate::units::Bytes| Value::Int((bytes.0 >> 20) as i64);
     let fields: [(&str, Value); FIELDS.len()] = [
         ("exclusive", Value::Bool(pod.sharing == Sharing::Exclusive)),
         ("gpus", Value::Int(pod.gpus.into())),
         ("kvCache", mib(pod.kv_cache)),
-        ("labels", Value::Map(Map { map: Arc::new(labels) })),
+        ("labels", labels),
         ("model", pod.model.as_str().into()),
         ("namespace", pod.namespace.as_str().into()),
         ("priority", Value::Int(pod.priority.into())),
@@ -297,6 +297,12 @@ impl Check<'_> {
 
     fn each(&mut self, each: &ComprehensionExpr) -> Result<u64, ExpressionError> {
         let range = self.steps(&each.iter_range)?;
+        if !has_an_order(&each.iter_range.expr) {
+            let message =
+                "a loop goes over a list: over what is written in brackets, or pod.resources".into();
+            let help = "labels have no order; ask for one by its name: 'team' in pod.labels";
+            return Err(self.error(&each.iter_range, message, help));
+        }
         let rounds = match &each.iter_range.expr {
             Expr::List(list) => list.elements.len() as u64,
             _ => LENGTH_OF_UNKNOWN,
@@ -317,6 +323,17 @@ impl Check<'_> {
         let byte = |chars: usize| self.text.char_indices().nth(chars).map_or(self.text.len(), |(at, _)| at);
         let (start, end) = (byte(start as usize), byte(stop as usize + 1));
         ExpressionError { at: start..end.max(start), message, help: help.into() }
+    }
+}
+
+/// Whether a loop over it takes the same way each time.
+fn has_an_order(range: &Expr) -> bool {
+    match range {
+        Expr::List(_) | Expr::Comprehension(_) => true,
+        Expr::Select(select) => {
+            select.field == "resources" && matches!(&select.operand.expr, Expr::Ident(name) if name == "pod")
+        }
+        _ => false,
     }
 }
 
@@ -371,14 +388,15 @@ mod tests {
             "pod.labels['team'] == 'x' && pod.priority > 4",
             "pod.vram >= 80 * 1024",
             "'stowage.dev/vram' in pod.resources",
-            "pod.labels.exists(key, key.startsWith('te'))",
+            "pod.resources.exists(name, name.startsWith('stowage'))",
+            "['team', 'app'].all(key, key in pod.labels)",
             "has(pod.labels.team)",
             "pod.namespace in ['search', 'chat'] ? pod.gpus == 2 : false",
             "!pod.exclusive && size(pod.labels) == 2 && pod.model == ''",
         ] {
             assert_eq!(holds(text), Ok(true), "{text}");
         }
-        assert_eq!(holds("pod.labels.all(key, key == 'team')"), Ok(false));
+        assert_eq!(holds("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
         assert!(holds("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
         assert!(holds("pod.labels['team'] > 5").is_err());
     }
@@ -408,7 +426,9 @@ mod tests {
 
     #[test]
     fn what_could_run_for_ever_is_refused() {
-        let nested = "pod.labels.all(a, pod.labels.all(b, pod.labels.all(c, a + b + c != '')))";
+        let unordered = Expression::compile("pod.labels.exists(key, pod.labels[key] == 'x')").unwrap_err();
+        assert!(unordered.message.contains("a loop goes over a list"));
+        let nested = "pod.resources.all(a, pod.resources.all(b, pod.resources.all(c, a + b + c != '')))";
         assert!(Expression::compile(nested).unwrap_err().message.contains("steps"));
         let long = format!("pod.model == '{}'", "x".repeat(2000));
         assert!(Expression::compile(&long).unwrap_err().message.contains("bytes"));

@@ -65,6 +65,7 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
         generation: 0,
         gpus: gpus.into(),
         devices: Arc::new([]),
+        plugin: Arc::new([]),
         freshness: Freshness::Fresh,
         closed: false,
         miscut: false,

@@ -10,10 +10,11 @@ use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::{Ask, PluginDevices, PluginResource, PluginShare};
 use crate::scheduling::policy::{Eviction, Policy};
 use crate::scheduling::preempt::{Shortfall, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 enum Step {
     Arrive(u8, u64, u32, Sharing, i32),
+    /// One that asks a device plugin.
+    ArriveForDevices(u8, u32, i32),
     Offer(u8, u8),
     Assume(u8, u8),
     Confirm(u8),
@@ -36,6 +39,8 @@ enum Step {
     LoseGpu(u8),
     RemoveNode(u8),
     AddNode(u8),
+    /// It becomes a device plugin's, whoever is there.
+    GiveToPlugin(u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -43,6 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
     let node = 0u8..3;
     prop_oneof![
         6 => (pod.clone(), 1u64..80, 1u32..3, sharing(), -3i32..4).prop_map(|(p, v, n, s, q)| Step::Arrive(p, v, n, s, q)),
+        3 => (pod.clone(), 1u32..4, -3i32..4).prop_map(|(p, n, q)| Step::ArriveForDevices(p, n, q)),
         2 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Offer(p, n)),
         8 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Assume(p, n)),
         6 => pod.clone().prop_map(Step::Confirm),
@@ -60,6 +66,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (1u64..40_000).prop_map(Step::Tick),
         1 => node.clone().prop_map(Step::LoseGpu),
         1 => node.clone().prop_map(Step::RemoveNode),
+        1 => node.clone().prop_map(Step::GiveToPlugin),
         2 => node.prop_map(Step::AddNode),
     ]
 }
@@ -74,6 +81,13 @@ fn key(pod: u8) -> PodKey {
 
 fn name(node: u8) -> NodeName {
     NodeName::parse(&format!("node-{node}")).unwrap()
+}
+
+/// What a plugin offers on a node it has been given.
+const DEVICES: u32 = 4;
+
+fn gpu() -> PluginResource {
+    PluginResource::parse("nvidia.com/gpu").unwrap()
 }
 
 fn devices(node: u8, gpus: u32) -> Vec<Device> {
@@ -115,6 +129,8 @@ struct Bench {
     now: Moment,
     /// What Stowage itself promised: pod → (devices, amount on each, alone).
     promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
+    /// Who is on devices of a plugin, and on how many.
+    on_devices: BTreeMap<PodUid, (u8, u32)>,
     /// Of each GPU, what each of its readings could not explain, the latest last.
     unexplained: BTreeMap<GpuUuid, Vec<u64>>,
 }
@@ -125,6 +141,7 @@ impl Bench {
             ledger: Ledger::new(Arc::new(Policy::default())),
             now: Moment(0),
             promised: BTreeMap::new(),
+            on_devices: BTreeMap::new(),
             unexplained: BTreeMap::new(),
         };
         (0..3).for_each(|node| bench.apply(&Step::AddNode(node)));
@@ -136,15 +153,11 @@ impl Bench {
         ledger.set_now(self.now);
         match *step {
             Step::Arrive(pod, vram, gpus, sharing, priority) => {
-                let demand = demand_of(vram, gpus, sharing, priority);
-                if ledger.entry(&uid(pod)).is_none() {
-                    ledger.see(Seen {
-                        uid: uid(pod),
-                        key: key(pod),
-                        demand,
-                        state: SeenState::Waiting { hold: None },
-                    });
-                }
+                self.arrive(pod, demand_of(vram, gpus, sharing, priority));
+            }
+            Step::ArriveForDevices(pod, count, priority) => {
+                let demand = demand_of(0, count, Sharing::Exclusive, priority);
+                self.arrive(pod, Demand { ask: Ask::Plugin { resource: gpu(), count }, ..demand });
             }
             Step::Offer(pod, node) => {
                 let snapshot = ledger.snapshot();
@@ -166,18 +179,23 @@ impl Bench {
             Step::Forget(pod) => {
                 if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
                     self.promised.remove(&uid(pod));
+                    self.on_devices.remove(&uid(pod));
                 }
                 ledger.forget(&uid(pod));
             }
             Step::Release(pod) => {
                 ledger.release(&uid(pod));
                 self.promised.remove(&uid(pod));
+                self.on_devices.remove(&uid(pod));
             }
             Step::Hold(pod, node) => self.hold(pod, node),
             Step::BoundByOthers(pod, node) => {
                 let waiting = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_));
                 if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
                 {
+                    if let Ask::Plugin { count, .. } = demand.ask {
+                        self.on_devices.insert(uid(pod), (node, count));
+                    }
                     let state =
                         SeenState::Bound { node: name(node), devices: None, starting: false, ran: None };
                     ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
@@ -213,14 +231,36 @@ impl Bench {
             }
             Step::AddNode(node) => {
                 ledger.set_node(&name(node), NodeKind::Stowage, None);
+                ledger.set_plugin_devices(&name(node), PluginDevices::new());
                 ledger.report_devices(&name(node), devices(node, 3)).unwrap();
             }
+            Step::GiveToPlugin(node) => {
+                ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
+                ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
+            }
+        }
+    }
+
+    fn arrive(&mut self, pod: u8, demand: Demand) {
+        if self.ledger.entry(&uid(pod)).is_none() {
+            let state = SeenState::Waiting { hold: None };
+            self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
         }
     }
 
     fn assume(&mut self, pod: u8, node: u8) {
         if let Ok(Assumption::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
             let demand = &self.ledger.entry(&uid(pod)).unwrap().demand;
+            if let Ask::Plugin { count, .. } = demand.ask {
+                assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
+                self.on_devices.insert(uid(pod), (node, count));
+                let here = self.on_devices.values().filter(|(other, _)| *other == node);
+                assert!(
+                    here.map(|(_, count)| count).sum::<u32>() <= DEVICES,
+                    "a plugin has no more than it has"
+                );
+                return;
+            }
             let alone = demand.sharing == Sharing::Exclusive;
             // 88 = 100 − the driver's 2 − 10 % headroom.
             let amount = if alone { 88 } else { demand.per_gpu.0 };
@@ -264,6 +304,9 @@ impl Bench {
 
     /// What a pod was promised on one GPU: nothing, its share, or the whole of it.
     fn reserved(&self, entry: &PodEntry, gpu: &GpuUuid) -> u64 {
+        if entry.demand.asks_plugin() {
+            return 0;
+        }
         let Some(node) = entry.node().and_then(|node| self.ledger.node(node)) else { return 0 };
         if !node.devices.iter().any(|device| device.uuid == *gpu) {
             return 0;
@@ -397,7 +440,10 @@ impl Bench {
         }
         let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {
-            ledger.set_node(name, NodeKind::Stowage, None);
+            ledger.set_node(name, node.kind, None);
+            let offered = node.plugin.iter().filter(|share| share.allocatable > 0);
+            let offered = offered.map(|share| (share.resource.clone(), share.allocatable)).collect();
+            ledger.set_plugin_devices(name, offered);
             let reported =
                 node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
             ledger.report_devices(name, reported).unwrap();
@@ -448,6 +494,10 @@ proptest! {
             ledger.snapshot().nodes().iter().map(|node| (node.name.clone(), node.gpus.to_vec())).collect()
         };
         prop_assert_eq!(gpus(&mut rebuilt), gpus(&mut bench.ledger));
+        let shares = |ledger: &mut Ledger| -> Vec<Vec<PluginShare>> {
+            ledger.snapshot().nodes().iter().map(|node| node.plugin.to_vec()).collect()
+        };
+        prop_assert_eq!(shares(&mut rebuilt), shares(&mut bench.ledger));
         let nodes = |ledger: &Ledger| -> Vec<(PodUid, Option<NodeName>, Option<Hold>)> {
             ledger.entries().into_iter().map(|(u, e)| (u.clone(), e.node().cloned(), e.hold().cloned())).collect()
         };

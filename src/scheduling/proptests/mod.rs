@@ -7,6 +7,7 @@ mod choices;
 mod histories;
 mod tenants;
 
+use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis};
@@ -17,6 +18,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
     let traits = Traits { priority, sharing, ..Traits::default() };
     let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
+        ask: Ask::Vram,
         per_gpu: Bytes(per_gpu),
         gpus,
         sharing,

@@ -22,6 +22,7 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
+const SCHEDULER_CONFIG: &str = "kube-scheduler-config.yaml";
 const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -130,7 +131,12 @@ impl World {
     }
 
     pub fn start_scheduler(&mut self) {
-        let config = self.scheduler_config();
+        self.start_scheduler_with(SCHEDULER_CONFIG);
+    }
+
+    /// With another of the shipped configurations.
+    pub fn start_scheduler_with(&mut self, shipped: &str) {
+        let config = self.configured(shipped);
         let mut command = self.command("kube-scheduler");
         command.arg("--config").arg(config).arg("--secure-port=0").arg("--v=2");
         self.scheduler = Some(Process::start("kube-scheduler", &mut command, self.folder.path()));
@@ -241,7 +247,11 @@ impl World {
 
     /// The shipped configuration with this world's addresses in it.
     pub fn scheduler_config(&self) -> PathBuf {
-        let mut config = yaml(&std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap());
+        self.configured(SCHEDULER_CONFIG)
+    }
+
+    fn configured(&self, shipped: &str) -> PathBuf {
+        let mut config = yaml(&std::fs::read_to_string(manifest(shipped)).unwrap());
         config["clientConnection"]["kubeconfig"] = self.service_account().to_str().unwrap().into();
         let address = &mut config["extenders"][0]["urlPrefix"];
         assert_eq!(address, "http://127.0.0.1:9444/scheduler");

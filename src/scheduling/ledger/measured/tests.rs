@@ -10,7 +10,7 @@ use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
 use crate::scheduling::preempt::{Shortfall, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PodRequest};
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -129,7 +129,7 @@ fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
         name: "engine",
         role: ContainerRole::Main,
         vram: Some(&vram),
-        asks_device_plugin: false,
+        plugin: PluginAmount::None,
         cpu: None,
         memory: None,
     }];

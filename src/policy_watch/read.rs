@@ -1,5 +1,7 @@
-//! Policy files from the disk: a directory, a mounted ConfigMap, or one file. Only reading; what stands in them is
-//! [`policy_file`](crate::policy_file)'s.
+//! Policy files, read from disk: the yaml files directly in a directory, in order of name, or one file. Symlinks are
+//! followed, as a mounted ConfigMap consists of them; names that begin with a dot are its own business, and nobody's policy.
+//!
+//! What stands in the files is [`policy_file`](crate::policy_file)'s; nothing here looks into them.
 
 use crate::policy_file::{MAX_FILE, SourceText};
 use std::io::{self, Read};
@@ -7,15 +9,24 @@ use std::path::{Path, PathBuf};
 
 /// More files than anybody cuts a policy into; a directory with more is another one than was meant.
 const MAX_FILES: usize = 100;
+/// Bytes of one policy over all its files: eight full ConfigMaps, and little enough to be read twice a second.
+const MAX_TOTAL: usize = 8 * MAX_FILE;
 
-#[derive(Debug, thiserror::Error)]
+/// Why there is no policy at a path. Equal as long as nothing changes, so that it can be said once.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    #[error("cannot read {}: {error}", path.display())]
-    Unreadable { path: PathBuf, error: io::Error },
+    #[error("cannot read {}: {reason}", path.display())]
+    Unreadable { path: PathBuf, reason: String },
     #[error("{} is no policy: no file in it ends in .yaml or .yml; name a policy's directory or file", path.display())]
     NoPolicy { path: PathBuf },
     #[error("{} has {count} YAML files, and a policy at most {MAX_FILES}; is this the right directory?", path.display())]
     TooManyFiles { path: PathBuf, count: usize },
+    #[error(
+        "the YAML files in {} have more than {} MiB together; is this the right directory?",
+        path.display(),
+        MAX_TOTAL >> 20
+    )]
+    TooLarge { path: PathBuf },
     #[error("{} is neither a file nor a directory", path.display())]
     NeitherFileNorDirectory { path: PathBuf },
 }
@@ -24,7 +35,7 @@ pub enum ReadError {
 /// `.yml`. Symlinks are followed; names that begin with a dot are not looked at, as in a mounted ConfigMap. A file that is
 /// too large is read just so far that this can be seen.
 pub fn read(path: &Path) -> Result<Vec<SourceText>, ReadError> {
-    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, error))?;
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if !kind.is_dir() {
         return Ok(vec![read_file(path)?]);
     }
@@ -41,7 +52,14 @@ pub fn read_dir(path: &Path) -> Result<Vec<SourceText>, ReadError> {
     if files.len() > MAX_FILES {
         return Err(ReadError::TooManyFiles { path: path.into(), count: files.len() });
     }
-    files.iter().map(|file| read_file(file)).collect()
+    let mut left = MAX_TOTAL;
+    let mut texts = Vec::with_capacity(files.len());
+    for file in &files {
+        let text = read_file(file)?;
+        left = left.checked_sub(text.bytes.len()).ok_or_else(|| ReadError::TooLarge { path: path.into() })?;
+        texts.push(text);
+    }
+    Ok(texts)
 }
 
 /// The policies at `path`: itself, and each directory right below it that has policy files.
@@ -63,7 +81,7 @@ pub fn policies(path: &Path) -> Result<Vec<(PathBuf, Vec<SourceText>)>, ReadErro
 /// In order of name.
 fn entries(path: &Path) -> Result<Vec<PathBuf>, ReadError> {
     let listed = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let listed = listed.map_err(|error| unreadable(path, error))?;
+    let listed = listed.map_err(|error| unreadable(path, &error))?;
     let hidden = |entry: &std::fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");
     let mut paths: Vec<PathBuf> =
         listed.into_iter().filter(|entry| !hidden(entry)).map(|entry| entry.path()).collect();
@@ -77,19 +95,19 @@ fn is_yaml(path: &Path) -> bool {
 
 fn read_file(path: &Path) -> Result<SourceText, ReadError> {
     // Opening a pipe would wait for somebody to write.
-    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, error))?;
+    let kind = std::fs::metadata(path).map_err(|error| unreadable(path, &error))?;
     if !kind.is_file() {
         return Err(ReadError::NeitherFileNorDirectory { path: path.into() });
     }
-    let file = std::fs::File::open(path).map_err(|error| unreadable(path, error))?;
+    let file = std::fs::File::open(path).map_err(|error| unreadable(path, &error))?;
     let mut bytes = Vec::new();
     let read = file.take(MAX_FILE as u64 + 1).read_to_end(&mut bytes);
-    read.map_err(|error| unreadable(path, error))?;
+    read.map_err(|error| unreadable(path, &error))?;
     Ok(SourceText::new(path.display().to_string(), bytes))
 }
 
-fn unreadable(path: &Path, error: io::Error) -> ReadError {
-    ReadError::Unreadable { path: path.into(), error }
+fn unreadable(path: &Path, error: &io::Error) -> ReadError {
+    ReadError::Unreadable { path: path.into(), reason: error.to_string() }
 }
 
 #[cfg(test)]
@@ -150,5 +168,25 @@ mod tests {
         let path = dir.path().join("big.yaml");
         fs::File::create(&path).unwrap().set_len(1 << 30).unwrap();
         assert_eq!(read(&path).unwrap()[0].bytes.len(), MAX_FILE + 1);
+    }
+
+    #[test]
+    fn a_pipe_is_no_policy_and_nobody_waits_for_it() {
+        let error = read(Path::new("/dev/null")).unwrap_err();
+        assert!(matches!(error, ReadError::NeitherFileNorDirectory { .. }));
+    }
+
+    #[test]
+    fn a_directory_of_more_than_a_person_keeps_apart_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fill = |count: usize, text: &str| {
+            (0..count).for_each(|n| fs::write(dir.path().join(format!("{n}.yaml")), text).unwrap());
+            read(dir.path())
+        };
+        assert_eq!(fill(MAX_FILES, "").unwrap().len(), MAX_FILES);
+        assert!(matches!(fill(MAX_FILES + 1, ""), Err(ReadError::TooManyFiles { .. })));
+        fs::remove_file(dir.path().join(format!("{MAX_FILES}.yaml"))).unwrap();
+        assert!(fill(8, &"#".repeat(MAX_FILE)).is_ok());
+        assert!(matches!(fill(9, &"#".repeat(MAX_FILE)), Err(ReadError::TooLarge { .. })));
     }
 }

@@ -1,0 +1,129 @@
+//! What it costs to classify: the same requests to a Stowage with the default policy and to one with fifty classes of CEL
+//! rules, alternately in one process.
+//!
+//! The rules are the dearest there are: nothing but an expression in each, so that no cheap condition spares any, and the pod's
+//! own comes last or near it as often as first. Every eighth request is the first of its kind and is judged by all of them.
+
+use crate::cluster::Cluster;
+use crate::samples::Samples;
+use crate::{ROUNDS, WARM_UP, extender};
+use std::collections::BTreeMap;
+use std::time::Instant;
+use stowage::extender::wire::ExtenderArgs;
+use stowage::extender::{Extender, filter};
+use stowage::policy_file::{SourceText, load};
+use stowage::scheduling::policy::{Policy, Traits};
+
+const CLASSES: usize = 50;
+/// Kinds of pods: each class has five of its own.
+const KINDS: usize = CLASSES * 5;
+/// How often the policy is changed to learn what that takes.
+const CHANGES: usize = 5;
+
+pub fn beside_default(cluster: &Cluster) {
+    let default = extender(cluster, Policy::default());
+    let ruled = extender(cluster, ruled());
+    let (mut by_default, mut by_rules) = (Samples::default(), Samples::default());
+    for round in 0..ROUNDS + WARM_UP {
+        let body = cluster.filter_body_with(round, &labels(round % KINDS));
+        let time = |extender: &Extender, samples: &mut Samples| {
+            let started = Instant::now();
+            let answer = ask(extender, &body);
+            let took = started.elapsed();
+            if round >= WARM_UP {
+                samples.add(took);
+            }
+            answer
+        };
+        // Who comes first finds the body cold: they take turns.
+        let (one, other) = match round % 2 {
+            0 => (time(&default, &mut by_default), time(&ruled, &mut by_rules)),
+            _ => (time(&ruled, &mut by_rules), time(&default, &mut by_default)),
+        };
+        assert_eq!(one, other, "the rules say what a pod is, and not where it fits");
+    }
+    assert_classified(&ruled);
+    report(&by_default, &by_rules);
+    report_judging(&ruled);
+    report_change(&default);
+}
+
+fn ask(extender: &Extender, body: &[u8]) -> Vec<u8> {
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    serde_json::to_vec(&filter::filter(extender, &args, &nodes).expect("an answer")).expect("JSON")
+}
+
+fn labels(kind: usize) -> BTreeMap<String, String> {
+    let labels =
+        [("app", "llm".into()), ("team", format!("t{}", kind % CLASSES)), ("variant", kind.to_string())];
+    labels.map(|(key, value): (&str, String)| (key.to_owned(), value)).into()
+}
+
+/// As its owner would write it.
+fn ruled() -> Policy {
+    let class = |n: usize| {
+        let rule = format!("pod.labels['team'] == 't{n}' && pod.vram < 40 * 1024 && !pod.exclusive");
+        format!("  - {{name: team-{n}, engine: false, match: {{expression: \"{rule}\"}}}}\n")
+    };
+    let text = format!("classes:\n{}", (0..CLASSES).map(class).collect::<String>());
+    load(&[SourceText::new("policy.yaml", text)]).expect("the policy is one").policy
+}
+
+/// Each of the classes has taken its own.
+fn assert_classified(extender: &Extender) {
+    let ledger = extender.service.ledger();
+    let class = |traits: &Traits| ledger.policy().class(ledger.policy().judge(traits).class).name.clone();
+    let asked =
+        ledger.entries().into_values().filter(|entry| entry.demand.traits.labels.contains_key("team"));
+    let mut classes: Vec<String> = asked
+        .map(|entry| {
+            let traits = &entry.demand.traits;
+            let class = class(traits);
+            assert_eq!(class.strip_prefix("team-"), traits.labels["team"].strip_prefix('t'));
+            class
+        })
+        .collect();
+    classes.sort_unstable();
+    classes.dedup();
+    assert_eq!(classes.len(), CLASSES);
+}
+
+fn report(by_default: &Samples, by_rules: &Samples) {
+    let (p50, p99) = (by_default.percentile(50), by_default.percentile(99));
+    let (ruled50, ruled99) = (by_rules.percentile(50), by_rules.percentile(99));
+    println!(
+        "filter in process, {KINDS} kinds of pods: default policy p50 {p50:.0} µs, p99 {p99:.0} µs; {CLASSES} classes with \
+         CEL rules p50 {ruled50:.0} µs, p99 {ruled99:.0} µs: × {:.3} p50, × {:.2} p99",
+        ruled50 / p50,
+        ruled99 / p99
+    );
+}
+
+/// What the first pod of its kind waits for beside the rest.
+fn report_judging(extender: &Extender) {
+    let policy = extender.service.ledger().policy().clone();
+    let mut samples = Samples::default();
+    for kind in 0..KINDS {
+        let traits = Traits { labels: labels(kind), ..Traits::default() };
+        let started = Instant::now();
+        let judgement = policy.judge(&traits);
+        samples.add(started.elapsed());
+        assert_eq!(policy.class(judgement.class).name, format!("team-{}", kind % CLASSES));
+    }
+    println!(
+        "a kind of pod judged for the first time: p50 {:.0} µs, p99 {:.0} µs",
+        samples.percentile(50),
+        samples.percentile(99)
+    );
+}
+
+fn report_change(extender: &Extender) {
+    let mut samples = Samples::default();
+    for _ in 0..CHANGES {
+        let started = Instant::now();
+        extender.service.set_policy(ruled());
+        samples.add(started.elapsed());
+    }
+    println!("a change of policy, all pods judged anew: {:.1} ms", samples.percentile(50) / 1e3);
+}

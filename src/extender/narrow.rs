@@ -1,0 +1,69 @@
+//! `preempt` for pods that ask a device plugin: of the nodes the scheduler could preempt on, the best one that the policy
+//! allows, with exactly the victims the scheduler chose there.
+//!
+//! The kubelet picks the GPUs, so there is no better set of victims to find and no room to hold: the scheduler counts devices
+//! as Stowage does, and its nomination keeps them.
+
+use super::Extender;
+use super::filter::Asking;
+use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionResult};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::ledger::{Ledger, Tenancy};
+use crate::scheduling::policy::Policy;
+use crate::scheduling::preempt::Price;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is left of the candidates.
+pub struct Narrowed {
+    /// The place of the best one among those that were offered.
+    pub chosen: Option<usize>,
+    /// Why there is none; empty, if there is one.
+    pub code: &'static str,
+    pub policy: Arc<Policy>,
+}
+
+/// Fewest disruption budgets violated, then the least price, then the node's name.
+pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Narrowed {
+    let mut ledger = extender.service.ledger();
+    asking.enter(&mut ledger);
+    let policy = ledger.policy().clone();
+    let refused = |code| Narrowed { chosen: None, code, policy: policy.clone() };
+    if !asking.demand.may_preempt {
+        return refused("preemption-policy-never");
+    }
+    if ledger.own_room(&asking.uid).is_some() {
+        return refused("already-placed");
+    }
+    let tenancy = ledger.tenancy(&asking.uid);
+    let priced = offered.iter().enumerate().filter_map(|(place, node)| {
+        let price = price(&ledger, &asking.uid, node, &tenancy)?;
+        Some((node.pdb_violations, price, node.node, place))
+    });
+    match priced.min() {
+        Some((.., place)) => Narrowed { chosen: Some(place), code: "", policy: policy.clone() },
+        None => refused("no-candidate"),
+    }
+}
+
+/// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
+/// error of the whole preemption.
+fn price(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>, tenancy: &Tenancy) -> Option<Price> {
+    let node = NodeName::parse(offered.node).ok()?;
+    let victims: Vec<PodUid> =
+        offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
+    if victims.is_empty() {
+        return None;
+    }
+    ledger.price_of_leaving(uid, &node, &victims, tenancy)
+}
+
+/// The chosen node with the scheduler's own victims.
+pub fn answer(offered: &[OfferedNode<'_>], narrowed: &Narrowed) -> PreemptionResult {
+    let answered = narrowed.chosen.map(|place| {
+        let OfferedNode { node, victims, pdb_violations } = &offered[place];
+        let pods = victims.iter().map(|uid| AnsweredVictim { uid: (*uid).to_owned() }).collect();
+        ((*node).to_owned(), AnsweredVictims { pods, num_pdb_violations: *pdb_violations })
+    });
+    PreemptionResult { node_name_to_meta_victims: BTreeMap::from_iter(answered) }
+}

@@ -1,0 +1,357 @@
+//! Shadow mode: what Stowage would have answered is recorded and counted, and the scheduler's own choice stands.
+//!
+//! The verbs decide as always; where enforcing would act on a decision, this notes it and lets everything through. Nothing is
+//! promised, hinted, held, told or woken from here. It is for device-plugin nodes: on them a pod that is bound without
+//! Stowage's say gets its GPUs all the same. A pod that asks for `stowage.dev/vram` would get none, and is refused.
+
+use super::Extender;
+use super::filter::{Asking, Decision, Unclear, answer};
+use super::narrow::Narrowed;
+use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, OfferedNode, PreemptionResult};
+use crate::contract;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::fit::Misfit;
+use crate::scheduling::ledger::{Ledger, Phase};
+use crate::scheduling::plugin::Ask;
+use crate::scheduling::policy::{Digest, Mode};
+use crate::scheduling::rank::Shortlist;
+use crate::scheduling::snapshot::Snapshot;
+use k8s_openapi::api::core::v1::Pod;
+use parking_lot::Mutex;
+use serde::{Serialize, Serializer};
+use std::collections::{BTreeMap, VecDeque};
+use tracing::info;
+
+/// What a pod that asks for VRAM is told. The same text each time.
+pub const NO_VRAM_IN_SHADOW: &str = "Stowage is in shadow mode and hands out no stowage.dev/vram";
+
+/// Records kept. A pod leaves three or four: the last few hundred pods, in less than a megabyte.
+const KEPT: usize = 1000;
+
+/// Nodes named in a record's text.
+const NAMED: usize = 8;
+
+/// How what Stowage would have done compares with what was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Same,
+    /// filter: it would have refused some of the nodes. bind: it ranked another one first.
+    Different,
+    /// It would have let the pod go nowhere.
+    WouldRefuse,
+    /// It would have ranked the nodes, and the scheduler did so without it.
+    WouldRank,
+    /// Of the nodes to preempt on it would have left one.
+    WouldNarrow,
+    WouldNotPreempt,
+    /// Bound without having been asked about by this process.
+    NotAsked,
+    /// The pod asks for VRAM, of which there is none in shadow mode.
+    Refused,
+}
+
+impl Outcome {
+    fn code(self) -> &'static str {
+        match self {
+            Self::Same => "same",
+            Self::Different => "different",
+            Self::WouldRefuse => "would-refuse",
+            Self::WouldRank => "would-rank",
+            Self::WouldNarrow => "would-narrow",
+            Self::WouldNotPreempt => "would-not-preempt",
+            Self::NotAsked => "not-asked",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// Whether it says that the pod would have fared otherwise.
+    fn is_news(self) -> bool {
+        !matches!(self, Self::Same | Self::WouldRank | Self::NotAsked)
+    }
+}
+
+/// One answer that was not given.
+#[derive(Debug, Clone, Serialize)]
+pub struct Record {
+    pub at: jiff::Timestamp,
+    #[serde(serialize_with = "as_text")]
+    pub pod: PodKey,
+    pub uid: PodUid,
+    pub verb: &'static str,
+    pub outcome: Outcome,
+    /// Of the policy it was decided by.
+    pub policy: Digest,
+    /// What Stowage would have answered, and why.
+    pub would: String,
+    /// What was answered in its place, or what the scheduler did.
+    pub did: String,
+}
+
+/// The latest records, oldest first.
+#[derive(Debug, Default)]
+pub struct Journal {
+    records: Mutex<VecDeque<Record>>,
+}
+
+impl Journal {
+    pub fn records(&self) -> Vec<Record> {
+        self.records.lock().iter().cloned().collect()
+    }
+
+    fn keep(&self, record: Record) {
+        let mut records = self.records.lock();
+        if records.len() == KEPT {
+            records.pop_front();
+        }
+        records.push_back(record);
+    }
+}
+
+/// Whose decision, for which verb.
+struct Subject<'a> {
+    uid: &'a PodUid,
+    key: &'a PodKey,
+    verb: &'static str,
+    policy: Digest,
+}
+
+/// Passes all nodes on, whatever was decided; none, if the pod asks for VRAM.
+pub fn filter<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Decision) -> FilterResult<'a> {
+    let Decision { asking, view, list } = decision;
+    let subject = of(asking, "filter", view.policy.digest);
+    let would = placed(&view.snapshot, list);
+    if asking.demand.ask == Ask::Vram {
+        record(extender, subject, Outcome::Refused, would, NO_VRAM_IN_SHADOW.into());
+        return refuse_all(nodes);
+    }
+    note_in_ledger(extender, nodes, decision);
+    let outcome = match (list.best.is_empty(), list.refused.is_empty()) {
+        (true, _) => Outcome::WouldRefuse,
+        (_, true) => Outcome::Same,
+        _ => Outcome::Different,
+    };
+    record(extender, subject, outcome, would, passed_on(nodes));
+    pass_all(nodes)
+}
+
+/// The same for a pod that cannot be understood; `None` if it is refused in this mode too.
+pub fn filter_unclear<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    pod: &Pod,
+    unclear: &Unclear,
+) -> Option<FilterResult<'a>> {
+    let Unclear { uid, key, error } = unclear;
+    let policy = shadowing(extender, pod)?;
+    // Its bind finds it in the books.
+    let demand = contract::worst_case(pod, &extender.service.ledger().policy().clone());
+    Asking { uid: uid.clone(), key: key.clone(), demand }.enter(&mut extender.service.ledger());
+    let subject = Subject { uid, key, verb: "filter", policy };
+    record(extender, subject, Outcome::WouldRefuse, error.to_string(), passed_on(nodes));
+    Some(pass_all(nodes))
+}
+
+/// Notes how the nodes would have been ranked.
+pub fn prioritize(extender: &Extender, decision: &Decision) {
+    let Decision { asking, view, list } = decision;
+    let outcome = if list.best.is_empty() { Outcome::WouldRefuse } else { Outcome::WouldRank };
+    let subject = of(asking, "prioritize", view.policy.digest);
+    record(extender, subject, outcome, placed(&view.snapshot, list), "all nodes scored 0".into());
+}
+
+/// Answers the candidates as they were offered; none, if the pod asks for VRAM.
+pub fn preempt(
+    extender: &Extender,
+    asking: &Asking,
+    offered: &[OfferedNode<'_>],
+    narrowed: &Narrowed,
+) -> PreemptionResult {
+    let subject = of(asking, "preempt", narrowed.policy.digest);
+    if asking.demand.ask == Ask::Vram {
+        record(extender, subject, Outcome::Refused, "nothing".into(), NO_VRAM_IN_SHADOW.into());
+        return PreemptionResult::default();
+    }
+    let (outcome, would) = match narrowed.chosen {
+        None => (Outcome::WouldNotPreempt, format!("no candidate: {}", narrowed.code)),
+        Some(place) if offered.len() == 1 => (Outcome::Same, offered[place].node.to_owned()),
+        Some(place) => (Outcome::WouldNarrow, offered[place].node.to_owned()),
+    };
+    record(extender, subject, outcome, would, format!("{} candidates as offered", offered.len()));
+    as_offered(offered)
+}
+
+/// The same for a pod that cannot be understood; `None` if none is answered in this mode too.
+pub fn preempt_unclear(
+    extender: &Extender,
+    offered: &[OfferedNode<'_>],
+    pod: &Pod,
+    unclear: &Unclear,
+) -> Option<PreemptionResult> {
+    let Unclear { uid, key, error } = unclear;
+    let subject = Subject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
+    let did = format!("{} candidates as offered", offered.len());
+    record(extender, subject, Outcome::WouldNotPreempt, error.to_string(), did);
+    Some(as_offered(offered))
+}
+
+/// Where Stowage's last filter for a pod would have had it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Expected {
+    policy: Digest,
+    first: Choice,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Choice {
+    Node(NodeName),
+    None,
+    NotAsked,
+}
+
+/// `None` unless the pod is about to be bound in shadow mode.
+pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
+    let policy = ledger.policy();
+    let Phase::Waiting(waiting) = &ledger.entry(uid)?.phase else { return None };
+    let first = match (&waiting.offered, &waiting.refused) {
+        (Some(node), _) => Choice::Node(node.clone()),
+        (None, Some(_)) => Choice::None,
+        (None, None) => Choice::NotAsked,
+    };
+    (policy.mode == Mode::Shadow).then_some(Expected { policy: policy.digest, first })
+}
+
+/// The pod is bound where the scheduler wanted it.
+pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
+    let (outcome, would) = match &expected.first {
+        Choice::Node(first) if first == node => (Outcome::Same, first.to_string()),
+        Choice::Node(first) => (Outcome::Different, first.to_string()),
+        Choice::None => (Outcome::WouldRefuse, "no node".into()),
+        Choice::NotAsked => (Outcome::NotAsked, "nobody asked".into()),
+    };
+    let subject = Subject { uid, key, verb: "bind", policy: expected.policy };
+    record(extender, subject, outcome, would, node.to_string());
+}
+
+fn of<'a>(asking: &'a Asking, verb: &'static str, policy: Digest) -> Subject<'a> {
+    Subject { uid: &asking.uid, key: &asking.key, verb, policy }
+}
+
+/// The policy's digest, if it is one of shadow mode and lets such a pod through.
+fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
+    let policy = extender.service.ledger().policy().clone();
+    let is_let_through = contract::asks_device_plugin(pod) && !contract::asks_for_vram(pod);
+    (policy.mode == Mode::Shadow && is_let_through).then_some(policy.digest)
+}
+
+/// For the pod's bind to be compared with.
+fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &Decision) {
+    let Decision { asking, view, list } = decision;
+    let mut ledger = extender.service.ledger();
+    match list.best.first() {
+        Some(first) => {
+            let node = &view.snapshot.nodes()[first.node];
+            ledger.offer(&asking.uid, node, first.gpus, extender.service.now());
+        }
+        None => ledger.note_refused(&asking.uid, nodes.in_snapshot(&view.snapshot)),
+    }
+}
+
+fn pass_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
+    answer(nodes, 0..nodes.len(), std::iter::empty())
+}
+
+fn refuse_all<'a>(nodes: &'a AskedNodes<'a>) -> FilterResult<'a> {
+    answer(nodes, std::iter::empty(), (0..nodes.len()).map(|place| (place, NO_VRAM_IN_SHADOW)))
+}
+
+fn as_offered(offered: &[OfferedNode<'_>]) -> PreemptionResult {
+    let answered = offered.iter().map(|node| {
+        let pods = node.victims.iter().map(|uid| AnsweredVictim { uid: (*uid).to_owned() }).collect();
+        (node.node.to_owned(), AnsweredVictims { pods, num_pdb_violations: node.pdb_violations })
+    });
+    PreemptionResult { node_name_to_meta_victims: answered.collect() }
+}
+
+fn passed_on(nodes: &AskedNodes<'_>) -> String {
+    format!("{} nodes passed on", nodes.len())
+}
+
+/// `a, b; refused: 3 × no-device`.
+fn placed(snapshot: &Snapshot, list: &Shortlist) -> String {
+    let names = list.best.iter().take(NAMED).map(|c| snapshot.nodes()[c.node].name.as_str());
+    let mut text = names.collect::<Vec<_>>().join(", ");
+    if list.best.is_empty() {
+        text.push_str("no node");
+    }
+    let mut reasons: BTreeMap<&str, u32> = BTreeMap::new();
+    list.refused.iter().map(|(_, misfit)| Misfit::code(misfit)).for_each(|code| {
+        *reasons.entry(code).or_default() += 1;
+    });
+    let reasons: Vec<String> = reasons.iter().map(|(code, count)| format!("{count} × {code}")).collect();
+    if !reasons.is_empty() {
+        text.push_str("; refused: ");
+        text.push_str(&reasons.join(", "));
+    }
+    text
+}
+
+fn record(extender: &Extender, subject: Subject<'_>, outcome: Outcome, would: String, did: String) {
+    let Subject { uid, key, verb, policy } = subject;
+    extender.service.metrics.shadow.with_label_values(&[verb, outcome.code()]).inc();
+    if outcome.is_news() {
+        info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
+    }
+    let at = jiff::Timestamp::now();
+    extender.journal.keep(Record {
+        at,
+        pod: key.clone(),
+        uid: uid.clone(),
+        verb,
+        outcome,
+        policy,
+        would,
+        did,
+    });
+}
+
+fn as_text<S: Serializer>(key: &PodKey, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record_of(number: usize) -> Record {
+        Record {
+            at: jiff::Timestamp::UNIX_EPOCH,
+            pod: PodKey::parse("default", &format!("pod-{number}")).unwrap(),
+            uid: PodUid::parse("uid").unwrap(),
+            verb: "bind",
+            outcome: Outcome::WouldNotPreempt,
+            policy: Digest(7),
+            would: "a".into(),
+            did: "b".into(),
+        }
+    }
+
+    #[test]
+    fn the_latest_thousand_records_are_kept_in_order() {
+        let journal = Journal::default();
+        (0..KEPT + 3).for_each(|number| journal.keep(record_of(number)));
+        let names: Vec<String> = journal.records().iter().map(|record| record.pod.name.to_string()).collect();
+        assert_eq!((names.len(), names[0].as_str(), names[KEPT - 1].as_str()), (KEPT, "pod-3", "pod-1002"));
+    }
+
+    #[test]
+    fn a_record_is_written_as_operators_read_it() {
+        let written = serde_json::to_value(record_of(1)).unwrap();
+        let expected = serde_json::json!({
+            "at": "1970-01-01T00:00:00Z", "pod": "default/pod-1", "uid": "uid", "verb": "bind",
+            "outcome": "would-not-preempt", "policy": "0000000000000007", "would": "a", "did": "b",
+        });
+        assert_eq!(written, expected);
+        assert_eq!(written["outcome"], Outcome::WouldNotPreempt.code());
+    }
+}

@@ -1,0 +1,84 @@
+//! What is said when the policy's files change: to the log, the metrics, `/readyz`, and as an Event on Stowage's own pod,
+//! where whoever applied the change looks first.
+//!
+//! Nothing is decided here, and nothing is repeated: who calls says each change once.
+
+use super::Problems;
+use crate::control_plane::{ControlPlane, Notice, NoticeKind};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::policy::{Digest, Policy};
+use crate::service::{RefusedPolicy, Service};
+use std::sync::Arc;
+use tracing::{error, info, warn};
+
+/// The pod that this process runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnPod {
+    pub key: PodKey,
+    pub uid: PodUid,
+}
+
+pub(super) struct Announcer {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
+    own_pod: Option<OwnPod>,
+}
+
+impl Announcer {
+    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, own_pod: Option<OwnPod>) -> Self {
+        Self { service, control_plane, own_pod }
+    }
+
+    /// Another policy is in force than `before`.
+    pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
+        let digest = self.good("in-force", warnings);
+        info!(policy = %digest, before = %before.digest, "another policy is in force");
+        self.tell(
+            NoticeKind::PolicyInForce,
+            format!("The policy {digest} is in force, in place of {}.", before.digest),
+        );
+    }
+
+    /// The files changed, and say what they said.
+    pub fn unchanged(&self, warnings: Option<&str>) {
+        let digest = self.good("unchanged", warnings);
+        info!(policy = %digest, "the policy's files changed and say the same; it stays in force");
+    }
+
+    /// What the files say now is no policy.
+    pub fn refused(&self, problems: &Problems) {
+        let digest = self.service.ledger().policy().digest;
+        self.service.standing.set_refused(Some(RefusedPolicy {
+            since: self.service.now(),
+            headline: problems.headline.as_str().into(),
+            problems: problems.whole.as_str().into(),
+        }));
+        self.service.metrics.policy.refused.set(1);
+        self.service.metrics.policy.reloads.with_label_values(&["refused"]).inc();
+        error!(policy = %digest, "the policy's files are refused, and the policy before them stays in force:\n{}", problems.whole.trim_end());
+        self.tell(
+            NoticeKind::PolicyRefused,
+            format!(
+                "The policy's files are refused, and the policy {digest} stays in force. {}",
+                problems.headline
+            ),
+        );
+    }
+
+    /// What is in force is what the files say.
+    fn good(&self, outcome: &str, warnings: Option<&str>) -> Digest {
+        self.service.standing.set_refused(None);
+        self.service.metrics.policy.refused.set(0);
+        self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
+        if let Some(warnings) = warnings {
+            warn!("the policy's files:\n{}", warnings.trim_end());
+        }
+        self.service.ledger().policy().digest
+    }
+
+    fn tell(&self, kind: NoticeKind, text: String) {
+        if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
+            self.control_plane.notify(Notice { key, uid, kind, text });
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! What a look at the policy files leads to. Pure: what was seen comes in, what to do comes out; no clock, no disk.
+//!
+//! ```text
+//!             the same as was dealt with
+//!           ┌──────────┐
+//!           ▼          │       other           the same again
+//!        settled ──────┴────────────► changing ────────────────► settled: load it, or refuse it
+//!           ▲                          │    ▲
+//!           └──── back to the old ─────┘    └─ other again
+//! ```
+//!
+//! A file that is being written, and a directory of which one file is new and another still old, differ from one look to
+//! the next: only what is seen twice in a row is a policy that somebody meant.
+
+use super::read::ReadError;
+use crate::policy_file::SourceText;
+
+/// What is found at the policy's path.
+pub type Seen = Result<Vec<SourceText>, ReadError>;
+
+#[derive(Debug)]
+pub struct Watching {
+    /// What was dealt with last, whether it became a policy or was refused.
+    settled: Seen,
+    /// What was seen at the last look, if it was something else.
+    changing: Option<Seen>,
+}
+
+/// What to do after a look.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    Nothing,
+    /// Something is changing: look again soon.
+    LookAgain,
+    Load(Vec<SourceText>),
+    Refuse(ReadError),
+}
+
+impl Watching {
+    /// From what is in force.
+    pub fn from(texts: Vec<SourceText>) -> Self {
+        Self { settled: Ok(texts), changing: None }
+    }
+
+    pub fn look(&mut self, seen: Seen) -> Step {
+        if seen == self.settled {
+            self.changing = None;
+            return Step::Nothing;
+        }
+        if self.changing.as_ref() != Some(&seen) {
+            self.changing = Some(seen);
+            return Step::LookAgain;
+        }
+        self.changing = None;
+        self.settled = seen.clone();
+        match seen {
+            Ok(texts) => Step::Load(texts),
+            Err(error) => Step::Refuse(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(text: &str) -> Vec<SourceText> {
+        vec![SourceText::new("policy.yaml", text)]
+    }
+
+    fn gone() -> ReadError {
+        ReadError::NoPolicy { path: "policies".into() }
+    }
+
+    #[test]
+    fn what_stays_the_same_leads_to_nothing() {
+        let mut watching = Watching::from(texts("a"));
+        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
+        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
+    }
+
+    #[test]
+    fn a_change_is_loaded_once_when_it_is_seen_twice() {
+        let mut watching = Watching::from(texts("a"));
+        assert_eq!(watching.look(Ok(texts("b"))), Step::LookAgain);
+        assert_eq!(watching.look(Ok(texts("b"))), Step::Load(texts("b")));
+        assert_eq!(watching.look(Ok(texts("b"))), Step::Nothing);
+    }
+
+    #[test]
+    fn a_file_that_is_still_being_written_is_not_loaded() {
+        let mut watching = Watching::from(texts("whole"));
+        for part in ["", "c", "ch", "chan"] {
+            assert_eq!(watching.look(Ok(texts(part))), Step::LookAgain, "{part:?}");
+        }
+        assert_eq!(watching.look(Ok(texts("changed"))), Step::LookAgain);
+        assert_eq!(watching.look(Ok(texts("changed"))), Step::Load(texts("changed")));
+    }
+
+    #[test]
+    fn a_directory_that_is_gone_for_a_moment_is_nobodys_policy() {
+        let mut watching = Watching::from(texts("a"));
+        assert_eq!(watching.look(Err(gone())), Step::LookAgain);
+        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
+        assert_eq!(watching.look(Err(gone())), Step::LookAgain, "what was seen before that does not count");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_once_and_its_return_is_loaded() {
+        let mut watching = Watching::from(texts("a"));
+        assert_eq!(watching.look(Err(gone())), Step::LookAgain);
+        assert_eq!(watching.look(Err(gone())), Step::Refuse(gone()));
+        assert_eq!(watching.look(Err(gone())), Step::Nothing);
+        assert_eq!(watching.look(Ok(texts("a"))), Step::LookAgain);
+        assert_eq!(watching.look(Ok(texts("a"))), Step::Load(texts("a")), "it clears the refusal");
+    }
+
+    #[test]
+    fn a_file_that_is_renamed_is_a_change() {
+        let mut watching = Watching::from(texts("a"));
+        let renamed = vec![SourceText::new("other.yaml", "a")];
+        assert_eq!(watching.look(Ok(renamed.clone())), Step::LookAgain);
+        assert_eq!(watching.look(Ok(renamed.clone())), Step::Load(renamed));
+    }
+}

@@ -1,0 +1,105 @@
+//! Pods and nodes of which a device plugin hands out the GPUs: what is in use there, and whom the scheduler may evict there.
+//!
+//! The books count whole devices per node. Nothing of a single GPU is promised to such a pod, so it is charged on none, holds
+//! none and is hinted none.
+
+use super::Ledger;
+use super::book::{Book, Entries};
+use super::entry::PodEntry;
+use super::tenancy::Tenancy;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::fit::shut;
+use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};
+use crate::scheduling::policy::{Mode, Usage};
+use crate::scheduling::preempt::{Price, Resident};
+use crate::scheduling::request::Demand;
+
+impl Ledger {
+    /// What device plugins offer on a node that exists.
+    pub fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
+        let Some(book) = self.books.get_mut(name).filter(|book| book.offered != offered) else { return };
+        book.offered = offered;
+        self.refresh(name);
+    }
+
+    /// What it costs if exactly these pods leave `node`, so that the pod of `uid`, which asks a device plugin, goes there.
+    /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
+    pub fn price_of_leaving(
+        &self,
+        uid: &PodUid,
+        node: &NodeName,
+        victims: &[PodUid],
+        tenancy: &Tenancy,
+    ) -> Option<Price> {
+        let preemptor = &self.entries.get(uid)?.demand;
+        let book = self.books.get(node).filter(|book| book.exists)?;
+        let mut price = Price::default();
+        let mut leaving = Vec::new();
+        for victim in victims {
+            match self.leaver(victim, preemptor, book, tenancy) {
+                Leaver::Stays => return None,
+                Leaver::Unknown => {}
+                Leaver::Goes(entry, resident) => {
+                    price = price.plus(&resident);
+                    leaving.push(entry);
+                }
+            }
+        }
+        self.fits_without(uid, preemptor, book, &leaving).then_some(price)
+    }
+
+    fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, tenancy: &Tenancy) -> Leaver<'_> {
+        // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
+        let Some(entry) = self.entries.get(victim) else { return Leaver::Unknown };
+        let may_leave = self.may_leave(entry, preemptor) && tenancy.lets_go(victim, entry);
+        match self.resident(victim, entry, book).filter(|_| may_leave) {
+            Some(resident) => {
+                let standing = tenancy.standing(victim, entry);
+                Leaver::Goes(entry, Box::new(Resident { standing, ..resident }))
+            }
+            None => Leaver::Stays,
+        }
+    }
+
+    fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &Book, leaving: &[&PodEntry]) -> bool {
+        let Ask::Plugin { resource, count } = &demand.ask else { return false };
+        let freed = leaving.iter().map(|entry| match &entry.demand.ask {
+            Ask::Plugin { resource: other, count } if other == resource => *count,
+            _ => 0,
+        });
+        let own = leaving.iter().filter(|entry| entry.demand.tenant == demand.tenant);
+        let given_back: Usage = own.filter_map(|entry| book.use_of(entry)).sum();
+        let wanted = Usage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
+        shut(&book.view, demand).is_ok()
+            && has_room(&book.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
+            && self.allowance_beside(uid, demand, given_back).allows(wanted)
+    }
+
+    /// Whether the scheduler's choice stands for such a pod, whatever the books say.
+    pub(super) fn passes_through(&self, demand: &Demand) -> bool {
+        self.policy.mode == Mode::Shadow && demand.asks_plugin()
+    }
+}
+
+/// A pod the scheduler would evict.
+enum Leaver<'a> {
+    /// The policy or its tenant keeps it, or it is not there.
+    Stays,
+    /// The scheduler knows why it should go, and Stowage nothing.
+    Unknown,
+    Goes(&'a PodEntry, Box<Resident>),
+}
+
+impl Book {
+    /// What device plugins offer here, beside what pods that are here or on their way use.
+    pub(super) fn plugin_shares(&self, entries: &Entries) -> Vec<PluginShare> {
+        let mut used = PluginDevices::new();
+        for entry in self.pods.iter().map(|uid| &entries[uid]) {
+            if let (Ask::Plugin { resource, count }, Some(_)) = (&entry.demand.ask, self.charge_of(entry)) {
+                let sum = used.entry(resource.clone()).or_default();
+                *sum = sum.saturating_add(*count);
+            }
+        }
+        PluginShare::all(&self.offered, &used)
+    }
+}

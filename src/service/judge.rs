@@ -1,0 +1,120 @@
+//! Judges pods by the policy in force, beside the ledger's lock, and remembers whom it has judged: the replicas of a workload
+//! show the same, and a scheduler asks several times for each pod.
+//!
+//! What it says may be outdated by the time the ledger is locked; the version in a judgement tells, and whoever has the lock
+//! judges anew.
+
+use crate::scheduling::ledger::Judgements;
+use crate::scheduling::policy::{Judgement, Policy, Traits};
+use dashmap::DashMap;
+use parking_lot::RwLock;
+use rustc_hash::FxBuildHasher;
+use std::sync::Arc;
+
+/// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
+const REMEMBERED: usize = 8192;
+
+pub struct Judge {
+    in_force: RwLock<Arc<InForce>>,
+}
+
+/// A policy, and what it said of whom it was asked about.
+struct InForce {
+    policy: Arc<Policy>,
+    known: DashMap<Traits, Judgement, FxBuildHasher>,
+}
+
+/// What a judge will know when its policy comes into force. Made beforehand, so that the first scheduler to ask after a change
+/// of policy waits no longer than any other.
+pub struct Remembered(DashMap<Traits, Judgement, FxBuildHasher>);
+
+impl Remembered {
+    pub fn of(judged: &Judgements) -> Self {
+        let known = judged.iter().take(REMEMBERED);
+        Self(known.map(|(traits, judgement)| (Traits::clone(traits), *judgement)).collect())
+    }
+}
+
+impl Judge {
+    pub fn of(policy: Arc<Policy>) -> Self {
+        Self { in_force: RwLock::new(Arc::new(InForce { policy, known: DashMap::default() })) }
+    }
+
+    pub fn set(&self, policy: Arc<Policy>, remembered: Remembered) {
+        *self.in_force.write() = Arc::new(InForce { policy, known: remembered.0 });
+    }
+
+    pub fn judge(&self, traits: &Traits) -> Judgement {
+        let in_force = self.in_force.read().clone();
+        let version = in_force.policy.version;
+        if let Some(known) = in_force.known.get(traits) {
+            return Judgement { version, ..*known };
+        }
+        let judgement = in_force.policy.judge(traits);
+        if in_force.known.len() >= REMEMBERED {
+            in_force.known.clear();
+        }
+        in_force.known.insert(traits.clone(), judgement);
+        judgement
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::{Class, Match};
+
+    /// Where pods of that namespace are of a class of their own.
+    fn policy(version: u64, namespace: &str) -> Arc<Policy> {
+        let own = Class {
+            matches: Match { namespaces: vec![namespace.into()], ..Match::default() },
+            ..Class::named("own")
+        };
+        let mut policy = Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap();
+        policy.version = version;
+        Arc::new(policy)
+    }
+
+    fn pod(namespace: &str) -> Traits {
+        Traits { namespace: namespace.into(), ..Traits::default() }
+    }
+
+    fn class_of(policy: &Policy, judgement: Judgement) -> (String, u64) {
+        (policy.class(judgement.class).name.clone(), judgement.version)
+    }
+
+    #[test]
+    fn what_one_policy_said_is_not_what_the_next_one_says() {
+        let (first, second) = (policy(1, "chat"), policy(2, "search"));
+        let judge = Judge::of(first.clone());
+        for _ in 0..2 {
+            assert_eq!(class_of(&first, judge.judge(&pod("chat"))), ("own".into(), 1));
+        }
+        judge.set(second.clone(), Remembered::of(&Judgements::default()));
+        for _ in 0..2 {
+            assert_eq!(class_of(&second, judge.judge(&pod("chat"))), ("serving".into(), 2));
+            assert_eq!(class_of(&second, judge.judge(&pod("search"))), ("own".into(), 2));
+        }
+    }
+
+    #[test]
+    fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
+        let judged: Judgements =
+            [(Arc::new(pod("chat")), policy(0, "chat").judge(&pod("chat")))].into_iter().collect();
+        let in_force = policy(7, "chat");
+        let judge = Judge::of(policy(6, "search"));
+        judge.set(in_force.clone(), Remembered::of(&judged));
+        assert_eq!(class_of(&in_force, judge.judge(&pod("chat"))), ("own".into(), 7));
+    }
+
+    #[test]
+    fn more_kinds_than_are_remembered_are_judged_all_the_same() {
+        let policy = policy(1, "chat");
+        let judge = Judge::of(policy.clone());
+        for n in 0..REMEMBERED + 10 {
+            judge.judge(&pod(&format!("team-{n}")));
+        }
+        assert!(judge.in_force.read().known.len() <= REMEMBERED);
+        assert_eq!(class_of(&policy, judge.judge(&pod("chat"))), ("own".into(), 1));
+    }
+}

@@ -1,0 +1,89 @@
+//! What can be measured of the policy: which one is in force, what became of changes to its files, and whether they are
+//! refused now.
+
+use crate::scheduling::policy::{Mode, Policy};
+use parking_lot::Mutex;
+use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+pub struct PolicyMetrics {
+    /// Changes of the policy's files, by outcome.
+    pub reloads: IntCounterVec,
+    /// 1 while what the files say is refused.
+    pub refused: IntGauge,
+    /// 1 for the digest and mode in force.
+    info: IntGaugeVec,
+    /// The labels that `info` shows.
+    shown: Mutex<Option<[String; 2]>>,
+}
+
+impl PolicyMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let keep = |collector: Box<dyn Collector>| {
+            registry.register(collector).expect("each metric is registered once");
+        };
+        let reloads = Opts::new("stowage_policy_reloads_total", "Changes of the policy's files, by outcome.");
+        let reloads = IntCounterVec::new(reloads, &["outcome"]).expect("the name and labels are valid");
+        let refused =
+            IntGauge::new("stowage_policy_refused", "1 while what the policy's files say is refused.")
+                .expect("the name is valid");
+        let info = Opts::new("stowage_policy_info", "1 for the policy in force, by its digest and mode.");
+        let info = IntGaugeVec::new(info, &["digest", "mode"]).expect("the name and labels are valid");
+        keep(Box::new(reloads.clone()));
+        keep(Box::new(refused.clone()));
+        keep(Box::new(info.clone()));
+        // An alert on a rate needs to see the count before its first rise.
+        for outcome in ["in-force", "unchanged", "refused"] {
+            reloads.with_label_values(&[outcome]);
+        }
+        Self { reloads, refused, info, shown: Mutex::default() }
+    }
+
+    /// This policy decides from now on.
+    pub fn set_in_force(&self, policy: &Policy) {
+        let mode = match policy.mode {
+            Mode::Enforce => "enforce",
+            Mode::Shadow => "shadow",
+        };
+        let labels = [policy.digest.to_string(), mode.to_owned()];
+        let mut shown = self.shown.lock();
+        // The new one first: a scrape in between sees two, never none.
+        self.info.with_label_values(&labels).set(1);
+        if let Some(before) = shown.replace(labels.clone()).filter(|before| *before != labels) {
+            // It is there: it was shown.
+            let _ = self.info.remove_label_values(&before);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Metrics;
+    use super::*;
+    use crate::scheduling::policy::Digest;
+
+    #[test]
+    fn one_policy_is_shown_at_a_time() {
+        let metrics = Metrics::new();
+        let shown = || {
+            let text = metrics.render();
+            text.lines()
+                .filter(|line| line.starts_with("stowage_policy_info{"))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let mut policy = Policy::default();
+        for (digest, mode, name) in
+            [(1, Mode::Enforce, "enforce"), (2, Mode::Enforce, "enforce"), (2, Mode::Shadow, "shadow")]
+        {
+            (policy.digest, policy.mode) = (Digest(digest), mode);
+            for _ in 0..2 {
+                metrics.policy.set_in_force(&policy);
+                assert_eq!(
+                    shown(),
+                    [format!("stowage_policy_info{{digest=\"{digest:016x}\",mode=\"{name}\"}} 1")]
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! Shadow mode, as the scheduler and operators see it: everything passes, what would have been is written down, and nothing
+//! is kept, told or written but plain Bindings.
+
+use crate::client::Client;
+use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
+use crate::served::{Cluster, Served, pod, preempt_args, priority, without_engines};
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::cluster::{self, LeadWith, Options};
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::kubelet::{self, Kubelet};
+use stowage::demo::scheduler::Scheduler;
+use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::observations::Verb;
+use stowage::extender::request::Limits;
+use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
+use stowage::extender::{Extender, server};
+use stowage::scheduling::audit::audit;
+use stowage::scheduling::ledger::Phase;
+use stowage::scheduling::policy::{Digest, Mode, Policy, Pool};
+use stowage::service::Service;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+fn shadowing(mut policy: Policy) -> Policy {
+    policy.mode = Mode::Shadow;
+    policy.digest = Digest(0xabc);
+    policy
+}
+
+fn cluster(nodes: &[(&str, u32)]) -> Cluster {
+    let mut cluster = Cluster::of(&[]);
+    cluster.nodes = nodes.iter().map(|(name, gpus)| plugin_node(name, GPU, *gpus)).collect();
+    cluster.policy = shadowing(without_engines());
+    cluster
+}
+
+impl Served {
+    fn shadow(&self, verb: &str, outcome: &str) -> u64 {
+        self.metric(&format!("stowage_shadow_total{{outcome=\"{outcome}\",verb=\"{verb}\"}}"))
+    }
+
+    /// Verb, outcome, what would have been and what was, in order.
+    fn journal(&self) -> Vec<[String; 4]> {
+        let records = Client::connect(self.operators).get("/debug/shadow").json();
+        let of = |record: &Value, part: &str| record[part].as_str().unwrap().to_owned();
+        let row = |record: &Value| {
+            assert_eq!(
+                (of(record, "policy"), record.as_object().unwrap().len()),
+                ("0000000000000abc".into(), 8)
+            );
+            ["verb", "outcome", "would", "did"].map(|part| of(record, part))
+        };
+        records.as_array().unwrap().iter().map(row).collect()
+    }
+}
+
+#[test]
+fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused() {
+    let there = bound_to(asks("there", GPU, 2), "b");
+    let served = cluster(&[("a", 2), ("b", 2)]).with([there]).serve();
+    let one = asks("one", GPU, 1);
+    assert_eq!(served.passed(&one, &["a", "b", "unknown"]), ["a", "b", "unknown"]);
+    assert_eq!(served.passed(&one, &["a"]), ["a"]);
+    assert_eq!(served.passed(&asks("nine", GPU, 9), &["a", "b"]), ["a", "b"]);
+    let whole = ["a", "b"].map(|name| json!({ "metadata": { "name": name, "x": 1.50 } }));
+    let request = json!({ "Pod": one, "Nodes": { "items": whole }, "NodeNames": null });
+    let answer = served.post("/scheduler/filter", request).json();
+    assert_eq!((&answer["Nodes"]["items"], &answer["NodeNames"]), (&json!(whole), &Value::Null));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({}));
+    let expected = [
+        ["filter", "different", "a; refused: 1 × no-device, 1 × unknown-node", "3 nodes passed on"],
+        ["filter", "same", "a", "1 nodes passed on"],
+        ["filter", "would-refuse", "no node; refused: 2 × too-few-devices", "2 nodes passed on"],
+        ["filter", "different", "a; refused: 1 × no-device", "2 nodes passed on"],
+    ];
+    assert_eq!(served.journal(), expected);
+    let counts = ["different", "same", "would-refuse"].map(|outcome| served.shadow("filter", outcome));
+    assert_eq!(counts, [2, 1, 1]);
+    assert!(served.notices().is_empty(), "nobody was refused");
+    assert_eq!(served.hint_on(&one), None);
+}
+
+#[test]
+fn prioritize_leaves_the_order_to_the_scheduler() {
+    let served = cluster(&[("a", 8), ("b", 2)]).serve();
+    let scores = served.prioritize(&asks("one", GPU, 1), &["a", "b"]);
+    assert_eq!(scores, [("a".to_owned(), 0), ("b".to_owned(), 0)]);
+    assert_eq!(served.journal(), [["prioritize", "would-rank", "b, a", "all nodes scored 0"]]);
+}
+
+#[test]
+fn preempt_answers_the_candidates_as_offered_in_either_form() {
+    let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
+    let (low, lower) = (there("low", "a", -1), there("lower", "b", -2));
+    let served = cluster(&[("a", 2), ("b", 2)]).with([low.clone(), lower.clone()]).serve();
+    let high = priority(asks("high", GPU, 2), 9);
+    let offered: [(&str, &[&Value]); 2] = [("a", &[&low]), ("b", &[&lower])];
+    let victims = |name: &str, budgets| json!({ "Pods": [{ "UID": format!("uid-{name}") }], "NumPDBViolations": budgets });
+    let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 0), "b": victims("lower", 0) } });
+    assert_eq!(served.post("/scheduler/preempt", preempt_args(&high, &offered)).json(), expected);
+    let whole = json!({ "a": { "Pods": [low], "NumPDBViolations": 3 } });
+    let request = json!({ "Pod": high, "NodeNameToVictims": whole, "NodeNameToMetaVictims": null });
+    let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 3) } });
+    assert_eq!(served.post("/scheduler/preempt", request).json(), expected);
+    let equal = priority(asks("equal", GPU, 2), -2);
+    served.post("/scheduler/preempt", preempt_args(&equal, &offered[1..]));
+    let expected = [
+        ["preempt", "would-narrow", "b", "2 candidates as offered"],
+        ["preempt", "same", "a", "1 candidates as offered"],
+        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidates as offered"],
+    ];
+    assert_eq!(served.journal(), expected);
+    assert!(served.control_plane.holds.lock().is_empty());
+    assert_eq!(served.service.ledger().totals().holds, 0);
+}
+
+#[test]
+fn bind_writes_what_the_scheduler_wants_whatever_the_books_say() {
+    let there = bound_to(asks("there", GPU, 2), "b");
+    let [same, other, full, gone] = ["same", "other", "full", "gone"].map(|name| asks(name, GPU, 1));
+    let huge = asks("huge", GPU, 9);
+    let pods = [&there, &same, &other, &full, &gone, &huge].map(Clone::clone);
+    let served = cluster(&[("a", 8), ("b", 2), ("c", 4)]).with(pods).serve();
+    // It would have packed each of them onto the smaller node.
+    for pod in [&same, &other, &huge] {
+        served.passed(pod, &["a", "c"]);
+    }
+    for (pod, node) in [(&same, "c"), (&other, "a"), (&huge, "a"), (&full, "b"), (&gone, "unheard-of")] {
+        assert_eq!(served.bind(pod, node), "");
+        assert!(served.is_bound_to(pod, node));
+    }
+    assert!(served.control_plane.orders.lock().iter().all(|(order, _)| order.placement.devices.is_empty()));
+    let expected = [
+        ["bind", "same", "c", "c"],
+        ["bind", "different", "c", "a"],
+        ["bind", "would-refuse", "no node", "a"],
+        ["bind", "not-asked", "nobody asked", "b"],
+        ["bind", "not-asked", "nobody asked", "unheard-of"],
+    ];
+    assert_eq!(served.journal()[3..], expected);
+    assert_eq!(served.bind(&same, "c"), "", "idempotent, and written down once");
+    assert_eq!(served.shadow("bind", "same"), 1);
+    let ledger = served.service.ledger();
+    assert_eq!(audit(&ledger), []);
+    assert_eq!((ledger.totals().unplaced, ledger.totals().bound), (0, 6));
+}
+
+#[test]
+fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
+    let vram = pod("vram", "10Gi");
+    let mut cluster = Cluster::of(&[("stowage", 2)]).with([vram.clone()]);
+    cluster.policy = shadowing(without_engines());
+    let served = cluster.serve();
+    let answer = served.filter(&vram, &["stowage"]).json();
+    assert_eq!(answer["NodeNames"], json!([]));
+    assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "stowage": NO_VRAM_IN_SHADOW }));
+    let stray = bound_to(pod("stray", "10Gi"), "stowage");
+    let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&stray])]));
+    assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
+    assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);
+    assert!(matches!(served.phase(&vram), Phase::Waiting(_)));
+    assert!(served.control_plane.orders.lock().is_empty());
+    assert_eq!((served.shadow("filter", "refused"), served.shadow("preempt", "refused")), (1, 1));
+}
+
+#[test]
+fn a_pod_that_cannot_be_understood_passes_and_is_bound_all_the_same() {
+    let mut odd = asks("odd", GPU, 1);
+    odd["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] = json!("1");
+    odd["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("perhaps");
+    let served = cluster(&[("a", 2)]).with([odd.clone()]).serve();
+    assert_eq!(served.show(&odd), None);
+    assert_eq!(served.passed(&odd, &["a"]), ["a"]);
+    // Its watch shows it again, between filter and bind.
+    assert_eq!(served.show(&odd), None);
+    assert_eq!(served.bind(&odd, "a"), "");
+    let mut both = odd.clone();
+    both["metadata"]["name"] = json!("both");
+    both["metadata"]["uid"] = json!("uid-both");
+    both["spec"]["containers"][0]["resources"]["limits"]["stowage.dev/vram"] = json!("1Gi");
+    let refused = served.filter(&both, &["a"]).json()["FailedAndUnresolvableNodes"].take();
+    assert!(refused["a"].is_string(), "it would get no VRAM: {refused}");
+    assert_eq!(served.shadow("filter", "would-refuse"), 1);
+}
+
+#[test]
+fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
+    let served = cluster(&[("a", 2), ("b", 8)]).with([bound_to(asks("there", GPU, 2), "a")]).serve();
+    let one = asks("one", GPU, 1);
+    assert_eq!(served.passed(&one, &["a", "b"]), ["a", "b"]);
+    served.service.set_policy(without_engines());
+    assert_eq!(served.passed(&one, &["a", "b"]), ["b"]);
+    assert_eq!(served.journal().len(), 1);
+}
+
+// ---- with the stand-in scheduler ----
+
+/// Stowage beside the stand-in scheduler, both over the stand-in API server.
+struct Beside {
+    api: Arc<ApiServer>,
+    service: Arc<Service>,
+    extender: Extender,
+    scheduler: Scheduler,
+    _kubelet: Kubelet,
+    _tasks: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Which pods the scheduler brings to Stowage.
+const NOBODYS: &str = "example.com/nothing";
+
+impl Beside {
+    /// Four nodes of 4, 6, 8 and 10 GPUs.
+    async fn start(policy: Policy, managed: &str) -> Self {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        for (name, gpus) in [("n0", 4), ("n1", 6), ("n2", 8), ("n3", 10)] {
+            api.create("nodes", plugin_node(name, GPU, gpus)).unwrap();
+        }
+        let service = Service::new(policy);
+        let stop = CancellationToken::new();
+        let options = Options::new(LeadWith::Always, "stowage".into());
+        let client = api.client("stowage").unwrap();
+        let (control_plane, tasks) = cluster::start(client, service.clone(), options, stop.clone());
+        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = server::scheduler_router(extender.clone());
+        let serving = async move {
+            axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
+        };
+        tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
+        let mut config = Config::shipped(&format!("http://{address}/scheduler"));
+        config.initial_back_off = Duration::from_millis(5);
+        config.extender.timeout = Duration::from_secs(30);
+        config.extender.managed_resource = managed.to_owned();
+        let fast = kubelet::Config { grace_second: Duration::from_millis(1), ..kubelet::Config::default() };
+        let kubelet = Kubelet::start(api.client("kubelet").unwrap(), fast);
+        let scheduler = Scheduler::start(api.client("scheduler").unwrap(), config);
+        Self { api, service, extender, scheduler, _kubelet: kubelet, _tasks: tasks, stop }
+    }
+
+    async fn bind(&self, name: &str, gpus: u32, rank: i32) -> String {
+        let mut pod = priority(asks(name, GPU, gpus), rank);
+        pod["metadata"].as_object_mut().unwrap().remove("uid");
+        self.api.create("pods", pod).unwrap();
+        let node = || {
+            let pod = self.api.get(&format!("pods/default/{name}"))?;
+            Some(pod["spec"]["nodeName"].as_str()?.to_owned())
+        };
+        let settled = async {
+            let bound = self.api.until(|_| node()).await;
+            // It is bound before the extender's answer, and who bound it writes it down between the two.
+            let seen = self.scheduler.observations();
+            seen.until(|seen| seen.outcome(&format!("default/{name}")).node).await;
+            bound
+        };
+        tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")
+    }
+
+    /// Pods of one to three GPUs, then one that needs the place of another.
+    async fn all(&self) -> Vec<String> {
+        let mut nodes = Vec::new();
+        for number in 0..14 {
+            nodes.push(self.bind(&format!("pod-{number}"), 1 + number % 3, -1).await);
+        }
+        nodes.push(self.bind("last", 4, 100).await);
+        nodes
+    }
+
+    fn shadow(&self, verb: &str) -> u64 {
+        let of = |outcome: &str| self.service.metrics.shadow.with_label_values(&[verb, outcome]).get();
+        ["same", "different", "would-refuse", "would-rank", "would-narrow", "would-not-preempt", "not-asked"]
+            .into_iter()
+            .map(of)
+            .sum()
+    }
+}
+
+#[tokio::test]
+async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
+    let without = Beside::start(without_engines(), NOBODYS).await;
+    let alone = without.all().await;
+    assert_eq!(without.scheduler.observations().calls().len(), 0, "it decided alone");
+    let beside = Beside::start(shadowing(without_engines()), GPU).await;
+    assert_eq!(beside.all().await, alone);
+
+    let seen = beside.scheduler.observations();
+    assert_eq!(beside.shadow("filter"), seen.count(Verb::Filter) as u64);
+    assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
+    assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
+    assert_eq!((beside.shadow("bind"), seen.count(Verb::Preempt)), (15, 1));
+    let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
+    assert!(differing > 0, "it would have packed them otherwise");
+    let recorded = beside.extender.journal.records().len();
+    assert_eq!(recorded, seen.calls().len());
+    // Of all that Stowage can write, it wrote Bindings, and they say nothing of GPUs.
+    let calls = beside.api.calls();
+    assert_eq!(calls.count_by("stowage", "create", "pods/binding"), 15);
+    let writes = ["create", "patch", "update", "delete"];
+    let wrote = |resource| writes.iter().map(|verb| calls.count_by("stowage", verb, resource)).sum::<u64>();
+    assert_eq!((wrote("pods/status"), wrote("nodes/status"), wrote("events"), wrote("pods")), (0, 0, 0, 0));
+    for pod in beside.api.list("pods") {
+        assert!(pod["metadata"]["annotations"].as_object().is_none_or(|annotations| annotations.is_empty()));
+    }
+}
+
+#[tokio::test]
+async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
+    let pool = Pool {
+        selector: [("pool".to_owned(), "n3".to_owned())].into(),
+        classes: Some(vec!["serving".into()]),
+        ..Pool::named("kept-free")
+    };
+    let beside = Beside::start(without_engines().with_pools(vec![pool]).unwrap(), GPU).await;
+    let mut nodes = Vec::new();
+    for number in 0..9 {
+        nodes.push(beside.bind(&format!("pod-{number}"), 2, -1).await);
+    }
+    nodes.sort();
+    assert_eq!(
+        nodes,
+        ["n0", "n0", "n1", "n1", "n1", "n2", "n2", "n2", "n2"],
+        "none on the pool that is not theirs"
+    );
+    assert_eq!(beside.bind("serving", 10, 5).await, "n3");
+    let high = beside.bind("high", 3, 100).await;
+    assert_ne!(high, "n3", "nobody may take the place of serving");
+    assert_eq!(beside.scheduler.observations().outcome("default/high").preemptions, 1);
+    assert_eq!(beside.api.list("pods").len(), 9, "two left for it, of eleven");
+    assert_eq!((beside.shadow("bind"), audit(&beside.service.ledger())), (0, vec![]));
+}
