@@ -3,15 +3,18 @@
 use super::Options;
 use super::facts::{Facts, Guests, Particulars, best_shown};
 use super::obstacle::{Obstacle, obstacles};
-use super::shape::{Counts, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart};
+use super::shape::{
+    Counts, DevicesPart, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart,
+};
 use crate::ids::NodeName;
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
+use crate::scheduling::plugin::{Ask, PluginShare};
 use crate::scheduling::policy::Weights;
 use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
-use crate::scheduling::request::MAX_GPUS;
+use crate::scheduling::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -113,6 +116,7 @@ impl Outline {
             misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
             is_own,
             was_asked: facts.was_asked(place),
+            devices: devices(node, facts.demand()),
             pool: known.pool.clone(),
             freshness: node.freshness,
             report_age_millis: known.report_age,
@@ -134,6 +138,7 @@ pub fn unknown(name: &NodeName) -> NodePart {
         misfit: Some(Reason { code: misfit.code().into(), text: misfit.to_string() }),
         is_own: false,
         was_asked: None,
+        devices: None,
         pool: None,
         freshness: Default::default(),
         report_age_millis: None,
@@ -144,6 +149,13 @@ pub fn unknown(name: &NodeName) -> NodePart {
     }
 }
 
+/// What a device plugin has there of what the pod asks for.
+fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
+    let Ask::Plugin { resource, .. } = &demand.ask else { return None };
+    let share = node.share_of(resource)?;
+    Some(DevicesPart { allocatable: share.allocatable, used: share.used, left: share.left() })
+}
+
 fn own_place(facts: &Facts) -> Option<usize> {
     facts.snapshot.place_of(facts.entry.node()?.as_str())
 }
@@ -151,6 +163,10 @@ fn own_place(facts: &Facts) -> Option<usize> {
 /// How far a node is from fitting: whether it is shut, and what stands against the last GPU that the pod would need.
 fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
+    if let Ask::Plugin { resource, count } = &demand.ask {
+        let left = node.share_of(resource).map_or(0, PluginShare::left);
+        return (shut(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
+    }
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, Guests::nobody(facts));
         // The sum tells one small obstacle from two.
@@ -159,7 +175,8 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
     each.sort_unstable();
-    let (weight, short) = each.get(demand.gpus as usize - 1).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
+    let (weight, short) =
+        each.get((demand.gpus as usize).saturating_sub(1)).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
     (shut(node, demand).is_err(), weight, short)
 }
 
@@ -204,7 +221,12 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<
 fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts: &Facts) -> GpuPart {
     // A pod on its node has nothing in its way, and least of all itself.
     let is_placed = facts.entry.node().is_some();
-    let against = if chosen || is_placed { Vec::new() } else { obstacles(gpu, facts.demand(), guests) };
+    // And the GPU of one that asks a device plugin is the kubelet's to pick.
+    let against = if chosen || is_placed || facts.demand().asks_plugin() {
+        Vec::new()
+    } else {
+        obstacles(gpu, facts.demand(), guests)
+    };
     GpuPart {
         uuid: device.uuid.clone(),
         index: device.index,

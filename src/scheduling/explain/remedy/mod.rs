@@ -2,6 +2,7 @@
 //! again. [`request`] changes what the pod asks for, [`lift`] what stands in its way, [`victims`] who is there; [`sentence`]
 //! says it. For a pod that fits or holds room it says what to look at next. Nothing here is a guess from an error's code.
 
+mod devices;
 mod lift;
 mod request;
 mod sentence;
@@ -93,6 +94,12 @@ pub enum Change {
     FreeMore { seat: Seat, short_bytes: Bytes },
     /// All others leave these GPUs.
     Empty { seat: Seat, by: Vec<String>, nodes: u32 },
+    /// The pod asks a device plugin for fewer.
+    FewerDevices { seat: Seat, resource: String, devices: u32, instead_of: u32 },
+    /// So many more devices are free there.
+    FreeDevices { seat: Seat, resource: String, missing: u32 },
+    /// No device plugin offers as many on one node; `node` offers most.
+    NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
     /// Another GPU comes.
     AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
 }
@@ -145,12 +152,13 @@ fn ruled_out(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Ch
 fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
     let mut changes: Vec<Change> = victims::preempt(books, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
+    changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
     changes.extend(lift::lifted(books, facts, outline));
     let is_one = |change: &Change| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
     let seats_somebody = changes.iter().any(is_one);
     changes.extend(no_gpu_large_enough(facts));
-    if !seats_somebody {
+    if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
     // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
@@ -177,15 +185,15 @@ fn effort(change: &Change, demand: &Demand) -> u8 {
         | Change::NotBound { .. }
         | Change::AskAgain { .. }
         | Change::VictimsLeave { .. } => 0,
-        Change::NoGpuLargeEnough { .. } | Change::RuledOut { .. } => 1,
+        Change::NoGpuLargeEnough { .. } | Change::NoNodeWithDevices { .. } | Change::RuledOut { .. } => 1,
         Change::WaitForGate { .. } => 2,
         Change::Preempt { needs: Needs::Nothing, .. } => 3,
         Change::CalmEngines { .. } => 4,
         Change::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
-        Change::OtherCount { .. } => 6,
+        Change::OtherCount { .. } | Change::FewerDevices { .. } => 6,
         Change::Share { .. } => 7,
         Change::Preempt { .. } => 8,
-        Change::FreeMore { .. } => 9,
+        Change::FreeMore { .. } | Change::FreeDevices { .. } => 9,
         Change::RaiseLimit { .. } => 10,
         Change::StartAgent { .. } => 11,
         Change::AdmitClass { .. } | Change::ShareClasses { .. } => 12,
@@ -211,6 +219,8 @@ impl Change {
             | Self::Recut { seat, .. }
             | Self::ShareClasses { seat, .. }
             | Self::Heal { seat, .. }
+            | Self::FewerDevices { seat, .. }
+            | Self::FreeDevices { seat, .. }
             | Self::FreeMore { seat, .. }
             | Self::Empty { seat, .. } => Some(seat),
             _ => None,
@@ -266,7 +276,13 @@ fn raise_limit(facts: &Facts) -> Option<Change> {
     }
     let (place, gpus) = best_seat(facts, demand, Limit::default())?;
     let node = &facts.snapshot.nodes()[place];
-    let wanted: Usage = gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum();
+    // Of a device plugin nobody knows which: each counts whole.
+    let devices = Usage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    let wanted: Usage = if gpus.is_empty() {
+        devices
+    } else {
+        gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum()
+    };
     let beyond =
         |wanted: u64, left: Option<u64>| left.map(|left| wanted.saturating_sub(left)).filter(|by| *by > 0);
     let by = Amount {

@@ -10,7 +10,11 @@ use std::fmt;
 
 impl fmt::Display for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.node, gpu_list(&self.gpus))
+        match &self.gpus[..] {
+            // A device plugin's are the kubelet's to pick.
+            [] => write!(f, "{}", self.node),
+            gpus => write!(f, "{} {}", self.node, gpu_list(gpus)),
+        }
     }
 }
 
@@ -32,6 +36,9 @@ impl fmt::Display for Change {
             | Self::CalmEngines { .. }
             | Self::FreeMore { .. }
             | Self::Empty { .. } => self.say_occupancy(f),
+            Self::FewerDevices { .. } | Self::FreeDevices { .. } | Self::NoNodeWithDevices { .. } => {
+                self.say_devices(f)
+            }
             Self::NoGpuLargeEnough { .. }
             | Self::StartAgent { .. }
             | Self::Heal { .. }
@@ -195,6 +202,27 @@ impl Change {
             queue.map(|queue| format!("{queue} requests wait (limit {})", queue_limit.unwrap_or(u32::MAX)));
         let both: Vec<String> = kv.into_iter().chain(long).collect();
         f.write_str(&both.join(" and "))
+    }
+
+    fn say_devices(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FewerDevices { seat, resource, devices, instead_of } => {
+                write!(f, "ask for {devices} of {resource} instead of {instead_of}: {seat} fits then")
+            }
+            Self::FreeDevices { seat, resource, missing } => write!(
+                f,
+                "wait until {missing} more of {resource} is free on {seat}; the scheduler evicts for it what priorities and \
+                 the policy let it"
+            ),
+            Self::NoNodeWithDevices { resource, asked, most, node } => {
+                write!(f, "waiting will not help: no node's device plugin offers {asked} of {resource}")?;
+                match node {
+                    Some(node) => write!(f, "; {node} offers most, {most}"),
+                    None => write!(f, "; is the plugin running, and the resource's name right?"),
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     fn say_hardware(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
