@@ -72,6 +72,7 @@ fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
         grace: Millis::seconds(30),
         model: None,
         kv_cache: None,
+        weights: None,
         containers: Arc::new([]),
     };
     demand.take(judgement);

@@ -38,6 +38,7 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
         grace: Millis::seconds(30),
         model: None,
         kv_cache: None,
+        weights: None,
         containers: Arc::new([]),
     }
 }

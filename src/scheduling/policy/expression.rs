@@ -210,8 +210,8 @@ impl Check<'_> {
         let steps = self.steps(root)?;
         if steps > MAX_STEPS {
             let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
-            let help = "loop over one list of the pod only, and not inside another loop";
-            return Err(self.error(root, message, help));
+            let help = "loop over one list of the pod only, and not inside another loop".into();
+            return Err(ExpressionError { at: 0..self.text.len(), message, help });
         }
         if gives_no_bool(&root.expr) {
             let help = "compare it with something, such as pod.gpus > 1";
