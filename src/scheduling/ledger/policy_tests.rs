@@ -5,7 +5,9 @@ use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{Class, Eviction, Headroom, Match, Pool, StartGate, Traits, Weights};
+use crate::scheduling::policy::{
+    Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Weights,
+};
 use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
@@ -257,4 +259,28 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
     assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
     assert_eq!(order(Weights { spread: 10, ..Weights::default() }), ["m", "n"], "not beside its replica");
     assert_eq!(order(Weights { interference: 10, ..Weights::default() }), ["m", "n"], "not beside anyone");
+}
+
+fn with_tenant(tenant: Tenant) -> Policy {
+    Policy::default().with_tenants(vec![tenant]).unwrap()
+}
+
+/// A pod of the tenant's only namespace.
+fn of_tenant(policy: &Policy, gib: u64, priority: i32) -> Demand {
+    demand(policy, gib, Traits { namespace: "red".into(), priority, ..Traits::default() })
+}
+
+#[test]
+fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
+    let limit = Limit { vram: Some(Bytes::gib(30)), milli_gpus: None };
+    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    for pod in ["a", "b", "c"] {
+        wait(&mut ledger, pod, of_tenant(&policy, 20, 0));
+    }
+    ledger.suppose_all_refused();
+    ledger.set_now(ledger.now() + Millis::seconds(2));
+    let refusals = ledger.refusals(64);
+    let woken = whom_to_wake(refusals, &ledger.snapshot());
+    assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["a"]);
 }
