@@ -6,7 +6,7 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
-    Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Weights,
+    Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Usage, Weights,
 };
 use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::request::{Companion, Demand, Sharing};
@@ -283,4 +283,31 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     let refusals = ledger.refusals(64);
     let woken = whom_to_wake(refusals, &ledger.snapshot());
     assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
+    let guarantee = Usage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    wait(&mut ledger, "half", of_tenant(&policy, 36, 5));
+    assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
+    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
+    assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
+    see_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
+    assert_eq!(candidates(&ledger, "half"), 0, "it would have more than one GPU");
+}
+
+#[test]
+fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
+    let takes_back = |gib| {
+        let guarantee = Usage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
+        let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+        let mut ledger = ledger(policy.clone());
+        see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+        wait(&mut ledger, "whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
+        candidates(&ledger, "whole")
+    };
+    assert_eq!([71, 72].map(takes_back), [0, 1]);
 }
