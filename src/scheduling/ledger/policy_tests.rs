@@ -311,3 +311,59 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
     };
     assert_eq!([71, 72].map(takes_back), [0, 1]);
 }
+
+/// The pod has room on GPU 0 for which nobody had to leave.
+fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), Conflict> {
+    let deadline = ledger.now() + Millis::seconds(60);
+    let devices = [device("n", 0).uuid].into();
+    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), deadline })
+}
+
+#[test]
+fn room_that_was_held_is_given_by_the_policy_in_force() {
+    let taken_under = |policy: Policy| {
+        let mut ledger = ledger(Policy::default());
+        let old = ledger.policy().clone();
+        wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
+        hold(&mut ledger, "pod").unwrap();
+        ledger.set_policy(policy, &Judgements::default());
+        let own = ledger.own_room(&uid("pod")).unwrap().1.map(drop);
+        let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
+        assert_eq!(own.map_err(Conflict::NoLongerFits), assumed);
+        own.err()
+    };
+    let pool = |pool: Pool| Policy::default().with_pools(vec![pool]).unwrap();
+    let limit = |gib| Limit { vram: Some(Bytes::gib(gib)), milli_gpus: None };
+    let limited = |gib| with_tenant(Tenant { limit: limit(gib), ..Tenant::named("red", &["red"]) });
+    assert_eq!(taken_under(pool(Pool::named("all"))), None);
+    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
+    let plugins = Pool { nodes: NodeKind::DevicePlugin, ..Pool::named("plugins") };
+    assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
+    let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
+    assert_eq!(taken_under(pool(cut)), Some(Misfit::Miscut));
+    assert_eq!(taken_under(limited(20)), None);
+    assert_eq!(taken_under(limited(19)), Some(Misfit::BeyondLimitHere { left: limit(19) }));
+}
+
+#[test]
+fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit() {
+    let limit = Limit { vram: None, milli_gpus: Some(500) };
+    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    let shared = of_tenant(&policy, 20, 0);
+    wait(&mut ledger, "pod", shared.clone());
+    hold(&mut ledger, "pod").unwrap();
+    wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
+    let refused = Conflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
+    assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
+}
+
+#[test]
+fn no_room_is_held_where_the_pods_class_is_not_admitted() {
+    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    let policy = Policy::default().with_pools(vec![others]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
+    assert_eq!(hold(&mut ledger, "pod"), Err(Conflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+}
