@@ -82,11 +82,11 @@ impl Ledger {
         };
         let book = self.books.get(node).filter(|book| takes(book))?;
         let leaving = self.victims_of_holds(book);
+        let wanted = book.most_used_by(preemptor);
         let residents = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
         let candidates = residents
-            .filter(|(uid, entry)| {
-                !leaving.contains(uid) && self.may_leave(entry, preemptor) && tenancy.lets_go(uid, entry)
-            })
+            .filter(|(uid, entry)| !leaving.contains(uid) && self.may_leave(entry, preemptor))
+            .filter(|(uid, entry)| tenancy.lets_go(uid, entry, wanted))
             .filter_map(|(uid, entry)| {
                 let standing = tenancy.standing(uid, entry);
                 Some(Resident { standing, ..self.resident(uid, entry, book)? })
