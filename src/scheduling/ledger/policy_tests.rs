@@ -367,3 +367,18 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
     assert_eq!(hold(&mut ledger, "pod"), Err(Conflict::NoLongerFits(Misfit::ClassNotAdmitted)));
 }
+
+#[test]
+fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
+    let guarantee = Usage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
+    assert_eq!(candidates(&ledger, "urgent"), 1);
+    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
+    let deadline = ledger.now() + Millis::seconds(60);
+    let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
+    let hold = Hold { node: name("n"), devices, victims, deadline };
+    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
+}
