@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
-use crate::scheduling::device::{Device, Health};
+use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
@@ -381,4 +381,22 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
     let hold = Hold { node: name("n"), devices, victims, deadline };
     assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
+}
+
+#[test]
+fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
+    let alone = Class {
+        matches: Match { namespaces: vec!["red".into()], ..Match::default() },
+        engine: false,
+        shares_with: Some(vec![]),
+        ..Class::named("alone")
+    };
+    let policy = with_class(alone);
+    let mut ledger = ledger(policy.clone());
+    wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
+    let view = ledger.snapshot().node("n").unwrap().clone();
+    ledger.offer(&uid("first"), &view, GpuSet::one(0), ledger.now());
+    let other = demand(&policy, 20, Traits { priority: -1, ..Traits::default() });
+    let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
+    assert_eq!(chosen, GpuSet::one(1));
 }
