@@ -339,6 +339,7 @@ impl Book {
             let gpu = &mut gpus[place];
             gpu.hinted += gpu.price(holder.demand.per_gpu, holder.demand.sharing);
             gpu.engine_hinted |= holder.demand.terms.engine;
+            gpu.barred_by_hints = gpu.barred_by_hints.with(holder.demand.terms.bars);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
-use crate::scheduling::device::{Device, Health};
+use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
@@ -349,4 +349,37 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let mut ledger = ledger(policy.clone());
     wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
     assert_eq!(hold(&mut ledger, "pod"), Err(Conflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+}
+
+#[test]
+fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
+    let guarantee = Usage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
+    assert_eq!(candidates(&ledger, "urgent"), 1);
+    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
+    let deadline = ledger.now() + Millis::seconds(60);
+    let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
+    let hold = Hold { node: name("n"), devices, victims, deadline };
+    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
+}
+
+#[test]
+fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
+    let alone = Class {
+        matches: Match { namespaces: vec!["red".into()], ..Match::default() },
+        engine: false,
+        shares_with: Some(vec![]),
+        ..Class::named("alone")
+    };
+    let policy = with_class(alone);
+    let mut ledger = ledger(policy.clone());
+    wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
+    let view = ledger.snapshot().node("n").unwrap().clone();
+    ledger.offer(&uid("first"), &view, GpuSet::one(0), ledger.now());
+    let other = demand(&policy, 20, Traits { priority: -1, ..Traits::default() });
+    let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
+    assert_eq!(chosen, GpuSet::one(1));
 }

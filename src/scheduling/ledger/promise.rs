@@ -34,6 +34,8 @@ pub enum Conflict {
     NoLongerFits(#[from] Misfit),
     #[error("a victim is not there any more")]
     VictimGone,
+    #[error("a victim may not be evicted for this pod any more")]
+    VictimStays,
     #[error("the pod already holds room on {node}")]
     AlreadyHolds { node: NodeName },
 }
@@ -47,6 +49,7 @@ impl Conflict {
             Self::Unsettled { .. } => "unsettled",
             Self::NoLongerFits(misfit) => misfit.code(),
             Self::VictimGone => "victim-gone",
+            Self::VictimStays => "victim-stays",
             Self::AlreadyHolds { .. } => "already-holds",
         }
     }
@@ -75,6 +78,7 @@ impl Conflict {
             }
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
             Self::VictimGone => "conflict: a victim left meanwhile",
+            Self::VictimStays => "conflict: a victim is protected by now",
             Self::AlreadyHolds { .. } => "conflict: pod already holds room",
         }
     }
@@ -166,12 +170,16 @@ impl Ledger {
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let bars = book.bars(uid, &self.entries);
         let leaving = self.victims_of_holds(book);
+        let tenancy = self.tenancy(uid);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
                 return Err(Conflict::VictimGone);
             }
-            let entry = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let resident = self.resident(victim, entry, book).ok_or(Conflict::VictimGone)?;
+            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
+            let resident = self.resident(victim, there, book).ok_or(Conflict::VictimGone)?;
+            if !self.gives_way(victim, there, &entry.demand, book, &tenancy) {
+                return Err(Conflict::VictimStays);
+            }
             discharge(&mut gpus, &resident);
         }
         settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));

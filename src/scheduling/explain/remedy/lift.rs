@@ -135,6 +135,7 @@ fn empty(gpu: &mut Gpu) {
         charged: Bytes::ZERO,
         hinted: Bytes::ZERO,
         engine_hinted: false,
+        barred_by_hints: ClassSet::NONE,
         pressure: Pressure::NONE,
         barred: ClassSet::NONE,
         tenants: 0,
