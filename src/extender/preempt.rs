@@ -173,7 +173,8 @@ fn hold_in_ledger(
 ) -> Option<(Hold, Digest)> {
     let mut ledger = extender.service.ledger();
     let policy = ledger.policy().clone();
-    if policy.version != version {
+    // It was another one, too, if it began to shadow just before the offers were taken.
+    if policy.version != version || policy.mode == Mode::Shadow {
         info!(policy = %policy.digest, "the policy changed while a price was found");
         return None;
     }

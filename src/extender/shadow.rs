@@ -122,6 +122,8 @@ pub fn filter<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Dec
     let subject = of(asking, "filter", view.policy.digest);
     let would = placed(&view.snapshot, list);
     if asking.demand.ask == Ask::Vram {
+        // Should the policy enforce one day, nothing else would wake the pod.
+        extender.service.ledger().note_refused(&asking.uid, nodes.in_snapshot(&view.snapshot));
         record(extender, subject, Outcome::Refused, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
     }

@@ -1,7 +1,7 @@
 //! Cases that hold, cases that do not, and clusters that cannot be.
 
 use super::*;
-use crate::scheduling::policy::{Class, Eviction, Match, Tenant, Usage};
+use crate::scheduling::policy::{Class, Eviction, Limit, Match, Tenant, Usage};
 use crate::units::Bytes;
 
 fn test(text: serde_json::Value) -> PolicyTest {
@@ -139,4 +139,17 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
     assert_eq!(classes, [("opportunistic", "jobs"), ("opportunistic", "jobs")]);
     assert_eq!(comparison.changes[0].new.tenant.as_deref(), Some("work"));
     assert_eq!(comparison.changes[0].node.as_deref(), Some("a"));
+}
+
+#[test]
+fn nobody_leaves_for_a_pod_that_its_tenants_limit_keeps_out_all_the_same() {
+    let limit = Limit { vram: Some(Bytes::gib(30)), milli_gpus: None };
+    let policy = policy().with_tenants(vec![Tenant { limit, ..Tenant::named("talk", &["jobs"]) }]).unwrap();
+    let case = serde_json::json!({
+        "name": "beyond its limit",
+        "pod": {"name": "next", "namespace": "jobs", "priority": 10, "vram": "40Gi"},
+        "expect": {"nodes": [], "victims": []},
+    });
+    let test = test(serde_json::json!({"kind": "PolicyTest", "cluster": cluster(), "cases": [case]}));
+    assert_eq!(run(&policy, &test).unwrap().remove(0).differences, []);
 }

@@ -18,9 +18,10 @@ use stowage::extender::request::Limits;
 use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage::extender::{Extender, server};
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::ledger::Phase;
+use stowage::scheduling::ledger::{Phase, whom_to_wake};
 use stowage::scheduling::policy::{Digest, Mode, Policy, Pool};
 use stowage::service::Service;
+use stowage::units::Millis;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -194,6 +195,22 @@ fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
     served.service.set_policy(without_engines());
     assert_eq!(served.passed(&one, &["a", "b"]), ["b"]);
     assert_eq!(served.journal().len(), 1);
+}
+
+#[test]
+fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enforces() {
+    let vram = pod("vram", "10Gi");
+    let mut cluster = Cluster::of(&[("stowage", 2)]).with([vram.clone()]);
+    cluster.policy = shadowing(without_engines());
+    let served = cluster.serve();
+    assert!(served.passed(&vram, &["stowage"]).is_empty());
+    served.service.set_policy(without_engines());
+    let mut ledger = served.service.ledger();
+    let later = ledger.now() + Millis::seconds(5);
+    ledger.set_now(later);
+    let refusals = ledger.refusals(64);
+    let woken = whom_to_wake(refusals, &ledger.snapshot());
+    assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["uid-vram"]);
 }
 
 // ---- with the stand-in scheduler ----

@@ -54,8 +54,23 @@ impl Books for Ledger {
     }
 }
 
-/// Explains the pod of `uid`; `None` if the books have no such pod.
+/// Policies that may come into force while one pod is explained. Nobody changes them that fast.
+const CHANGES: usize = 3;
+
+/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod.
 pub fn explain(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
+    let mut explanation = explain_once(books, uid, options)?;
+    for _ in 0..CHANGES {
+        // Others may have changed it between two looks.
+        if explanation.policy.version == books.look(|ledger| ledger.policy().version) {
+            break;
+        }
+        explanation = explain_once(books, uid, options)?;
+    }
+    Some(explanation)
+}
+
+fn explain_once(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
     let facts = books.look(|ledger| Facts::take(ledger, uid))?.seen_by_the_pod();
     let outline = Outline::of(&facts, options);
     let verdict = place::verdict(&facts, outline.counts.fit);

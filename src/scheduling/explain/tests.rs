@@ -4,9 +4,10 @@ use super::obstacle::Obstacle;
 use super::remedy::{Change, Needs};
 use super::shape::{Place, Verdict};
 use super::world::{Sketch, World, name, pod};
-use super::{Explanation, Options, explain};
+use super::{Books, Explanation, Options, explain};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{GpuSet, Health};
+use crate::scheduling::ledger::{Judgements, Ledger};
 use crate::scheduling::policy::{Class, Expression, Limit, Match, Policy, Pool, Tenant};
 use crate::units::{Bytes, Millis};
 use std::sync::Arc;
@@ -266,4 +267,28 @@ fn a_pod_that_asks_a_device_plugin_is_told_of_devices() {
             .text
             .ends_with("no node's device plugin offers 9 of nvidia.com/gpu; p offers most, 4")
     );
+}
+
+/// Books under which another policy comes into force at the second look.
+struct Changing {
+    world: World,
+    looks: u32,
+}
+
+impl Books for Changing {
+    fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
+        self.looks += 1;
+        if self.looks == 2 {
+            self.world.ledger.set_policy(with_classes(vec![Class::named("all")]), &Judgements::default());
+        }
+        look(&mut self.world.ledger)
+    }
+}
+
+#[test]
+fn what_is_said_is_said_by_one_policy_though_it_changes_between_two_looks() {
+    let mut world = World::new(Policy::default()).node("a", 1);
+    let uid = world.wait(&pod("p", "1Gi"));
+    let explanation = explain(&mut Changing { world, looks: 0 }, &uid, &Options::default()).unwrap();
+    assert_eq!((explanation.policy.version, explanation.class.name.as_str()), (1, "all"));
 }

@@ -383,3 +383,24 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
     assert_eq!(chosen, GpuSet::one(1));
 }
+
+#[test]
+fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_ready() {
+    let start_gate = StartGate { at_least: Millis::seconds(30), at_most: Millis::seconds(600) };
+    let policy =
+        Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    let engine = demand(&policy, 20, Traits::default());
+    let see = |ledger: &mut Ledger, starting| {
+        let (key, devices) =
+            (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
+        let state = SeenState::Bound { node: name("n"), devices, starting, ran: None };
+        ledger.see(Seen { uid: uid("engine"), key, demand: engine.clone(), state });
+        ledger.entry(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
+    };
+    assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
+    ledger.set_now(ledger.now() + Millis::seconds(10));
+    assert_eq!(see(&mut ledger, false), Some(Millis::seconds(20)));
+    ledger.expire(ledger.now() + Millis::seconds(20));
+    assert_eq!(see(&mut ledger, false), None);
+}

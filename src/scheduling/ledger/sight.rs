@@ -263,7 +263,7 @@ impl Ledger {
             // The record is written with the node: over an assume it is the truth, after that an edit.
             let remark = remark(entry, &bound, &demand);
             if entry.starting.is_some() && !is_starting {
-                self.open_gate(&uid);
+                self.note_started(&uid);
             }
             return remark;
         }
@@ -288,7 +288,21 @@ impl Ledger {
         remark
     }
 
-    /// The pod's engine has started, or has failed to.
+    /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
+    fn note_started(&mut self, uid: &PodUid) {
+        let Some(PodEntry { demand, phase: Phase::Bound(bound), .. }) = self.entries.get(uid) else { return };
+        let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
+        if opens <= self.now {
+            return self.open_gate(uid);
+        }
+        self.change(uid, |entries| {
+            if let Some(starting) = entries.get_mut(uid).and_then(|entry| entry.starting.as_mut()) {
+                *starting = opens.min(*starting);
+            }
+        });
+    }
+
+    /// Others may start on the pod's GPUs.
     pub(super) fn open_gate(&mut self, uid: &PodUid) {
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {

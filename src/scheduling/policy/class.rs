@@ -31,7 +31,8 @@ pub struct Class {
     pub drain_time: Millis,
 }
 
-/// How long an engine that starts keeps others from starting on its GPUs. It opens earlier: when the engine is ready.
+/// How long an engine that starts keeps others from starting on its GPUs. It opens earlier when the engine is
+/// ready, but not before `at_least`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartGate {
     pub at_least: Millis,
