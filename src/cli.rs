@@ -75,7 +75,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /v1/explain
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow, /v1/explain
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
     admin: SocketAddr,
 

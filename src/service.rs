@@ -106,8 +106,9 @@ impl Clock {
     }
 }
 
-/// The clock does not begin at zero: what is said to be an hour old must be so in the first second, too.
-const BEFORE_START: Millis = Millis::seconds(2 * 3600);
+/// The clock does not begin at zero: a pod that has run for days must be known to have, in the first second too. No minimum
+/// runtime is longer than a year.
+const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
 
 /// A year: nothing Stowage writes down lasts longer.
 const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
@@ -169,5 +170,16 @@ impl Gate {
             (_, false) => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
+        let (now, month) = (Clock::start().now(), Millis::seconds(30 * 24 * 3600));
+        assert_eq!(now.since(now.before(month)), month);
     }
 }

@@ -76,10 +76,12 @@ impl View {
     pub fn take(ledger: &mut Ledger, asking: &mut Asking) -> Self {
         let policy = ledger.policy().clone();
         asking.come_under(&policy);
+        let snapshot = ledger.snapshot();
+        asking.demand.weighed_by(&snapshot);
         Self {
             own_room: ledger.own_room(&asking.uid),
             allowance: ledger.allowance(&asking.uid, &asking.demand),
-            snapshot: ledger.snapshot(),
+            snapshot,
             policy,
         }
     }

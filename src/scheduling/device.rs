@@ -54,6 +54,8 @@ pub struct Gpu {
     pub hinted: Bytes,
     /// An engine was among those it was offered to: if it comes, no other may start beside it for a while.
     pub engine_hinted: bool,
+    /// Classes that those it was offered to would not share it with.
+    pub barred_by_hints: ClassSet,
     /// What was found to be used beyond what was promised, or a margin where nobody looks.
     pub taken: Bytes,
     /// How busy the engines on it are.
@@ -79,6 +81,7 @@ impl Gpu {
             charged: Bytes::ZERO,
             hinted: Bytes::ZERO,
             engine_hinted: false,
+            barred_by_hints: ClassSet::NONE,
             taken: Bytes::ZERO,
             pressure: Pressure::default(),
             barred: ClassSet::NONE,
@@ -151,7 +154,7 @@ impl Gpu {
 
     /// Whether there would still be room if every hint came true.
     pub fn has_unhinted_room(&self, demand: &Demand) -> bool {
-        if demand.terms.engine && self.engine_hinted {
+        if demand.terms.engine && self.engine_hinted || self.barred_by_hints.contains(demand.class) {
             return false;
         }
         match demand.sharing {

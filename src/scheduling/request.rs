@@ -6,6 +6,7 @@
 
 use super::plugin::{Ask, PluginResource};
 use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
+use super::snapshot::Snapshot;
 use crate::ids::ModelId;
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use serde::{Deserialize, Serialize};
@@ -110,6 +111,9 @@ pub struct Demand {
     pub model: Option<ModelId>,
     /// The part of its VRAM that is KV cache.
     pub kv_cache: Option<Bytes>,
+    /// What its model weighs, where that is not the pod's to say.
+    #[serde(skip)]
+    pub weights: Option<Bytes>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
 }
@@ -219,6 +223,7 @@ impl Demand {
             grace: pod.grace,
             model,
             kv_cache,
+            weights: None,
             containers: asking(pod.containers),
         })
     }
@@ -254,6 +259,7 @@ impl Demand {
             grace: pod.grace,
             model: None,
             kv_cache: None,
+            weights: None,
             containers: asking(pod.containers),
         }
     }
@@ -264,9 +270,17 @@ impl Demand {
         (self.class, self.terms, self.tenant, self.judged_by) = (class, terms, tenant, version);
     }
 
-    /// What its model weighs, as far as the pod says: all of its VRAM that is not KV cache.
+    /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.
     pub fn weights(&self) -> Bytes {
-        self.vram().minus(self.kv_cache.unwrap_or_default())
+        self.weights.unwrap_or_else(|| self.vram().minus(self.kv_cache.unwrap_or_default()))
+    }
+
+    /// A pod that asks a device plugin does not say what its model weighs: the cluster may know. Without that a node that must
+    /// fetch everything would look as near as one that has it.
+    pub fn weighed_by(&mut self, snapshot: &Snapshot) {
+        if self.asks_plugin() {
+            self.weights = self.model.as_ref().and_then(|model| snapshot.heaviest(model));
+        }
     }
 
     /// Whether a device plugin hands out its GPUs.

@@ -4,7 +4,8 @@
 //! so a change of one node costs one node.
 
 use super::node::Node;
-use crate::ids::NodeName;
+use crate::ids::{ModelId, NodeName};
+use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
 use std::sync::Arc;
@@ -63,6 +64,12 @@ impl Snapshot {
 
     pub fn node(&self, name: &str) -> Option<&Node> {
         self.place_of(name).map(|place| &self.nodes[place])
+    }
+
+    /// The most that any node has of a model; `None` if none knows.
+    pub fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
+        let held = self.nodes.iter().filter_map(|node| node.holding(model)).map(|holding| holding.bytes);
+        held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
 
     /// Puts newer views of nodes it already has in their places.

@@ -17,6 +17,8 @@ use std::sync::Arc;
 
 /// What a GPU has of which a case says nothing: the common size of a data centre's.
 const USUAL_MEMORY: Bytes = Bytes::gib(80);
+/// What a model weighs of which a case says where it is: eight billion parameters in 16 bits.
+const USUAL_WEIGHTS: Bytes = Bytes(16_000_000_000);
 /// Far from the beginning, so that pods can have run for days before it.
 const NOW: Moment = Moment(365 * 24 * 3600 * 1000);
 /// What is used without a promise is believed after three reports in a row.
@@ -182,7 +184,7 @@ fn read(ledger: &mut Ledger, node: &Node, tenants: &[Tenant]) -> Result<(), BadC
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;
-        let holding = Holding { model: model.clone(), tier: self::tier(*tier), bytes: Bytes::ZERO };
+        let holding = Holding { model: model.clone(), tier: self::tier(*tier), bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
     ledger.read(&name, Reading { sampled: now, gpus, holdings: holdings.into_values().collect() });

@@ -98,10 +98,11 @@ fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Differenc
     }]
 }
 
-fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, demand: Demand) -> Answer<'a> {
+fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> Answer<'a> {
     let uid = cluster::uid(CASE);
     cluster::wait(ledger, &uid, &demand);
     let snapshot = ledger.snapshot();
+    demand.weighed_by(&snapshot);
     let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();
     let attempt = Attempt {
         limit: nodes.len().max(1),

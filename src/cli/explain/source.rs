@@ -131,7 +131,7 @@ fn why_unknown(pod: Option<&Pod>, key: &PodKey, policy: &Policy) -> String {
     }
     match contract::demand(pod, policy) {
         Err(RequestError::NoVram) => format!(
-            "{key} is none of Stowage's: no container of it asks for stowage.dev/vram; add it to the container's \
+            "{key} is none of Stowage's: no container of it asks for stowage.dev/vram, nor a device plugin for a GPU; add it to the container's \
              resources.limits, such as stowage.dev/vram: 40Gi"
         ),
         Err(error) => format!("{key} cannot be understood, and so fits nowhere: {error}"),

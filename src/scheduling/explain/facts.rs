@@ -12,6 +12,7 @@ use crate::scheduling::rank::{Attempt, OwnRoom};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::{Millis, Moment};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// The pod and the cluster at one moment.
@@ -21,6 +22,8 @@ pub struct Facts {
     pub entry: PodEntry,
     pub policy: Arc<Policy>,
     pub snapshot: Arc<Snapshot>,
+    /// The nodes the scheduler asked about when the pod was last refused, by place; `None` if it was not, or that is not known.
+    asked: Option<BTreeSet<usize>>,
     /// Nodes as the pod sees them, where what it was offered would be in its own way.
     own_nodes: Vec<Node>,
     /// The room that is the pod's already.
@@ -49,6 +52,7 @@ impl Facts {
             uid: uid.clone(),
             policy: ledger.policy().clone(),
             snapshot,
+            asked: None,
             own_nodes: own_nodes(ledger, uid, &entry),
             own_room: ledger.own_room(uid),
             allowance: ledger.allowance(uid, &entry.demand),
@@ -67,7 +71,21 @@ impl Facts {
             let generation = self.snapshot.generation();
             Arc::make_mut(&mut self.snapshot).update(generation, own);
         }
+        self.asked = self.entry.refused().map(|refused| {
+            let asked = self.snapshot.nodes_in(&refused.asked);
+            asked.filter_map(|node| self.snapshot.place_of(node.name.as_str())).collect()
+        });
         self
+    }
+
+    /// Whether the scheduler asked about the node at `place`: what it does not ask about, another plugin has ruled out.
+    pub fn was_asked(&self, place: usize) -> Option<bool> {
+        self.asked.as_ref().map(|asked| asked.contains(&place))
+    }
+
+    /// The places of the nodes that the scheduler would take, as far as that is known.
+    pub fn open_places(&self) -> impl Iterator<Item = usize> {
+        (0..self.snapshot.nodes().len()).filter(|place| self.was_asked(*place) != Some(false))
     }
 
     pub fn demand(&self) -> &Demand {

@@ -20,12 +20,11 @@ pub mod words;
 
 pub use shape::Explanation;
 
-use super::ledger::{Ledger, Phase};
+use super::ledger::Ledger;
 use crate::ids::{NodeName, PodUid};
 use facts::{Facts, Particulars};
 use nodes::Outline;
 use shape::NodePart;
-use std::collections::BTreeSet;
 
 /// Which nodes are shown in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,20 +82,12 @@ fn shown(books: &mut impl Books, facts: &Facts, outline: &Outline, options: &Opt
     {
         return vec![nodes::unknown(name)];
     }
-    let asked = asked_about(facts);
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
         let known = books.look(|ledger| Particulars::take(ledger, &nodes[place].name));
-        outline.part(place, facts, &known, asked.as_ref())
+        outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()
-}
-
-/// The nodes the scheduler asked about when the pod was last refused.
-fn asked_about(facts: &Facts) -> Option<BTreeSet<NodeName>> {
-    let Phase::Waiting(waiting) = &facts.entry.phase else { return None };
-    let asked = &waiting.refused.as_ref()?.asked;
-    Some(facts.snapshot.nodes_in(asked).map(|node| node.name.clone()).collect())
 }
 
 #[cfg(test)]

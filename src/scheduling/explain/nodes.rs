@@ -3,15 +3,18 @@
 use super::Options;
 use super::facts::{Facts, Guests, Particulars, best_shown};
 use super::obstacle::{Obstacle, obstacles};
-use super::shape::{Counts, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart};
+use super::shape::{
+    Counts, DevicesPart, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart,
+};
 use crate::ids::NodeName;
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
+use crate::scheduling::plugin::{Ask, PluginShare};
 use crate::scheduling::policy::Weights;
 use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
-use crate::scheduling::request::MAX_GPUS;
+use crate::scheduling::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Outline {
     list: Shortlist,
     /// Places in the snapshot.
-    pub refused: Vec<(usize, Misfit)>,
+    refused: Vec<(usize, Misfit)>,
     pub counts: Counts,
 }
 
@@ -44,9 +47,9 @@ impl Outline {
         Self { list, refused, counts }
     }
 
-    /// The best node and the GPUs there, if any fits.
-    pub fn best(&self) -> Option<&Candidate> {
-        self.list.best.first()
+    /// The best node, if any fits.
+    pub fn best(&self) -> Option<usize> {
+        self.list.best.first().map(|candidate| candidate.node)
     }
 
     /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
@@ -58,9 +61,7 @@ impl Outline {
             Options::All => best.chain(refused).collect(),
             Options::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
             Options::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
-            Options::Best(_) => {
-                best.chain(self.examples().into_values().map(|(_, place, _)| place)).collect()
-            }
+            Options::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
         }
     }
 
@@ -69,8 +70,8 @@ impl Outline {
         if !matches!(options, Options::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
             return Vec::new();
         }
-        let group = |(code, (count, place, misfit)): (&'static str, (u32, usize, Misfit))| Group {
-            code: code.into(),
+        let group = |(place, misfit, count): (usize, Misfit, u32)| Group {
+            code: misfit.code().into(),
             count,
             example: facts.snapshot.nodes()[place].name.clone(),
             text: misfit.to_string(),
@@ -80,23 +81,28 @@ impl Outline {
         groups
     }
 
-    /// Of each reason how often it is given, and the nearest node that gives it.
-    fn examples(&self) -> BTreeMap<&'static str, (u32, usize, Misfit)> {
-        let mut examples = BTreeMap::new();
-        for (place, misfit) in &self.refused {
-            examples.entry(misfit.code()).or_insert((0, *place, *misfit)).0 += 1;
-        }
-        examples
+    /// Of each reason the nearest node that gives it, and how many do; the nearest of all first.
+    fn examples(&self) -> Vec<(usize, Misfit, u32)> {
+        let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
+        self.refused.iter().for_each(|(_, misfit)| *counts.entry(misfit.code()).or_default() += 1);
+        let mut told = BTreeSet::new();
+        let first = self.refused.iter().filter(|(_, misfit)| told.insert(misfit.code()));
+        first.map(|(place, misfit)| (*place, *misfit, counts[misfit.code()])).collect()
+    }
+
+    /// Whether a node fits that the scheduler would take.
+    pub fn fits_where_asked(&self, facts: &Facts) -> bool {
+        let refused: BTreeSet<usize> = self.refused.iter().map(|(place, _)| *place).collect();
+        facts.open_places().any(|place| !refused.contains(&place))
+    }
+
+    /// The nodes that do not fit, the nearest first, as far as the scheduler would take them.
+    pub fn refused_and_open(&self, facts: &Facts) -> impl Iterator<Item = (usize, Misfit)> {
+        self.refused.iter().copied().filter(|(place, _)| facts.was_asked(*place) != Some(false))
     }
 
     /// What is shown of the node at `place`.
-    pub fn part(
-        &self,
-        place: usize,
-        facts: &Facts,
-        known: &Particulars,
-        asked: Option<&BTreeSet<NodeName>>,
-    ) -> NodePart {
+    pub fn part(&self, place: usize, facts: &Facts, known: &Particulars) -> NodePart {
         let node = &facts.snapshot.nodes()[place];
         let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
         let rank = self.list.best.iter().position(|candidate| candidate.node == place);
@@ -109,7 +115,8 @@ impl Outline {
             name: node.name.clone(),
             misfit: misfit.map(|misfit| Reason { code: misfit.code().into(), text: misfit.to_string() }),
             is_own,
-            was_asked: asked.map(|asked| asked.contains(&node.name)),
+            was_asked: facts.was_asked(place),
+            devices: devices(node, facts.demand()),
             pool: known.pool.clone(),
             freshness: node.freshness,
             report_age_millis: known.report_age,
@@ -131,6 +138,7 @@ pub fn unknown(name: &NodeName) -> NodePart {
         misfit: Some(Reason { code: misfit.code().into(), text: misfit.to_string() }),
         is_own: false,
         was_asked: None,
+        devices: None,
         pool: None,
         freshness: Default::default(),
         report_age_millis: None,
@@ -141,6 +149,13 @@ pub fn unknown(name: &NodeName) -> NodePart {
     }
 }
 
+/// What a device plugin has there of what the pod asks for.
+fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
+    let Ask::Plugin { resource, .. } = &demand.ask else { return None };
+    let share = node.share_of(resource)?;
+    Some(DevicesPart { allocatable: share.allocatable, used: share.used, left: share.left() })
+}
+
 fn own_place(facts: &Facts) -> Option<usize> {
     facts.snapshot.place_of(facts.entry.node()?.as_str())
 }
@@ -148,6 +163,10 @@ fn own_place(facts: &Facts) -> Option<usize> {
 /// How far a node is from fitting: whether it is shut, and what stands against the last GPU that the pod would need.
 fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
+    if let Ask::Plugin { resource, count } = &demand.ask {
+        let left = node.share_of(resource).map_or(0, PluginShare::left);
+        return (shut(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
+    }
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, Guests::nobody(facts));
         // The sum tells one small obstacle from two.
@@ -156,7 +175,8 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     };
     let mut each: Vec<(u8, Bytes)> = node.gpus.iter().map(one).collect();
     each.sort_unstable();
-    let (weight, short) = each.get(demand.gpus as usize - 1).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
+    let (weight, short) =
+        each.get((demand.gpus as usize).saturating_sub(1)).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
     (shut(node, demand).is_err(), weight, short)
 }
 
@@ -201,7 +221,12 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<
 fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts: &Facts) -> GpuPart {
     // A pod on its node has nothing in its way, and least of all itself.
     let is_placed = facts.entry.node().is_some();
-    let against = if chosen || is_placed { Vec::new() } else { obstacles(gpu, facts.demand(), guests) };
+    // And the GPU of one that asks a device plugin is the kubelet's to pick.
+    let against = if chosen || is_placed || facts.demand().asks_plugin() {
+        Vec::new()
+    } else {
+        obstacles(gpu, facts.demand(), guests)
+    };
     GpuPart {
         uuid: device.uuid.clone(),
         index: device.index,

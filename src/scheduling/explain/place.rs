@@ -73,7 +73,7 @@ fn holding(facts: &Facts, hold: &Hold) -> Place {
 fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
     let refused = |refused: &Refused| RefusedPart {
         ago_millis: facts.now.since(refused.at),
-        asked_about: facts.snapshot.nodes_in(&refused.asked).count() as u32,
+        asked_about: facts.open_places().count() as u32,
         woken: refused.unanswered,
         in_vain: waiting.in_vain,
     };

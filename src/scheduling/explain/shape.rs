@@ -58,6 +58,8 @@ pub struct Asks {
     pub vram_bytes: Bytes,
     pub bytes_per_gpu: Bytes,
     pub gpus: u32,
+    /// What it asks a device plugin for, such as `nvidia.com/gpu`; `None` if it asks for VRAM.
+    pub device_resource: Option<String>,
     pub sharing: Sharing,
     pub kv_cache_bytes: Option<Bytes>,
     pub model: Option<ModelId>,
@@ -228,6 +230,8 @@ pub struct NodePart {
     pub is_own: bool,
     /// Whether the scheduler asked about it when the pod was last refused; `None` if that is not known.
     pub was_asked: Option<bool>,
+    /// Of the resource that the pod asks a device plugin for; `None` if the node has none or the pod asks for VRAM.
+    pub devices: Option<DevicesPart>,
     pub pool: Option<String>,
     /// How far what was measured here can be believed.
     pub freshness: Freshness,
@@ -239,6 +243,15 @@ pub struct NodePart {
     pub ready_in_millis: Option<Millis>,
     pub score: Option<ScorePart>,
     pub gpus: Vec<GpuPart>,
+}
+
+/// What a device plugin has on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DevicesPart {
+    pub allocatable: u32,
+    pub used: u32,
+    pub left: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -200,6 +200,21 @@ fn nodes_the_scheduler_did_not_ask_about_are_marked() {
 }
 
 #[test]
+fn what_another_plugin_rules_out_is_proposed_to_nobody() {
+    let mut world =
+        World::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
+    let uid = world.wait(&pod("p", "20Gi"));
+    let snapshot = world.ledger.snapshot();
+    world.ledger.note_refused(&uid, snapshot.set_of([0].into_iter()));
+    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    assert_eq!(explanation.verdict, Verdict::Fits);
+    assert!(matches!(changes(&explanation)[0], Change::RuledOut { node, nodes: 1 } if node.as_str() == "b"));
+    let seats: Vec<&str> =
+        changes(&explanation)[1..].iter().filter_map(|c| Some(c.seat()?.node.as_str())).collect();
+    assert!(!seats.is_empty() && seats.iter().all(|node| *node == "a"), "{seats:?}");
+}
+
+#[test]
 fn many_nodes_are_grouped_and_one_can_be_asked_for() {
     let mut world =
         (0..30).fold(World::new(Policy::default()), |world, n| world.node(&format!("n{n:02}"), 1));
@@ -227,5 +242,28 @@ fn a_cluster_without_a_node_is_explained_too() {
     assert_eq!(
         explanation.remedies[0].text,
         "add a node with an empty GPU of at least 10.0 GiB (9.0 GiB and 10 % headroom)"
+    );
+}
+
+#[test]
+fn a_pod_that_asks_a_device_plugin_is_told_of_devices() {
+    let mut world = World::new(Policy::default()).plugin("p", 4);
+    let three = Sketch { devices: Some("3"), ..pod("three", "") };
+    let uid = world.wait(&three);
+    world.ledger.assume(&uid, &name("p")).unwrap();
+    world.ledger.confirm(&uid, &name("p"), None);
+    assert_eq!(explain(&mut world.ledger, &uid, &Options::default()).unwrap().verdict, Verdict::Bound);
+    let explanation = explained(&mut world, &Sketch { devices: Some("2"), ..pod("two", "") });
+    assert_eq!(explanation.nodes[0].devices.map(|devices| (devices.allocatable, devices.left)), Some((4, 1)));
+    let texts: Vec<&str> = explanation.remedies.iter().map(|remedy| remedy.text.as_str()).collect();
+    assert_eq!(texts[0], "ask for 1 of nvidia.com/gpu instead of 2: p fits then");
+    assert!(texts[1].starts_with("wait until 1 more of nvidia.com/gpu is free on p"), "{texts:?}");
+    let one = explained(&mut world, &Sketch { devices: Some("1"), ..pod("one", "") });
+    assert_eq!(one.verdict, Verdict::Fits);
+    let many = explained(&mut world, &Sketch { devices: Some("9"), ..pod("nine", "") });
+    assert!(
+        many.remedies[0]
+            .text
+            .ends_with("no node's device plugin offers 9 of nvidia.com/gpu; p offers most, 4")
     );
 }

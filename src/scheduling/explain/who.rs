@@ -2,6 +2,7 @@
 
 use super::facts::Facts;
 use super::shape::{Asks, ClassPart, Condition, PassedOver, PolicyPart, TenantPart};
+use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Class, Eviction, Match, Subject, Traits, Unmet};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
@@ -12,6 +13,10 @@ pub fn asks(demand: &Demand) -> Asks {
         vram_bytes: asked_vram(demand),
         bytes_per_gpu: demand.per_gpu,
         gpus: demand.gpus,
+        device_resource: match &demand.ask {
+            Ask::Plugin { resource, .. } => Some(resource.to_string()),
+            Ask::Vram => None,
+        },
         sharing: demand.sharing,
         kv_cache_bytes: demand.kv_cache,
         model: demand.model.clone(),

@@ -6,6 +6,7 @@ use crate::scheduling::explain::{Explanation, Options, explain};
 use crate::scheduling::ledger::{Ledger, Presence, Seen, SeenState};
 use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
@@ -33,6 +34,8 @@ pub struct Sketch {
     pub never_preempts: bool,
     pub model: Option<&'static str>,
     pub labels: BTreeMap<String, String>,
+    /// Of `nvidia.com/gpu`, in place of VRAM.
+    pub devices: Option<&'static str>,
 }
 
 pub fn pod(name: &str, vram: &str) -> Sketch {
@@ -53,8 +56,10 @@ impl Sketch {
         let container = ContainerRequest {
             name: "engine",
             role: ContainerRole::Main,
-            vram: Some(&self.vram),
-            plugin: PluginAmount::None,
+            vram: self.devices.is_none().then_some(&self.vram),
+            plugin: self
+                .devices
+                .map_or(PluginAmount::None, |amount| PluginAmount::Of { resource: "nvidia.com/gpu", amount }),
             cpu: None,
             memory: None,
         };
@@ -102,6 +107,14 @@ impl World {
 
     pub fn labelled(mut self, node: &str, key: &str, value: &str) -> Self {
         self.ledger.set_labels(&name(node), BTreeMap::from([(key.into(), value.into())]));
+        self
+    }
+
+    /// A node on which a device plugin offers so many `nvidia.com/gpu`.
+    pub fn plugin(mut self, node: &str, devices: u32) -> Self {
+        self.ledger.set_node(&name(node), NodeKind::DevicePlugin, Some(Vec::new()));
+        let offered = [(PluginResource::parse("nvidia.com/gpu").unwrap(), devices)].into();
+        self.ledger.set_plugin_devices(&name(node), offered);
         self
     }
 

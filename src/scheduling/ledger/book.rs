@@ -8,6 +8,7 @@ use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::fit::usable;
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::{PluginDevices, PluginShare};
@@ -263,6 +264,17 @@ impl Book {
         Some(used_on(&self.promised, &entry.demand, gpus))
     }
 
+    /// The most that a demand may use here, on whichever GPUs.
+    pub fn most_used_by(&self, demand: &Demand) -> Usage {
+        if demand.asks_plugin() {
+            return used_on(&self.promised, demand, GpuSet::EMPTY);
+        }
+        let could_hold = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
+        let parts = self.promised.iter().filter(could_hold).map(|gpu| gpu.part_of(demand));
+        let on_one = parts.fold(Usage::default(), Usage::most);
+        (0..demand.gpus).map(|_| on_one).sum()
+    }
+
     fn tenant(&self, uid: &PodUid, entry: &PodEntry) -> Option<Tenant> {
         let bound = match &entry.phase {
             Phase::Bound(bound) => Some(bound),
@@ -327,6 +339,7 @@ impl Book {
             let gpu = &mut gpus[place];
             gpu.hinted += gpu.price(holder.demand.per_gpu, holder.demand.sharing);
             gpu.engine_hinted |= holder.demand.terms.engine;
+            gpu.barred_by_hints = gpu.barred_by_hints.with(holder.demand.terms.bars);
         }
     }
 

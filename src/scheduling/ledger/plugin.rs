@@ -51,8 +51,8 @@ impl Ledger {
     fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, tenancy: &Tenancy) -> Leaver<'_> {
         // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
         let Some(entry) = self.entries.get(victim) else { return Leaver::Unknown };
-        let may_leave = self.may_leave(entry, preemptor) && tenancy.lets_go(victim, entry);
-        match self.resident(victim, entry, book).filter(|_| may_leave) {
+        let gives_way = self.gives_way(victim, entry, preemptor, book, tenancy);
+        match self.resident(victim, entry, book).filter(|_| gives_way) {
             Some(resident) => {
                 let standing = tenancy.standing(victim, entry);
                 Leaver::Goes(entry, Box::new(Resident { standing, ..resident }))

@@ -2,12 +2,15 @@
 
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
-use crate::scheduling::device::{Device, Health};
+use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{Class, Eviction, Headroom, Match, Pool, StartGate, Traits, Weights};
+use crate::scheduling::policy::{
+    Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Usage, Weights,
+};
+use crate::scheduling::proptests::demand_of;
 use crate::scheduling::rank::{Attempt, shortlist};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {
@@ -55,27 +58,9 @@ fn add_node(ledger: &mut Ledger, node: &str) {
 }
 
 fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
-    let judgement = policy.judge(&traits);
-    let mut demand = Demand {
-        ask: Default::default(),
-        per_gpu: Bytes::gib(gib),
-        gpus: 1,
-        sharing: Sharing::Shared,
-        priority: traits.priority,
-        traits: Arc::new(traits),
-        class: judgement.class,
-        terms: judgement.terms,
-        tenant: None,
-        judged_by: 0,
-        may_preempt: true,
-        companion: Companion::default(),
-        grace: Millis::seconds(30),
-        model: None,
-        kv_cache: None,
-        containers: Arc::new([]),
-    };
-    demand.take(judgement);
-    demand
+    let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
+    demand.take(policy.judge(&traits));
+    Demand { traits: Arc::new(traits), ..demand }
 }
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
@@ -257,4 +242,144 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
     assert_eq!(order(Weights::default()), ["n", "m"], "the tighter fit");
     assert_eq!(order(Weights { spread: 10, ..Weights::default() }), ["m", "n"], "not beside its replica");
     assert_eq!(order(Weights { interference: 10, ..Weights::default() }), ["m", "n"], "not beside anyone");
+}
+
+fn with_tenant(tenant: Tenant) -> Policy {
+    Policy::default().with_tenants(vec![tenant]).unwrap()
+}
+
+/// A pod of the tenant's only namespace.
+fn of_tenant(policy: &Policy, gib: u64, priority: i32) -> Demand {
+    demand(policy, gib, Traits { namespace: "red".into(), priority, ..Traits::default() })
+}
+
+#[test]
+fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
+    let limit = Limit { vram: Some(Bytes::gib(30)), milli_gpus: None };
+    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    for pod in ["a", "b", "c"] {
+        wait(&mut ledger, pod, of_tenant(&policy, 20, 0));
+    }
+    ledger.suppose_all_refused();
+    ledger.set_now(ledger.now() + Millis::seconds(2));
+    let refusals = ledger.refusals(64);
+    let woken = whom_to_wake(refusals, &ledger.snapshot());
+    assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
+    let guarantee = Usage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    wait(&mut ledger, "half", of_tenant(&policy, 36, 5));
+    assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
+    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
+    assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
+    see_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
+    assert_eq!(candidates(&ledger, "half"), 0, "it would have more than one GPU");
+}
+
+#[test]
+fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
+    let takes_back = |gib| {
+        let guarantee = Usage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
+        let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+        let mut ledger = ledger(policy.clone());
+        see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+        wait(&mut ledger, "whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
+        candidates(&ledger, "whole")
+    };
+    assert_eq!([71, 72].map(takes_back), [0, 1]);
+}
+
+/// The pod has room on GPU 0 for which nobody had to leave.
+fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), Conflict> {
+    let deadline = ledger.now() + Millis::seconds(60);
+    let devices = [device("n", 0).uuid].into();
+    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), deadline })
+}
+
+#[test]
+fn room_that_was_held_is_given_by_the_policy_in_force() {
+    let taken_under = |policy: Policy| {
+        let mut ledger = ledger(Policy::default());
+        let old = ledger.policy().clone();
+        wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
+        hold(&mut ledger, "pod").unwrap();
+        ledger.set_policy(policy, &Judgements::default());
+        let own = ledger.own_room(&uid("pod")).unwrap().1.map(drop);
+        let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
+        assert_eq!(own.map_err(Conflict::NoLongerFits), assumed);
+        own.err()
+    };
+    let pool = |pool: Pool| Policy::default().with_pools(vec![pool]).unwrap();
+    let limit = |gib| Limit { vram: Some(Bytes::gib(gib)), milli_gpus: None };
+    let limited = |gib| with_tenant(Tenant { limit: limit(gib), ..Tenant::named("red", &["red"]) });
+    assert_eq!(taken_under(pool(Pool::named("all"))), None);
+    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    assert_eq!(taken_under(pool(others)), Some(Misfit::ClassNotAdmitted));
+    let plugins = Pool { nodes: NodeKind::DevicePlugin, ..Pool::named("plugins") };
+    assert_eq!(taken_under(pool(plugins)), Some(Misfit::DevicePluginNode));
+    let cut = Pool { mig: Some(vec!["3g.40gb".into()]), ..Pool::named("cut") };
+    assert_eq!(taken_under(pool(cut)), Some(Misfit::Miscut));
+    assert_eq!(taken_under(limited(20)), None);
+    assert_eq!(taken_under(limited(19)), Some(Misfit::BeyondLimitHere { left: limit(19) }));
+}
+
+#[test]
+fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit() {
+    let limit = Limit { vram: None, milli_gpus: Some(500) };
+    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    let shared = of_tenant(&policy, 20, 0);
+    wait(&mut ledger, "pod", shared.clone());
+    hold(&mut ledger, "pod").unwrap();
+    wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
+    let refused = Conflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
+    assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
+}
+
+#[test]
+fn no_room_is_held_where_the_pods_class_is_not_admitted() {
+    let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
+    let policy = Policy::default().with_pools(vec![others]).unwrap();
+    let mut ledger = ledger(policy.clone());
+    wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
+    assert_eq!(hold(&mut ledger, "pod"), Err(Conflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+}
+
+#[test]
+fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
+    let guarantee = Usage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
+    let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
+    assert_eq!(candidates(&ledger, "urgent"), 1);
+    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
+    let deadline = ledger.now() + Millis::seconds(60);
+    let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
+    let hold = Hold { node: name("n"), devices, victims, deadline };
+    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
+}
+
+#[test]
+fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
+    let alone = Class {
+        matches: Match { namespaces: vec!["red".into()], ..Match::default() },
+        engine: false,
+        shares_with: Some(vec![]),
+        ..Class::named("alone")
+    };
+    let policy = with_class(alone);
+    let mut ledger = ledger(policy.clone());
+    wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
+    let view = ledger.snapshot().node("n").unwrap().clone();
+    ledger.offer(&uid("first"), &view, GpuSet::one(0), ledger.now());
+    let other = demand(&policy, 20, Traits { priority: -1, ..Traits::default() });
+    let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
+    assert_eq!(chosen, GpuSet::one(1));
 }

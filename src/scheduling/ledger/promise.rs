@@ -9,7 +9,7 @@ use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, fit, misfit, shut};
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Policy, StartGate};
@@ -34,6 +34,8 @@ pub enum Conflict {
     NoLongerFits(#[from] Misfit),
     #[error("a victim is not there any more")]
     VictimGone,
+    #[error("a victim may not be evicted for this pod any more")]
+    VictimStays,
     #[error("the pod already holds room on {node}")]
     AlreadyHolds { node: NodeName },
 }
@@ -47,6 +49,7 @@ impl Conflict {
             Self::Unsettled { .. } => "unsettled",
             Self::NoLongerFits(misfit) => misfit.code(),
             Self::VictimGone => "victim-gone",
+            Self::VictimStays => "victim-stays",
             Self::AlreadyHolds { .. } => "already-holds",
         }
     }
@@ -75,6 +78,7 @@ impl Conflict {
             }
             Self::NoLongerFits(_) => "conflict: the GPU was taken meanwhile",
             Self::VictimGone => "conflict: a victim left meanwhile",
+            Self::VictimStays => "conflict: a victim is protected by now",
             Self::AlreadyHolds { .. } => "conflict: pod already holds room",
         }
     }
@@ -162,15 +166,20 @@ impl Ledger {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
+        shut(&book.view, &entry.demand)?;
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let bars = book.bars(uid, &self.entries);
         let leaving = self.victims_of_holds(book);
+        let tenancy = self.tenancy(uid);
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
                 return Err(Conflict::VictimGone);
             }
-            let entry = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let resident = self.resident(victim, entry, book).ok_or(Conflict::VictimGone)?;
+            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
+            let resident = self.resident(victim, there, book).ok_or(Conflict::VictimGone)?;
+            if !self.gives_way(victim, there, &entry.demand, book, &tenancy) {
+                return Err(Conflict::VictimStays);
+            }
             discharge(&mut gpus, &resident);
         }
         settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
@@ -179,9 +188,7 @@ impl Ledger {
         if !seats.iter().all(|g| gpus[g].has_room(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
-        if !is_allowed(self.allowance(uid, demand), &gpus, demand, seats) {
-            return Err(self.beyond_limit(uid, demand).into());
-        }
+        self.within_limit(uid, demand, &gpus, seats)?;
         self.set_hold(uid, Some(hold));
         Ok(())
     }
@@ -251,9 +258,6 @@ impl Ledger {
     fn checked(&self, uid: &PodUid, entry: &PodEntry, node: &NodeName) -> Result<Placement, Misfit> {
         let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
-            Some(_) if book.view.kind == NodeKind::DevicePlugin => {
-                return Err(Misfit::DevicePluginNode);
-            }
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
             None => self.free_room(uid, &entry.demand, book)?,
         };
@@ -302,15 +306,20 @@ impl Ledger {
             Ask::Vram => pack::choose(&gpus, demand, GpuSet::first(gpus.len())),
             Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
         };
-        let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
-        match is_allowed(self.allowance(uid, demand), &gpus, demand, chosen) {
-            true => Ok(chosen),
-            false => Err(self.beyond_limit(uid, demand)),
-        }
+        self.within_limit(uid, demand, &gpus, chosen.ok_or_else(|| misfit(&gpus, demand))?)
     }
 
-    fn beyond_limit(&self, uid: &PodUid, demand: &Demand) -> Misfit {
-        Misfit::BeyondLimitHere { left: self.allowance(uid, demand) }
+    /// These GPUs, if the pod's tenant may take them.
+    fn within_limit(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        gpus: &[Gpu],
+        chosen: GpuSet,
+    ) -> Result<GpuSet, Misfit> {
+        let left = self.allowance(uid, demand);
+        let is_within = is_allowed(left, gpus, demand, chosen);
+        is_within.then_some(chosen).ok_or(Misfit::BeyondLimitHere { left })
     }
 
     fn room_of_hold(
@@ -321,6 +330,11 @@ impl Ledger {
         book: &Book,
     ) -> Result<GpuSet, Misfit> {
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
+        match shut(&book.view, demand) {
+            // The policy, or the node's pool, may have changed since. That nobody sees the node now changes nothing.
+            Ok(()) | Err(Misfit::Unseen) => {}
+            Err(misfit) => return Err(misfit),
+        }
         let remaining = self.victims_on(hold, book);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
@@ -330,7 +344,8 @@ impl Ledger {
             *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
         }
         let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
-        held.ok_or_else(|| misfit(&gpus, demand))
+        let held = held.ok_or_else(|| misfit(&gpus, demand))?;
+        self.within_limit(uid, demand, &gpus, held)
     }
 
     /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server

@@ -84,9 +84,8 @@ impl Ledger {
         let leaving = self.victims_of_holds(book);
         let residents = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
         let candidates = residents
-            .filter(|(uid, entry)| {
-                !leaving.contains(uid) && self.may_leave(entry, preemptor) && tenancy.lets_go(uid, entry)
-            })
+            .filter(|(uid, _)| !leaving.contains(uid))
+            .filter(|(uid, entry)| self.gives_way(uid, entry, preemptor, book, tenancy))
             .filter_map(|(uid, entry)| {
                 let standing = tenancy.standing(uid, entry);
                 Some(Resident { standing, ..self.resident(uid, entry, book)? })
@@ -97,8 +96,20 @@ impl Ledger {
         Some(Room { node: node.clone(), gpus, candidates, bars })
     }
 
+    /// Whether a pod of a node may be evicted for one that would come there.
+    pub(super) fn gives_way(
+        &self,
+        victim: &PodUid,
+        entry: &PodEntry,
+        preemptor: &Demand,
+        book: &Book,
+        tenancy: &Tenancy,
+    ) -> bool {
+        self.may_leave(entry, preemptor) && tenancy.lets_go(victim, entry, book.most_used_by(preemptor))
+    }
+
     /// Whether the policy lets a pod of that priority evict this one now.
-    pub(super) fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
+    fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
         let class = self.policy.class(victim.demand.class);
         let Phase::Bound(bound) = &victim.phase else { return false };
         victim.demand.priority < preemptor.priority

@@ -30,9 +30,12 @@ impl Ledger {
     pub fn set_policy(&mut self, mut policy: Policy, judged: &Judgements) {
         let version = self.policy.version + 1;
         policy.version = version;
-        let uids: Vec<PodUid> = self.entries().into_keys().cloned().collect();
-        for uid in &uids {
-            let demand = &mut self.entries.get_mut(uid).expect("it was just listed").demand;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "each is judged by itself, and nothing follows from their order"
+        )]
+        for entry in self.entries.values_mut() {
+            let demand = &mut entry.demand;
             let known = judged.get(&demand.traits).map(|judgement| Judgement { version, ..*judgement });
             demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
         }
@@ -45,7 +48,7 @@ impl Ledger {
         for name in &names {
             let book = self.books.get_mut(name).expect("it was just listed");
             book.admission = self.policy.admission(&book.labels);
-            self.age(name);
+            self.note_age(name);
             self.refresh(name);
         }
     }

@@ -112,13 +112,18 @@ impl Ledger {
 
     /// Brings a node's reading to what its age allows, and notes when that changes.
     pub(super) fn age(&mut self, name: &NodeName) {
+        self.note_age(name);
+        self.refresh_view(name);
+    }
+
+    /// The same, for one who brings the view up to date himself.
+    pub(super) fn note_age(&mut self, name: &NodeName) {
         let rules = &self.policy.telemetry;
         let Some(book) = self.books.get_mut(name) else { return };
         book.freshness = book.freshness_at(self.now, rules);
         if let Some(due) = book.ages_at(rules) {
             self.aging.insert((due, name.clone()));
         }
-        self.refresh_view(name);
     }
 
     /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them

@@ -12,7 +12,7 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::policy::{Limit, Reclaim, TenantId, Usage};
 use crate::scheduling::preempt::Standing;
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::request::Demand;
 use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,8 +29,8 @@ pub struct Tenancy {
     /// No tenant is named in the policy: everyone may give way.
     is_off: bool,
     of_preemptor: Option<TenantId>,
-    /// It would stay within a guarantee that may be taken back.
-    may_reclaim: bool,
+    /// What the preemptor's tenant has left of a guarantee that may be taken back.
+    reclaimable: Option<Usage>,
     /// Pods that live on their tenants' guarantees.
     guaranteed: BTreeSet<PodUid>,
     /// How much each tenant is spared, by its share of what is borrowed.
@@ -38,10 +38,11 @@ pub struct Tenancy {
 }
 
 impl Tenancy {
-    /// Whether the pod's tenant lets it be evicted for the one who asks.
-    pub fn lets_go(&self, victim: &PodUid, entry: &PodEntry) -> bool {
+    /// Whether the pod's tenant lets it be evicted for the one who asks, and would use that much.
+    pub(super) fn lets_go(&self, victim: &PodUid, entry: &PodEntry, wanted: Usage) -> bool {
         let is_own = entry.demand.tenant == self.of_preemptor;
-        self.is_off || is_own || (self.may_reclaim && !self.guaranteed.contains(victim))
+        let may_reclaim = || self.reclaimable.is_some_and(|left| wanted.is_within(left));
+        self.is_off || is_own || (may_reclaim() && !self.guaranteed.contains(victim))
     }
 
     pub fn standing(&self, victim: &PodUid, entry: &PodEntry) -> Standing {
@@ -91,7 +92,7 @@ impl Ledger {
         Tenancy {
             is_off: false,
             of_preemptor: entry.demand.tenant,
-            may_reclaim: self.may_reclaim(uid, &entry.demand),
+            reclaimable: self.reclaimable(uid, &entry.demand),
             guaranteed: self.guaranteed(),
             spared: self.policy.tenant_ids().map(|id| (id, self.used_by(id))).map(spared).collect(),
         }
@@ -103,18 +104,12 @@ impl Ledger {
         tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
 
-    fn may_reclaim(&self, uid: &PodUid, demand: &Demand) -> bool {
-        let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
-            return false;
-        };
+    /// What the pod's tenant, beside all it has but this pod's, may take back by eviction.
+    fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<Usage> {
+        let id = demand.tenant?;
+        let tenant = self.policy.tenant(id).filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
         let others = self.used_by(id).minus(self.use_of(uid));
-        // Where it would go is not known yet, and so not what part of a GPU it would share.
-        let milli_gpus = match demand.sharing {
-            Sharing::Exclusive => u64::from(demand.gpus) * 1000,
-            Sharing::Shared => 0,
-        };
-        let wanted = Usage { vram: demand.vram(), milli_gpus };
-        tenant.reclaim == Reclaim::Allowed && (others + wanted).is_within(tenant.guarantee)
+        others.is_within(tenant.guarantee).then(|| tenant.guarantee.minus(others))
     }
 
     /// The pods that live on their tenants' guarantees.

@@ -6,8 +6,9 @@ use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::{Ask, PluginResource};
-use crate::scheduling::policy::{Headroom, Judgement, Terms, Traits};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::policy::{Headroom, Terms};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 
 fn uid(name: &str) -> PodUid {
@@ -19,27 +20,9 @@ fn node_name(name: &str) -> NodeName {
 }
 
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
-    let traits = Traits { priority, sharing, ..Traits::default() };
-    let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
-    Demand {
-        ask: Ask::Vram,
-        per_gpu: Bytes::gib(gib),
-        gpus: 1,
-        sharing,
-        traits: Arc::new(traits),
-        class,
-        tenant,
-        judged_by: version,
-        // What an engine's start does to its neighbours has tests of its own.
-        terms: Terms { engine: false, ..terms },
-        priority,
-        may_preempt: true,
-        companion: Companion::default(),
-        grace: Millis::seconds(30),
-        model: None,
-        kv_cache: None,
-        containers: Arc::new([]),
-    }
+    let demand = demand_of(gib << 30, 1, sharing, priority);
+    // What an engine's start does to its neighbours has tests of its own.
+    Demand { terms: Terms { engine: false, ..demand.terms }, ..demand }
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {

@@ -5,6 +5,7 @@
 //! named here, and nobody else: a pod that is woken in vain costs the scheduler a whole round.
 
 use super::Ledger;
+use super::book::used_on;
 use super::entry::{Phase, PodEntry, Refused, Waiting};
 use super::is_allowed;
 use crate::ids::{NodeName, PodKey, PodUid};
@@ -13,7 +14,7 @@ use crate::scheduling::fit::shut;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::{Ask, PluginResource, has_room};
-use crate::scheduling::policy::{Limit, Usage};
+use crate::scheduling::policy::{Limit, TenantId, Usage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::{NodeSet, Snapshot};
 use crate::units::Millis;
@@ -150,20 +151,37 @@ struct Taken {
     gpus: BTreeMap<NodeName, Vec<Gpu>>,
     /// Of device plugins.
     devices: BTreeMap<(NodeName, PluginResource), u32>,
+    /// Of what tenants may still take.
+    shares: BTreeMap<TenantId, Usage>,
+}
+
+impl Taken {
+    /// What those before have left of what the pod's tenant may take.
+    fn allowance(&self, refusal: &Refusal) -> Limit {
+        let before = refusal.demand.tenant.and_then(|tenant| self.shares.get(&tenant));
+        refusal.allowance.left(before.copied().unwrap_or_default())
+    }
+
+    fn note_share(&mut self, demand: &Demand, used: Usage) {
+        if let Some(tenant) = demand.tenant {
+            *self.shares.entry(tenant).or_default() += used;
+        }
+    }
 }
 
 /// Finds the pod a seat on a node it asked about, and takes it there.
 fn take_a_seat(refusal: &Refusal, snapshot: &Snapshot, taken: &mut Taken) -> bool {
     let demand = &refusal.demand;
     if let Ask::Plugin { resource, count } = &demand.ask {
-        return take_devices(refusal, (resource, *count), snapshot, &mut taken.devices);
+        return take_devices(refusal, (resource, *count), snapshot, taken);
     }
-    let taken = &mut taken.gpus;
+    let allowance = taken.allowance(refusal);
     for node in snapshot.nodes_in(&refusal.asked).filter(|node| shut(node, demand).is_ok()) {
-        let gpus = taken.get(&node.name).map_or(&node.gpus[..], Vec::as_slice);
+        let gpus = taken.gpus.get(&node.name).map_or(&node.gpus[..], Vec::as_slice);
         let seat = pack::choose(gpus, demand, GpuSet::first(gpus.len()));
-        if let Some(seat) = seat.filter(|seat| is_allowed(refusal.allowance, gpus, demand, *seat)) {
-            let gpus = taken.entry(node.name.clone()).or_insert_with(|| node.gpus.to_vec());
+        if let Some(seat) = seat.filter(|seat| is_allowed(allowance, gpus, demand, *seat)) {
+            taken.note_share(demand, used_on(&node.gpus, demand, seat));
+            let gpus = taken.gpus.entry(node.name.clone()).or_insert_with(|| node.gpus.to_vec());
             for place in seat.iter() {
                 gpus[place].charge(demand.per_gpu, demand.sharing);
                 gpus[place].starting |= demand.terms.engine;
@@ -180,17 +198,19 @@ fn take_devices(
     refusal: &Refusal,
     (resource, count): (&PluginResource, u32),
     snapshot: &Snapshot,
-    taken: &mut BTreeMap<(NodeName, PluginResource), u32>,
+    taken: &mut Taken,
 ) -> bool {
     let demand = &refusal.demand;
+    let allowance = taken.allowance(refusal);
     let fits = |node: &&Node| {
-        let before = taken.get(&(node.name.clone(), resource.clone())).copied().unwrap_or(0);
+        let before = taken.devices.get(&(node.name.clone(), resource.clone())).copied().unwrap_or(0);
         shut(node, demand).is_ok()
             && has_room(node, resource, count.saturating_add(before), 0).is_ok()
-            && is_allowed(refusal.allowance, &node.gpus, demand, GpuSet::EMPTY)
+            && is_allowed(allowance, &node.gpus, demand, GpuSet::EMPTY)
     };
     let Some(node) = snapshot.nodes_in(&refusal.asked).find(fits) else { return false };
-    let sum = taken.entry((node.name.clone(), resource.clone())).or_default();
+    taken.note_share(demand, used_on(&node.gpus, demand, GpuSet::EMPTY));
+    let sum = taken.devices.entry((node.name.clone(), resource.clone())).or_default();
     *sum = sum.saturating_add(count);
     true
 }

@@ -217,8 +217,8 @@ impl Check<'_> {
         let steps = self.steps(root)?;
         if steps > MAX_STEPS {
             let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
-            let help = "loop over one list of the pod only, and not inside another loop";
-            return Err(self.error(root, message, help));
+            let help = "loop over one list of the pod only, and not inside another loop".into();
+            return Err(ExpressionError { at: 0..self.text.len(), message, help });
         }
         let help = "compare something of the pod, such as pod.gpus > 1";
         if Kind::of(&root.expr).is_some_and(|kind| kind != Kind::Bool) {

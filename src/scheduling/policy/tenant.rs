@@ -111,6 +111,11 @@ impl Usage {
         }
     }
 
+    /// The larger of either.
+    pub fn most(self, other: Self) -> Self {
+        Self { vram: self.vram.max(other.vram), milli_gpus: self.milli_gpus.max(other.milli_gpus) }
+    }
+
     /// Whether it is no more than `other` in either.
     pub fn is_within(self, other: Self) -> bool {
         self.vram <= other.vram && self.milli_gpus <= other.milli_gpus

@@ -27,7 +27,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
         .prop_map(|(kv, queue)| Pressure::of(kv.and_then(Percent::new), queue));
     let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
     let rarely = || proptest::bool::weighted(0.2);
-    let flags = (any::<bool>(), rarely(), rarely(), rarely(), rarely());
+    let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely()));
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     let island = prop::option::of(0u8..2);
     (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (pressure, island), taken).prop_map(
@@ -36,7 +36,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             charged,
             hinted,
             tenants,
-            (exclusive, slice, starting, engine_hinted, is_barred),
+            (exclusive, slice, starting, engine_hinted, (is_barred, is_hint_barred)),
             health,
             (pressure, island),
             taken,
@@ -45,6 +45,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
             charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
             hinted: Bytes(hinted),
             engine_hinted,
+            barred_by_hints: if is_hint_barred { ClassSet::ALL } else { ClassSet::NONE },
             tenants,
             exclusive: exclusive && tenants == 1,
             starting,
@@ -146,7 +147,7 @@ proptest! {
     #[test]
     fn pack_chooses_as_brute_force_does(gpus in prop::collection::vec(gpu(), 0..8), demand in demand()) {
         let cost = |set: &Vec<usize>| {
-            let taken = |g: &usize| gpus[*g].engine_hinted && demand.terms.engine || match demand.sharing {
+            let taken = |g: &usize| gpus[*g].engine_hinted && demand.terms.engine || gpus[*g].barred_by_hints.contains(demand.class) || match demand.sharing {
                 Sharing::Shared => gpus[*g].charged.0 + gpus[*g].taken.0 + gpus[*g].hinted.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
                 Sharing::Exclusive => gpus[*g].hinted.0 > 0,
             };
@@ -237,7 +238,7 @@ proptest! {
         proposed in 0usize..9,
     ) {
         let mut gpus = vec![Gpu {
-            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, engine_hinted: false, taken: Bytes::ZERO,
+            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, engine_hinted: false, barred_by_hints: ClassSet::NONE, taken: Bytes::ZERO,
             pressure: Pressure::default(), barred: ClassSet::NONE, island: None, tenants: 0, exclusive: false, starting: false, slice: false,
             health: Health::Healthy,
         }; 4];

@@ -33,6 +33,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         grace: Millis::seconds(30),
         model: None,
         kv_cache: None,
+        weights: None,
         containers: Arc::new([]),
     }
 }

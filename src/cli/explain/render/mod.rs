@@ -96,7 +96,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
         ("class".into(), class(&explanation.class)),
         ("tenant".into(), explanation.tenant.as_ref().map_or("none has its namespace".into(), tenant)),
         ("policy".into(), policy(explanation)),
-        ("state".into(), state(&explanation.place)),
+        ("state".into(), state(explanation)),
     ];
     if explanation.tenant.is_none() {
         rows.remove(2);
@@ -107,10 +107,17 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
 fn asks(explanation: &Explanation) -> String {
     let asks = &explanation.asks;
     let mut text = match asks.gpus {
+        count if asks.device_resource.is_some() => {
+            format!("{count} of {} from a device plugin", asks.device_resource.as_deref().unwrap_or_default())
+        }
         1 => format!("{} of one GPU", asks.vram_bytes),
         gpus => format!("{} over {gpus} GPUs of one node, {} on each", asks.vram_bytes, asks.bytes_per_gpu),
     };
-    text += if asks.sharing == Sharing::Exclusive { ", to itself" } else { ", shared" };
+    text += match (&asks.device_resource, asks.sharing) {
+        (Some(_), _) => "",
+        (None, Sharing::Exclusive) => ", to itself",
+        (None, Sharing::Shared) => ", shared",
+    };
     if let Some(kv_cache) = asks.kv_cache_bytes {
         write!(text, "; {kv_cache} of it KV cache").expect(TAKES_TEXT);
     }
@@ -175,8 +182,11 @@ fn policy(explanation: &Explanation) -> String {
     format!("digest {}, version {}, {mode}", policy.digest, policy.version)
 }
 
-fn state(place: &Place) -> String {
-    match place {
+fn state(explanation: &Explanation) -> String {
+    match &explanation.place {
+        Place::Bound { node, running_for_millis, .. } if explanation.asks.device_resource.is_some() => {
+            format!("bound to {node} for {}; its GPUs are the kubelet's to pick", length(*running_for_millis))
+        }
         Place::Bound { node, gpus, granted_bytes, running_for_millis, gate_opens_in_millis } => {
             let on = gpus.as_ref().map_or("nobody knows on which GPUs".into(), |gpus| join(gpus));
             let gate = gate_opens_in_millis.map_or(String::new(), |opens_in| {

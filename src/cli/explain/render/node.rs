@@ -2,7 +2,9 @@
 
 use super::{Paint, WIDTH, lines, pairs};
 use crate::scheduling::device::Health;
-use crate::scheduling::explain::shape::{GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart};
+use crate::scheduling::explain::shape::{
+    DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart,
+};
 use crate::scheduling::explain::words::length;
 use crate::scheduling::ledger::Presence;
 use crate::scheduling::loading::Tier;
@@ -26,6 +28,9 @@ pub fn text(node: &NodePart, paint: Paint) -> String {
     let mut rows: Vec<(String, String)> = Vec::new();
     rows.extend(node.misfit.as_ref().map(|misfit| ("why".into(), misfit.text.clone())));
     rows.push(("seen".into(), seen(node)));
+    rows.extend(node.devices.map(|DevicesPart { allocatable, used, left }| {
+        ("plugin".into(), format!("offers {allocatable}, of which {used} are in use and {left} free"))
+    }));
     rows.extend(model(node).map(|model| ("model".into(), model)));
     rows.extend(node.score.as_ref().map(|score| ("score".into(), score_text(score))));
     text += &pairs(&rows, INDENT - 1);

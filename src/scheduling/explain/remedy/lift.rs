@@ -50,14 +50,14 @@ pub fn lifted(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<C
 
 fn find(lift: Lift, facts: &Facts, outline: &Outline) -> Found {
     let mut found = Found::default();
-    for (place, _) in &outline.refused {
-        let lifted = lift.applied(&facts.snapshot.nodes()[*place], facts.demand());
+    for (place, _) in outline.refused_and_open(facts) {
+        let lifted = lift.applied(&facts.snapshot.nodes()[place], facts.demand());
         let Some(gpus) = lifted.and_then(|(node, demand)| seats(&node, &demand, facts.allowance)) else {
             continue;
         };
         found.nodes += 1;
         if found.seats.len() < COMPARED {
-            found.seats.push((*place, gpus));
+            found.seats.push((place, gpus));
         }
     }
     found
@@ -135,6 +135,7 @@ fn empty(gpu: &mut Gpu) {
         charged: Bytes::ZERO,
         hinted: Bytes::ZERO,
         engine_hinted: false,
+        barred_by_hints: ClassSet::NONE,
         pressure: Pressure::NONE,
         barred: ClassSet::NONE,
         tenants: 0,
@@ -212,7 +213,7 @@ fn free_more(facts: &Facts, outline: &Outline) -> Option<Change> {
         let missing: Bytes = wanted.iter().map(|(bytes, _)| *bytes).sum();
         (missing > Bytes::ZERO).then(|| (missing, place, wanted.iter().map(|(_, place)| *place).collect()))
     };
-    let offers = outline.refused.iter().filter_map(|(place, _)| offer(*place));
+    let offers = outline.refused_and_open(facts).filter_map(|(place, _)| offer(place));
     let (short_bytes, place, gpus): (Bytes, usize, GpuSet) =
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
@@ -223,8 +224,8 @@ fn free_more(facts: &Facts, outline: &Outline) -> Option<Change> {
 /// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.
 fn start_agent(facts: &Facts, outline: &Outline) -> Option<Change> {
     let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
-    let mut nodes = outline.refused.iter().filter(|(_, misfit)| unseen(misfit)).map(|(place, _)| *place);
-    let all: Vec<usize> = nodes.by_ref().collect();
+    let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
+    let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
     let first = &facts.snapshot.nodes()[*all.iter().min()?];
     Some(Change::StartAgent { node: first.name.clone(), nodes: all.len() as u32, freshness: first.freshness })
 }

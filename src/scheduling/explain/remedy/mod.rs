@@ -2,6 +2,7 @@
 //! again. [`request`] changes what the pod asks for, [`lift`] what stands in its way, [`victims`] who is there; [`sentence`]
 //! says it. For a pod that fits or holds room it says what to look at next. Nothing here is a guess from an error's code.
 
+mod devices;
 mod lift;
 mod request;
 mod sentence;
@@ -41,7 +42,7 @@ pub struct Seat {
     pub gpus: Vec<u32>,
 }
 
-/// Each but the first four makes the pod fit on its seat, if it names one.
+/// Each but the first five makes the pod fit on its seat, if it names one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
 pub enum Change {
@@ -51,6 +52,8 @@ pub enum Change {
     NotBound { node: NodeName, tries: u32 },
     /// It fits now; it was refused before that.
     AskAgain { woken: u32, ago_millis: Millis },
+    /// It fits only on nodes that the scheduler did not ask about when it was refused.
+    RuledOut { node: NodeName, nodes: u32 },
     /// Its room is held until these have left.
     VictimsLeave { node: NodeName, victims: Vec<String>, left: u32, deadline_in_millis: Millis },
 
@@ -91,6 +94,12 @@ pub enum Change {
     FreeMore { seat: Seat, short_bytes: Bytes },
     /// All others leave these GPUs.
     Empty { seat: Seat, by: Vec<String>, nodes: u32 },
+    /// The pod asks a device plugin for fewer.
+    FewerDevices { seat: Seat, resource: String, devices: u32, instead_of: u32 },
+    /// So many more devices are free there.
+    FreeDevices { seat: Seat, resource: String, missing: u32 },
+    /// No device plugin offers as many on one node; `node` offers most.
+    NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
     /// Another GPU comes.
     AddGpu { needs_bytes: Bytes, total_bytes: Bytes, headroom_percent: Percent, gpus: u32 },
 }
@@ -122,7 +131,8 @@ pub enum Needs {
 pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdict: Verdict) -> Vec<Remedy> {
     let mut changes = match verdict {
         Verdict::Bound | Verdict::Assumed => Vec::new(),
-        Verdict::Fits => next_step(facts).into_iter().collect(),
+        Verdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
+        Verdict::Fits => ruled_out(books, facts, outline),
         Verdict::Holding => victims_leave(facts).into_iter().collect(),
         Verdict::DoesNotFit => changes(books, facts, outline),
     };
@@ -130,15 +140,25 @@ pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdic
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
 }
 
+/// It fits only where the scheduler did not ask: there another plugin would have to let it in, or elsewhere something must
+/// change.
+fn ruled_out(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
+    let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
+    let nodes = outline.counts.fit;
+    let best = outline.best().map(|place| Change::RuledOut { node: node(place), nodes });
+    best.into_iter().chain(changes(books, facts, outline)).collect()
+}
+
 fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
     let mut changes: Vec<Change> = victims::preempt(books, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
+    changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
     changes.extend(lift::lifted(books, facts, outline));
     let is_one = |change: &Change| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
     let seats_somebody = changes.iter().any(is_one);
     changes.extend(no_gpu_large_enough(facts));
-    if !seats_somebody {
+    if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
     // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
@@ -165,15 +185,15 @@ fn effort(change: &Change, demand: &Demand) -> u8 {
         | Change::NotBound { .. }
         | Change::AskAgain { .. }
         | Change::VictimsLeave { .. } => 0,
-        Change::NoGpuLargeEnough { .. } => 1,
+        Change::NoGpuLargeEnough { .. } | Change::NoNodeWithDevices { .. } | Change::RuledOut { .. } => 1,
         Change::WaitForGate { .. } => 2,
         Change::Preempt { needs: Needs::Nothing, .. } => 3,
         Change::CalmEngines { .. } => 4,
         Change::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
-        Change::OtherCount { .. } => 6,
+        Change::OtherCount { .. } | Change::FewerDevices { .. } => 6,
         Change::Share { .. } => 7,
         Change::Preempt { .. } => 8,
-        Change::FreeMore { .. } => 9,
+        Change::FreeMore { .. } | Change::FreeDevices { .. } => 9,
         Change::RaiseLimit { .. } => 10,
         Change::StartAgent { .. } => 11,
         Change::AdmitClass { .. } | Change::ShareClasses { .. } => 12,
@@ -199,6 +219,8 @@ impl Change {
             | Self::Recut { seat, .. }
             | Self::ShareClasses { seat, .. }
             | Self::Heal { seat, .. }
+            | Self::FewerDevices { seat, .. }
+            | Self::FreeDevices { seat, .. }
             | Self::FreeMore { seat, .. }
             | Self::Empty { seat, .. } => Some(seat),
             _ => None,
@@ -219,8 +241,9 @@ fn seats(node: &Node, demand: &Demand, allowance: Limit) -> Option<GpuSet> {
 /// The best place in the cluster for such a demand.
 fn best_seat(facts: &Facts, demand: &Demand, allowance: Limit) -> Option<(usize, GpuSet)> {
     let attempt = crate::scheduling::rank::Attempt { allowance, own_room: None, ..facts.attempt(1) };
-    let names = facts.snapshot.nodes().iter().map(|node| node.name.as_str());
-    let list = shortlist(&facts.snapshot, demand, names, attempt);
+    let names: Vec<&str> =
+        facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
+    let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
     list.best.first().map(|candidate| (candidate.node, candidate.gpus))
 }
 
@@ -253,7 +276,13 @@ fn raise_limit(facts: &Facts) -> Option<Change> {
     }
     let (place, gpus) = best_seat(facts, demand, Limit::default())?;
     let node = &facts.snapshot.nodes()[place];
-    let wanted: Usage = gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum();
+    // Of a device plugin nobody knows which: each counts whole.
+    let devices = Usage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    let wanted: Usage = if gpus.is_empty() {
+        devices
+    } else {
+        gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum()
+    };
     let beyond =
         |wanted: u64, left: Option<u64>| left.map(|left| wanted.saturating_sub(left)).filter(|by| *by > 0);
     let by = Amount {

@@ -6,6 +6,7 @@ use crate::scheduling::device::Gpu;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::who::asked_vram;
 use crate::scheduling::fit::{shut, usable};
+use crate::scheduling::plugin::{Ask, PluginResource};
 use crate::scheduling::policy::{Policy, Traits};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
@@ -16,13 +17,16 @@ use std::sync::Arc;
 const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
 pub fn other_requests(facts: &Facts) -> impl Iterator<Item = Change> {
-    [ask_less(facts), other_count(facts), share(facts)].into_iter().flatten()
+    // How much of a GPU a device is, nobody says.
+    let asks_vram = !facts.demand().asks_plugin();
+    let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
+    all.into_iter().flatten().flatten()
 }
 
 /// The largest amount that fits somewhere now, in whole units that a person would write.
 fn ask_less(facts: &Facts) -> Option<Change> {
     let demand = facts.demand();
-    let nodes = facts.snapshot.nodes().iter().enumerate();
+    let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
         .filter(|(_, node)| shut(node, demand).is_ok())
         .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));
@@ -49,7 +53,7 @@ fn most_on_each(gpus: &[Gpu], demand: &Demand) -> Option<Bytes> {
     };
     let mut free: Vec<Bytes> = gpus.iter().filter(would_do).map(Gpu::free).collect();
     free.sort_unstable_by_key(|free| Reverse(*free));
-    free.get(demand.gpus as usize - 1).copied()
+    free.get((demand.gpus as usize).checked_sub(1)?).copied()
 }
 
 /// Whole GiB, or whole MiB below one.
@@ -86,6 +90,13 @@ fn share(facts: &Facts) -> Option<Change> {
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
     let traits = Traits { vram, gpus, sharing, ..(*demand.traits).clone() };
     rejudged(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
+}
+
+/// The same pod, asking a device plugin for so many.
+pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
+    let traits = Traits { gpus: count, ..(*demand.traits).clone() };
+    let ask = Ask::Plugin { resource: resource.clone(), count };
+    rejudged(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
 }
 
 /// The same pod with another priority.

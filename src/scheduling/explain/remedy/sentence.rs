@@ -10,16 +10,22 @@ use std::fmt;
 
 impl fmt::Display for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.node, gpu_list(&self.gpus))
+        match &self.gpus[..] {
+            // A device plugin's are the kubelet's to pick.
+            [] => write!(f, "{}", self.node),
+            gpus => write!(f, "{} {}", self.node, gpu_list(gpus)),
+        }
     }
 }
 
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotAsked | Self::NotBound { .. } | Self::AskAgain { .. } | Self::VictimsLeave { .. } => {
-                self.say_next_step(f)
-            }
+            Self::NotAsked
+            | Self::NotBound { .. }
+            | Self::AskAgain { .. }
+            | Self::RuledOut { .. }
+            | Self::VictimsLeave { .. } => self.say_next_step(f),
             Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
             Self::Preempt { seat, victims, needs } => say_preempt(f, seat, victims, *needs),
             Self::RaiseLimit { .. }
@@ -30,6 +36,9 @@ impl fmt::Display for Change {
             | Self::CalmEngines { .. }
             | Self::FreeMore { .. }
             | Self::Empty { .. } => self.say_occupancy(f),
+            Self::FewerDevices { .. } | Self::FreeDevices { .. } | Self::NoNodeWithDevices { .. } => {
+                self.say_devices(f)
+            }
             Self::NoGpuLargeEnough { .. }
             | Self::StartAgent { .. }
             | Self::Heal { .. }
@@ -66,6 +75,12 @@ impl Change {
                 "it fits now and was woken {woken} time(s), last {} ago, but the scheduler has not asked: something that \
                  Stowage does not see keeps it back; {DESCRIBE}",
                 length(*ago_millis)
+            ),
+            Self::RuledOut { node, nodes } => write!(
+                f,
+                "it fits on {node}{}, and the scheduler does not ask about it: another plugin rules it out, by taints, \
+                 affinity, CPU, memory or volumes; {DESCRIBE}",
+                others(*nodes)
             ),
             Self::VictimsLeave { node, victims, left, deadline_in_millis } => write!(
                 f,
@@ -187,6 +202,27 @@ impl Change {
             queue.map(|queue| format!("{queue} requests wait (limit {})", queue_limit.unwrap_or(u32::MAX)));
         let both: Vec<String> = kv.into_iter().chain(long).collect();
         f.write_str(&both.join(" and "))
+    }
+
+    fn say_devices(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FewerDevices { seat, resource, devices, instead_of } => {
+                write!(f, "ask for {devices} of {resource} instead of {instead_of}: {seat} fits then")
+            }
+            Self::FreeDevices { seat, resource, missing } => write!(
+                f,
+                "wait until {missing} more of {resource} is free on {seat}; the scheduler evicts for it what priorities and \
+                 the policy let it"
+            ),
+            Self::NoNodeWithDevices { resource, asked, most, node } => {
+                write!(f, "waiting will not help: no node's device plugin offers {asked} of {resource}")?;
+                match node {
+                    Some(node) => write!(f, "; {node} offers most, {most}"),
+                    None => write!(f, "; is the plugin running, and the resource's name right?"),
+                }
+            }
+            _ => Ok(()),
+        }
     }
 
     fn say_hardware(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -40,7 +40,8 @@ fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &D
     let could_help = |place: &usize| {
         shut(&nodes[*place], demand).is_ok() && evictions_could_resolve(&nodes[*place].gpus, demand)
     };
-    let places = outline.refused.iter().map(|(place, _)| *place).filter(could_help).take(NODES_FOR_VICTIMS);
+    let places =
+        outline.refused_and_open(facts).map(|(place, _)| place).filter(could_help).take(NODES_FOR_VICTIMS);
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let (room, missing) = books.look(|ledger: &mut Ledger| {
