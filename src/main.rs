@@ -1,15 +1,26 @@
 //! The `stowage` command. What it does is in `stowage::cli`.
 
 use clap::Parser;
+use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use stowage::cli::Cli;
+
+/// What a shell says of one whose reader went away.
+const NOBODY_READS: u8 = 141;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(code) => code,
+        // Whoever pipes it into `head` has read enough.
+        Err(error) if is_of_broken_pipe(&error) => ExitCode::from(NOBODY_READS),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // Nobody may be there to read this either.
+            let _ = writeln!(io::stderr(), "error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_of_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

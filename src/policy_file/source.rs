@@ -3,6 +3,7 @@
 //!
 //! Nothing here knows where the texts come from (a directory, a ConfigMap, a test) or what they mean.
 
+use super::diagnostic::shown;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,8 +20,9 @@ pub struct SourceText {
 }
 
 impl SourceText {
-    pub fn new(name: impl Into<String>, text: impl Into<Vec<u8>>) -> Self {
-        Self { name: name.into(), bytes: text.into() }
+    /// The name is shown only, so control characters in it are spelt out.
+    pub fn new(name: impl AsRef<str>, text: impl Into<Vec<u8>>) -> Self {
+        Self { name: shown(name.as_ref()), bytes: text.into() }
     }
 }
 
@@ -145,6 +147,12 @@ impl<'a> Lines<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_has_nothing_in_it_that_a_terminal_obeys() {
+        let text = SourceText::new("a\u{1b}[31m\n.yaml", "");
+        assert_eq!(text.name, "a\\u{1b}[31m\\u{a}.yaml");
+    }
 
     #[test]
     fn a_column_is_a_character_and_a_line_begins_after_its_predecessors_end() {

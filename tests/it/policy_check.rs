@@ -121,3 +121,16 @@ fn a_policy_is_shown_with_where_each_value_came_from() {
     assert_eq!(refused.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&refused.stderr).contains("did you mean `classes`?"));
 }
+
+#[test]
+fn nobody_is_told_of_an_error_when_the_reader_goes_away() {
+    let (reader, stdout) = std::io::pipe().unwrap();
+    drop(reader);
+    let folder = "tests/golden/policy/broken/many-at-once";
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_stowage"))
+        .args(["policy", "check", folder])
+        .stdout(stdout)
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), String::from_utf8_lossy(&output.stderr).as_ref()), (Some(141), ""));
+}

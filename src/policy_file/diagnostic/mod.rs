@@ -81,6 +81,11 @@ pub fn quoted(text: &str) -> String {
     format!("`{cut}{dots}`")
 }
 
+/// All of a text, such as a file's name, with nothing in it that a terminal obeys.
+pub fn shown(text: &str) -> String {
+    text.chars().flat_map(printable).collect()
+}
+
 fn printable(c: char) -> impl Iterator<Item = char> {
     let plain = !c.is_control()
         && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');

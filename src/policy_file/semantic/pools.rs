@@ -2,7 +2,7 @@
 
 use super::classes::unknown_class;
 use super::{Written, head, key, span};
-use crate::policy_file::diagnostic::{Diagnostic, quoted};
+use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::format::mig::{FAMILIES, Family};
 use crate::policy_file::raw::{HandedOutBy, NodePool};
 use crate::policy_file::tree::Node;
@@ -17,6 +17,24 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         geometry(pool, entry, found);
         reach(policy, place, entry, found);
     }
+    nowhere(policy, entries, found);
+}
+
+/// A node in no pool takes everyone; where a pool takes every node there is none, and who may be in no pool is nowhere.
+fn nowhere(policy: Written<'_>, entries: &[Node], found: &mut Vec<Diagnostic>) {
+    let pools = &policy.draft.pools;
+    let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else { return };
+    let admits = |pool: &Pool, name: &String| pool.classes.as_ref().is_none_or(|names| names.contains(name));
+    let reached = &pools[..=last];
+    let names = policy.draft.classes.iter().map(|one| &one.class.name);
+    let left: Vec<&String> = names.filter(|name| !reached.iter().any(|pool| admits(pool, name))).collect();
+    let Some(entry) = entries.get(last).filter(|_| !left.is_empty()) else { return };
+    let message = format!("no pod of class {} is ever placed: no node pool takes it", listed(&left, "or"));
+    found.push(
+        Diagnostic::warning("class-nowhere", span(entry, &["classes"]), message)
+            .label("every other node is in this pool")
+            .help("name the class under `classes` of a pool, or give this pool a `selector`: a node in no pool takes every class"),
+    );
 }
 
 fn classes(policy: Written<'_>, entry: &Node, found: &mut Vec<Diagnostic>) {

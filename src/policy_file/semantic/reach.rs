@@ -136,7 +136,9 @@ fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSe
 fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
     let evicted = |place: &usize| classes[*place].class.eviction == Eviction::ForHigherPriority;
-    let victims = takers.iter().any(evicted) && !taken.iter().all(evicted);
+    // A built-in one that may be evicted takes what it always took.
+    let is_own = |place: &&usize| classes[**place].entry.is_some();
+    let victims = takers.iter().filter(is_own).any(evicted) && !taken.iter().all(evicted);
     let catches_all = taken.iter().any(|place| classes[*place].class.name == SERVING);
     if !victims && !catches_all {
         return None;

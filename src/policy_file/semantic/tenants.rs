@@ -45,6 +45,13 @@ impl Part {
         }
     }
 
+    fn nothing(self) -> &'static str {
+        match self {
+            Self::Vram => "no VRAM",
+            Self::Gpus => "0 GPUs",
+        }
+    }
+
     fn text(self, amount: u64) -> String {
         match self {
             Self::Vram => quantity_text(Bytes(amount)),
@@ -88,6 +95,17 @@ fn limit(part: Part, tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>)
 }
 
 fn nothing_to_use(tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
+    if let Some(part) = Part::ALL.into_iter().find(|part| part.limit(tenant) == Some(0)) {
+        let message = format!(
+            "{} may use {} at most, so none of its pods is ever placed",
+            quoted(&tenant.name),
+            part.nothing()
+        );
+        found.push(
+            Diagnostic::warning("nothing-to-use", span(entry, &["limit", part.field()]), message)
+                .help("raise the limit, or take the line away for no limit"),
+        );
+    }
     if tenant.borrowing == Borrowing::Never && tenant.guarantee == Default::default() {
         let message = format!(
             "{} has no guarantee and borrows nothing, so none of its pods is ever placed",

@@ -3,11 +3,14 @@
 //! CEL ends always, but an expression with loops inside loops may take as long as it likes. What an expression costs at
 //! worst is added up before it is accepted.
 
+mod kind;
+
 use super::traits::Traits;
 use crate::scheduling::request::Sharing;
-use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, LiteralValue};
+use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr};
 use cel::objects::{Key, Map};
 use cel::{Context, Env, IdedExpr, Program, Value};
+use kind::Kind;
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
 use std::fmt;
@@ -97,7 +100,7 @@ impl Expression {
             });
         }
         let program = ENV.compile(text).map_err(|errors| syntax(text, &errors))?;
-        Check { text, program: &program, loops: Vec::new() }.whole()?;
+        Check { text, program: &program, loops: Vec::new(), asks: Asks::Nothing }.whole()?;
         Ok(Self { text: text.into(), program: Arc::new(program) })
     }
 
@@ -178,7 +181,12 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     let start = before + (column - 1).max(0) as usize;
     let start = (0..=start.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     let end = text[start..].chars().next().map_or(start, |c| start + c.len_utf8());
-    let message = first.map_or("it is no CEL expression", |error| error.msg.as_str());
+    let message = match first.map(|error| error.msg.as_str()) {
+        None => "it is no CEL expression",
+        // The parser says it in its own types.
+        Some(message) if message.contains("Recursion limit") => "it is nested too deeply",
+        Some(message) => message,
+    };
     // A word that CEL reserves.
     let help = match text.trim_start().starts_with("namespace") {
         true => "write pod.namespace",
@@ -193,29 +201,31 @@ struct Check<'a> {
     program: &'a Program,
     /// Names that loops around the present place have given.
     loops: Vec<String>,
+    asks: Asks,
+}
+
+/// Whether an expression looks at the pod at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Nothing,
+    ThePod,
 }
 
 impl Check<'_> {
     fn whole(&mut self) -> Result<(), ExpressionError> {
         let root = self.program.expression();
-        if let Expr::Literal(literal) = &root.expr {
-            let same = matches!(literal, LiteralValue::Boolean(_));
-            let message = if same { "it says the same of every pod" } else { "it gives no true or false" };
-            return Err(self.error(
-                root,
-                message.into(),
-                "compare something of the pod, such as pod.gpus > 1",
-            ));
-        }
         let steps = self.steps(root)?;
         if steps > MAX_STEPS {
             let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
             let help = "loop over one list of the pod only, and not inside another loop".into();
             return Err(ExpressionError { at: 0..self.text.len(), message, help });
         }
-        if gives_no_bool(&root.expr) {
-            let help = "compare it with something, such as pod.gpus > 1";
+        let help = "compare something of the pod, such as pod.gpus > 1";
+        if Kind::of(&root.expr).is_some_and(|kind| kind != Kind::Bool) {
             return Err(self.error(root, "it gives no true or false".into(), help));
+        }
+        if self.asks == Asks::Nothing {
+            return Err(self.error(root, "it says the same of every pod".into(), help));
         }
         Ok(())
     }
@@ -257,8 +267,12 @@ impl Check<'_> {
         parts.iter().try_fold(0u64, |sum, part| Ok(sum.saturating_add(self.steps(part)?)))
     }
 
-    fn name(&self, at: &IdedExpr, name: &str) -> Result<u64, ExpressionError> {
-        if name == "pod" || name.starts_with('@') || self.loops.iter().any(|known| known == name) {
+    fn name(&mut self, at: &IdedExpr, name: &str) -> Result<u64, ExpressionError> {
+        if name == "pod" {
+            self.asks = Asks::ThePod;
+            return Ok(0);
+        }
+        if name.starts_with('@') || self.loops.iter().any(|known| known == name) {
             return Ok(0);
         }
         let help = match FIELDS.contains(&name) {
@@ -270,7 +284,11 @@ impl Check<'_> {
 
     fn field(&self, at: &IdedExpr, of: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
         let is_of_pod = matches!(&of.expr, Expr::Ident(name) if name == "pod");
-        if !is_of_pod || FIELDS.contains(&field) {
+        if is_of_pod { self.field_of_pod(at, field) } else { Ok(()) }
+    }
+
+    fn field_of_pod(&self, at: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
+        if FIELDS.contains(&field) {
             return Ok(());
         }
         let message = format!("a pod has no {field:?} here");
@@ -291,8 +309,14 @@ impl Check<'_> {
             return Err(self.error(at, format!("there is no function {name:?} here"), &help));
         }
         let target = call.target.as_deref().map_or(Ok(0), |target| self.steps(target))?;
-        // Comparing, searching and joining may walk all of a list.
-        Ok(target.saturating_add(self.sum(&call.args)?))
+        let args = self.sum(&call.args)?;
+        if let Some(field) = kind::indexed(call) {
+            self.field_of_pod(at, field)?;
+        }
+        if let Some((message, help)) = kind::misfit(call) {
+            return Err(self.error(at, message, help));
+        }
+        Ok(target.saturating_add(args))
     }
 
     fn each(&mut self, each: &ComprehensionExpr) -> Result<u64, ExpressionError> {
@@ -332,25 +356,6 @@ fn has_an_order(range: &Expr) -> bool {
         Expr::List(_) | Expr::Comprehension(_) => true,
         Expr::Select(select) => {
             select.field == "resources" && matches!(&select.operand.expr, Expr::Ident(name) if name == "pod")
-        }
-        _ => false,
-    }
-}
-
-/// Whether what stands there can be seen to give something else than true or false.
-fn gives_no_bool(expr: &Expr) -> bool {
-    const NUMBERS: [&str; 6] = ["_-_", "_+_", "_*_", "_/_", "_%_", "-_"];
-    match expr {
-        Expr::Literal(literal) => !matches!(literal, LiteralValue::Boolean(_)),
-        Expr::List(_) | Expr::Map(_) => true,
-        Expr::Ident(name) => name == "pod",
-        Expr::Select(select) if select.test => false,
-        Expr::Select(select) => {
-            matches!(&select.operand.expr, Expr::Ident(name) if name == "pod") && select.field != "exclusive"
-        }
-        Expr::Call(call) => {
-            let name = call.func_name.as_str();
-            NUMBERS.contains(&name) || matches!(name, "size" | "int" | "string")
         }
         _ => false,
     }
@@ -422,6 +427,53 @@ mod tests {
         assert_eq!(refused("pod.gpus").1, "it gives no true or false");
         assert!(refused("pod.gpus >").1.starts_with("this is not CEL"));
         assert!(refused("").1.starts_with("this is not CEL"));
+    }
+
+    #[test]
+    fn what_fails_on_every_pod_is_refused() {
+        let message = |text: &str| Expression::compile(text).expect_err(text).message;
+        for (text, said) in [
+            ("pod.vram > '40Gi'", "it compares a whole number with a text, which is never met"),
+            ("pod.labels['rank'] == 5", "it compares a text with a whole number, which is never met"),
+            ("pod.labels.rank >= 5", "it compares a text with a whole number, which is never met"),
+            ("pod.exclusive == 'true'", "it compares true or false with a text, which is never met"),
+            ("pod.gpus > 1 && pod.resources == 'x'", "it compares a list with a text, which is never met"),
+            (
+                "pod.vram > 1.5 * 1024",
+                "it computes with a number with a fraction and a whole number, which always fails",
+            ),
+            (
+                "pod.model + pod.gpus == 'a1'",
+                "it computes with a text and a whole number, which always fails",
+            ),
+            ("pod.gpus && pod.exclusive", "it takes a whole number for true or false"),
+            ("!pod.model", "it takes a text for true or false"),
+            ("'llama' in pod.model", "it looks into a text"),
+            ("pod.gpus > 1 ? 'a' : 'b'", "it gives no true or false"),
+            ("pod['namespac'] == 'a'", "a pod has no \"namespac\" here"),
+            ("1 % 2 == 1", "it says the same of every pod"),
+            ("true || false", "it says the same of every pod"),
+        ] {
+            assert_eq!(message(text), said, "{text}");
+        }
+        let deep = format!("{}pod.exclusive{}", "(".repeat(300), ")".repeat(300));
+        assert_eq!(message(&deep), "this is not CEL: it is nested too deeply");
+    }
+
+    #[test]
+    fn what_depends_on_the_pod_is_accepted() {
+        for text in [
+            "pod['namespace'] == 'search'",
+            "pod.vram > 1.5",
+            "int(pod.labels['rank']) >= 5 || pod.gpus == 2",
+            "pod.model + '-x' == '-x'",
+            "string(pod.gpus) == '2'",
+            "[1, 2].exists(n, n == pod.gpus)",
+            "'team' in pod.labels && pod.labels == pod.labels",
+            "(pod.exclusive ? pod.gpus : pod.priority) > 1",
+        ] {
+            assert!(Expression::compile(text).is_ok(), "{text}");
+        }
     }
 
     #[test]

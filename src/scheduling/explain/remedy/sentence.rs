@@ -256,6 +256,12 @@ impl Change {
                 if seat.gpus.len() > 1 { "they hold" } else { "it holds" },
                 others(*nodes)
             ),
+            // A device plugin hands out whole devices, whatever their memory.
+            Self::AddGpu { needs_bytes, gpus, .. } if needs_bytes.0 == 0 => write!(
+                f,
+                "add a node whose device plugin offers {gpus} free {}",
+                if *gpus > 1 { "devices" } else { "device" }
+            ),
             Self::AddGpu { needs_bytes, total_bytes, headroom_percent, gpus } => write!(
                 f,
                 "add a node with {} of at least {total_bytes} ({needs_bytes} and {headroom_percent} headroom)",

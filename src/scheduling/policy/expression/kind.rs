@@ -1,0 +1,162 @@
+//! The kind of value that a part of an expression gives, as far as it can be seen without a pod: CEL fails when it meets a
+//! number where a text should be, and an expression that fails on every pod is a class that nobody is in.
+//!
+//! Here is no evaluation. What depends on the pod, such as a loop's variable, is of no known kind and never refused.
+
+use cel::IdedExpr;
+use cel::common::ast::{CallExpr, Expr, LiteralValue};
+use std::fmt;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Bool,
+    Whole,
+    Unsigned,
+    Fraction,
+    Text,
+    List,
+    Map,
+    /// Another one, which pods have nothing of.
+    Other,
+}
+
+impl Kind {
+    /// Of what `expr` gives, if it can be told.
+    pub fn of(expr: &Expr) -> Option<Self> {
+        match expr {
+            Expr::Literal(literal) => Some(Self::of_literal(literal)),
+            Expr::List(_) => Some(Self::List),
+            Expr::Map(_) => Some(Self::Map),
+            Expr::Ident(name) => (name == "pod").then_some(Self::Map),
+            Expr::Select(select) if select.test => Some(Self::Bool),
+            Expr::Select(select) => Self::of_part(&select.operand.expr, &select.field),
+            Expr::Call(call) => Self::of_call(call),
+            _ => None,
+        }
+    }
+
+    fn of_literal(literal: &LiteralValue) -> Self {
+        match literal {
+            LiteralValue::Boolean(_) => Self::Bool,
+            LiteralValue::Int(_) => Self::Whole,
+            LiteralValue::UInt(_) => Self::Unsigned,
+            LiteralValue::Double(_) => Self::Fraction,
+            LiteralValue::String(_) => Self::Text,
+            _ => Self::Other,
+        }
+    }
+
+    /// Of a field of `pod`, or of a label.
+    fn of_part(whole: &Expr, field: &str) -> Option<Self> {
+        if is_pod(whole) {
+            return match field {
+                "exclusive" => Some(Self::Bool),
+                "gpus" | "kvCache" | "priority" | "vram" => Some(Self::Whole),
+                "labels" => Some(Self::Map),
+                "resources" => Some(Self::List),
+                "model" | "namespace" | "priorityClass" | "serviceAccount" => Some(Self::Text),
+                _ => None,
+            };
+        }
+        is_labels(whole).then_some(Self::Text)
+    }
+
+    fn of_call(call: &CallExpr) -> Option<Self> {
+        let of = |at: usize| call.args.get(at).and_then(|part| Self::of(&part.expr));
+        match call.func_name.as_str() {
+            "_&&_" | "_||_" | "!_" | "_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_" | "@in"
+            | "contains" | "endsWith" | "startsWith" => Some(Self::Bool),
+            "_-_" | "_+_" | "_*_" | "_/_" | "_%_" => of(0).or_else(|| of(1)),
+            "-_" => of(0),
+            "size" | "int" => Some(Self::Whole),
+            "string" => Some(Self::Text),
+            "_?_:_" => of(1).filter(|then| of(2) == Some(*then)),
+            "_[_]" => {
+                let field = call.args.get(1).and_then(text)?;
+                Self::of_part(&call.args.first()?.expr, field)
+            }
+            _ => None,
+        }
+    }
+
+    fn is_number(self) -> bool {
+        matches!(self, Self::Whole | Self::Unsigned | Self::Fraction)
+    }
+
+    fn compares_with(self, other: Self) -> bool {
+        self == other || self.is_number() && other.is_number()
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bool => "true or false",
+            Self::Whole => "a whole number",
+            Self::Unsigned => "an unsigned number",
+            Self::Fraction => "a number with a fraction",
+            Self::Text => "a text",
+            Self::List => "a list",
+            Self::Map => "a map",
+            Self::Other => "of another kind",
+        })
+    }
+}
+
+/// What fails on every pod, or is false of every pod, in one operator; in words, with the way out.
+pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
+    let kinds: Vec<Option<Kind>> = call.args.iter().map(|part| Kind::of(&part.expr)).collect();
+    match (call.func_name.as_str(), kinds.as_slice()) {
+        ("_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_", [Some(left), Some(right)])
+            if !left.compares_with(*right) =>
+        {
+            Some((format!("it compares {left} with {right}, which is never met"), compared(*left, *right)))
+        }
+        ("_-_" | "_+_" | "_*_" | "_/_" | "_%_", [Some(left), Some(right)]) if left != right => {
+            let help = "compute with whole numbers; a text has quotes, a number has none";
+            Some((format!("it computes with {left} and {right}, which always fails"), help))
+        }
+        ("_&&_" | "_||_" | "!_", parts) => {
+            let stranger = parts.iter().flatten().find(|kind| **kind != Kind::Bool)?;
+            Some((
+                format!("it takes {stranger} for true or false"),
+                "compare it with something, such as pod.gpus > 1",
+            ))
+        }
+        ("@in", [_, Some(right)]) if !matches!(right, Kind::List | Kind::Map) => {
+            let help = "`in` asks a list or the labels; of a text ask pod.model.contains('llama')";
+            Some((format!("it looks into {right}"), help))
+        }
+        _ => None,
+    }
+}
+
+fn compared(left: Kind, right: Kind) -> &'static str {
+    match (left.is_number() || right.is_number(), left == Kind::Text || right == Kind::Text) {
+        (true, true) => {
+            "write numbers without quotes, texts (labels too) with them; vram and kvCache are in MiB: pod.vram > 40 * 1024"
+        }
+        _ => "compare like with like, such as pod.gpus > 1 or pod.namespace == 'search'",
+    }
+}
+
+/// The field that `pod['field']` asks for.
+pub fn indexed(call: &CallExpr) -> Option<&str> {
+    let [whole, field] = call.args.as_slice() else { return None };
+    text(field).filter(|_| call.func_name == "_[_]" && is_pod(&whole.expr))
+}
+
+fn is_pod(expr: &Expr) -> bool {
+    matches!(expr, Expr::Ident(name) if name == "pod")
+}
+
+fn is_labels(expr: &Expr) -> bool {
+    matches!(expr, Expr::Select(select) if select.field == "labels" && is_pod(&select.operand.expr))
+}
+
+fn text(expr: &IdedExpr) -> Option<&str> {
+    match &expr.expr {
+        Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
+        _ => None,
+    }
+}
