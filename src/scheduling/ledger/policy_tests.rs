@@ -404,3 +404,20 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
     ledger.expire(ledger.now() + Millis::seconds(20));
     assert_eq!(see(&mut ledger, false), None);
 }
+
+#[test]
+fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
+    let limit = Limit { vram: Some(Bytes::gib(60)), milli_gpus: None };
+    let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
+    let mut ledger = ledger(policy.clone());
+    see_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
+    see_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
+    wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
+    let mut hold = |victim: &str, gpu: u32| {
+        let victims = [uid(victim)].into();
+        let devices = [device("n", gpu).uuid].into();
+        let hold = Hold { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        ledger.hold(&uid("urgent"), hold).is_ok()
+    };
+    assert_eq!((hold("foreign", 1), hold("own", 0)), (false, true));
+}

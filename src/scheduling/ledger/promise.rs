@@ -12,7 +12,7 @@ use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Policy, StartGate};
+use crate::scheduling::policy::{Limit, Policy, StartGate, Usage};
 use crate::scheduling::preempt::{discharge, settle_bars};
 use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
@@ -171,6 +171,8 @@ impl Ledger {
         let bars = book.bars(uid, &self.entries);
         let leaving = self.victims_of_holds(book);
         let tenancy = self.tenancy(uid);
+        // A tenant at its limit may put one of its pods in the place of others of its own.
+        let mut given_back = Usage::default();
         for victim in hold.victims.iter() {
             if leaving.contains(victim) {
                 return Err(Conflict::VictimGone);
@@ -180,6 +182,9 @@ impl Ledger {
             if !self.gives_way(victim, there, &entry.demand, book, &tenancy) {
                 return Err(Conflict::VictimStays);
             }
+            if there.demand.tenant == entry.demand.tenant {
+                given_back += book.use_of(there).unwrap_or_default();
+            }
             discharge(&mut gpus, &resident);
         }
         settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
@@ -188,7 +193,7 @@ impl Ledger {
         if !seats.iter().all(|g| gpus[g].has_room(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
-        self.within_limit(uid, demand, &gpus, seats)?;
+        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
         self.set_hold(uid, Some(hold));
         Ok(())
     }
@@ -306,18 +311,18 @@ impl Ledger {
             Ask::Vram => pack::choose(&gpus, demand, GpuSet::first(gpus.len())),
             Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
         };
-        self.within_limit(uid, demand, &gpus, chosen.ok_or_else(|| misfit(&gpus, demand))?)
+        let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
+        self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
     }
 
-    /// These GPUs, if the pod's tenant may take them.
+    /// These GPUs, if the pod's tenant may take them of what is left to it.
     fn within_limit(
         &self,
-        uid: &PodUid,
+        left: Limit,
         demand: &Demand,
         gpus: &[Gpu],
         chosen: GpuSet,
     ) -> Result<GpuSet, Misfit> {
-        let left = self.allowance(uid, demand);
         let is_within = is_allowed(left, gpus, demand, chosen);
         is_within.then_some(chosen).ok_or(Misfit::BeyondLimitHere { left })
     }
@@ -345,7 +350,7 @@ impl Ledger {
         }
         let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
         let held = held.ok_or_else(|| misfit(&gpus, demand))?;
-        self.within_limit(uid, demand, &gpus, held)
+        self.within_limit(self.allowance(uid, demand), demand, &gpus, held)
     }
 
     /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server
