@@ -58,9 +58,11 @@ impl<'a> Reader<'a> {
                 }
             } else if c == wanted {
                 if c == '\'' && self.quotes == Quotes::Single {
+                    // Two stand for one; one alone ends the text.
+                    self.source[self.at..].strip_prefix('\'')?;
                     self.at += 1;
                 }
-                return Some(start..self.at.min(self.source.len()));
+                return Some(start..self.at);
             } else if c == '\n' && wanted == ' ' {
                 return Some(start..self.at);
             } else if !c.is_whitespace() {
@@ -103,6 +105,7 @@ mod tests {
         assert_eq!(place("|\n    a &&\n    bad\n", "a &&\nbad\n", "bad"), Some("bad"));
         assert_eq!(place(">-\n    a &&\n    bad\n", "a && bad", "bad"), Some("bad"));
         assert_eq!(place("a &&\n  bad", "a && bad", "bad"), Some("bad"));
+        assert_eq!(written("''", "''", 0..0), None, "a quote that ends the text stands for no character");
         assert_eq!(place("something else", "a && bad", "bad"), None);
     }
 
