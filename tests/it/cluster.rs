@@ -135,9 +135,14 @@ async fn server_with_nodes(names: &[&str]) -> ApiServer {
 }
 
 fn create_pod(server: &ApiServer, name: &str, gib: u64) {
+    create_pod_of(server, name, gib, 0);
+}
+
+fn create_pod_of(server: &ApiServer, name: &str, gib: u64, priority: i32) {
     let limits = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
     let spec = json!({
         "schedulerName": "stowage",
+        "priority": priority,
         "containers": [{ "name": "engine", "image": "engine", "resources": limits }],
     });
     server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
@@ -172,9 +177,10 @@ fn advertised(server: &ApiServer, node: &str) -> Option<String> {
 async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     let server = server_with_nodes(&["a", "b"]).await;
     let before = Replica::acting(&server).await;
-    for name in ["one", "two", "done", "late", "stray", "holds", "waits", "gone"] {
+    for name in ["one", "done", "late", "stray", "holds", "waits", "gone"] {
         create_pod(&server, name, 20);
     }
+    create_pod_of(&server, "two", 20, -1);
     before.bind("one", "a").await;
     let two = before.bind("two", "a").await;
     before.bind("done", "b").await;
