@@ -8,9 +8,9 @@ mod source;
 
 use super::policy::policy_at;
 use crate::ids::{NodeName, PodKey};
+use crate::policy_watch;
 use crate::scheduling::explain::shape::Verdict;
 use crate::scheduling::explain::{Explanation, Options};
-use crate::scheduling::policy::Policy;
 use anyhow::{Context, Result};
 use clap::Args;
 use render::Paint;
@@ -58,7 +58,7 @@ impl ExplainArgs {
     pub async fn run(self) -> Result<ExitCode> {
         let (pod, options) = (self.pod()?, self.options()?);
         let answer = match &self.cluster {
-            Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(Policy::default())), policy_at)? {
+            Some(dump) => match self.policy.as_deref().map_or(Ok(Ok(policy_watch::built_in())), policy_at)? {
                 Ok(policy) => source::from_dump(dump, policy, &pod, &options),
                 // What is wrong with it is printed already.
                 Err(_) => return Ok(NO_ANSWER.into()),
