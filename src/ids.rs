@@ -26,7 +26,8 @@ macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $what:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-        #[cfg_attr(feature = "service", derive(schemars::JsonSchema), schemars(with = "String"))]
+        #[derive(schemars::JsonSchema)]
+        #[schemars(with = "String")]
         pub struct $type(Arc<str>);
 
         impl $type {

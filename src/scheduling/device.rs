@@ -5,6 +5,7 @@ use super::reading::Pressure;
 use super::request::{Demand, MAX_GPUS, Sharing};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -25,9 +26,8 @@ pub struct Device {
     pub island: Option<u8>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-#[cfg_attr(feature = "service", derive(schemars::JsonSchema))]
 pub enum Health {
     Healthy,
     /// Keeps its pods, takes no more.

@@ -5,14 +5,14 @@
 use crate::ids::ModelId;
 use crate::units::{Bytes, Millis};
 use rustc_hash::FxBuildHasher;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
 /// Where a model's weights are; the further down the list, the sooner an engine is ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-#[cfg_attr(feature = "service", derive(schemars::JsonSchema))]
 pub enum Tier {
     /// Some of its files; the rest must still be fetched.
     Partial,

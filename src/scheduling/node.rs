@@ -7,13 +7,15 @@ use super::policy::{ClassSet, Usage};
 use super::reading::Freshness;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// Who hands out a node's GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeKind {
+    /// Stowage chooses the GPU, and the container gets it by CDI.
     #[default]
     Stowage,
     /// A device plugin offers `nvidia.com/*`, and the kubelet picks: a GPU promised here could be handed out twice.

@@ -41,35 +41,17 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
 /// are hinted to someone else.
 fn together(gpus: &[Gpu], seats: &[Preference], wanted: usize) -> GpuSet {
-    let contended = |chosen: &[Preference]| chosen.iter().filter(|seat| seat.0).count();
-    let island = |seat: &Preference| gpus[usize::from(seat.3)].island;
-    let mut best = &seats[..wanted];
-    let mut of_island = [seats[0]; MAX_GPUS as usize];
-    let mut best_of_island = None;
-    for (place, seat) in seats.iter().enumerate() {
-        // Each island once, at its first seat.
-        let is_first = seats[..place].iter().all(|other| island(other) != island(seat));
-        if island(seat).is_none() || !is_first {
-            continue;
-        }
-        let mut found = 0;
-        for other in seats.iter().filter(|other| island(other) == island(seat)).take(wanted) {
-            of_island[found] = *other;
-            found += 1;
-        }
-        let is_better = found == wanted
-            && contended(&of_island[..wanted]) == contended(best)
-            && best_of_island
-                .as_ref()
-                .is_none_or(|known: &[Preference; 64]| of_island[..wanted] < known[..wanted]);
-        if is_better {
-            best_of_island = Some(of_island);
-        }
+    let island = |seat: &&Preference| gpus[usize::from(seat.3)].island;
+    let of = |one: u8| seats.iter().filter(move |seat| island(seat) == Some(one)).take(wanted);
+    let contended = seats[..wanted].iter().filter(|seat| seat.0).count();
+    let is_enough =
+        |one: &u8| of(*one).count() == wanted && of(*one).filter(|seat| seat.0).count() == contended;
+    let places = |seat: &Preference| usize::from(seat.3);
+    // Seats of one island name it again; that changes nothing.
+    match seats.iter().filter_map(|seat| island(&seat)).filter(is_enough).min_by(|a, b| of(*a).cmp(of(*b))) {
+        Some(one) => of(one).map(places).collect(),
+        None => seats[..wanted].iter().map(places).collect(),
     }
-    if let Some(island) = &best_of_island {
-        best = &island[..wanted];
-    }
-    best.iter().map(|seat| usize::from(seat.3)).collect()
 }
 
 /// Whether the GPU was just offered to someone else who would not fit beside this one.

@@ -9,6 +9,7 @@ use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
 use super::snapshot::Snapshot;
 use crate::ids::ModelId;
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -77,10 +78,12 @@ pub enum ContainerRole {
 }
 
 /// Whether a pod's GPUs may have other pods on them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
+    /// It asks for a part of a GPU's memory.
     Shared,
+    /// It wants its GPUs to itself.
     Exclusive,
 }
 

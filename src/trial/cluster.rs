@@ -2,10 +2,10 @@
 
 use super::sketch;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
-use crate::policy_file::raw::{Cluster, ExistingPod, Gpu, HealthWord, Node, TierWord};
+use crate::policy_file::raw::{Cluster, ExistingPod, Gpu, Node};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
-use crate::scheduling::loading::{Holding, Tier};
+use crate::scheduling::loading::Holding;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
@@ -136,11 +136,7 @@ fn device(node: &str, gpu: &Gpu, index: u32, copy: u16) -> Result<Device, BadClu
         parent: gpu.mig.is_some().then(|| uuid("GPU", first)).transpose()?,
         total: gpu.memory.map_or(USUAL_MEMORY, |memory| memory.0),
         reserved: Bytes::ZERO,
-        health: match gpu.health {
-            None | Some(HealthWord::Healthy) => Health::Healthy,
-            Some(HealthWord::Draining) => Health::Draining,
-            Some(HealthWord::Lost) => Health::Lost,
-        },
+        health: gpu.health.unwrap_or(Health::Healthy),
         island: None,
     })
 }
@@ -184,7 +180,7 @@ fn read(ledger: &mut Ledger, node: &Node, tenants: &[Tenant]) -> Result<(), BadC
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;
-        let holding = Holding { model: model.clone(), tier: self::tier(*tier), bytes: USUAL_WEIGHTS };
+        let holding = Holding { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
     ledger.read(&name, Reading { sampled: now, gpus, holdings: holdings.into_values().collect() });
@@ -207,16 +203,5 @@ fn reading(device: &Device, gpu: &Gpu, tenants: &[Tenant]) -> GpuReading {
             (None, None) => Pressure::NONE,
             (kv_cache, queue) => Pressure::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
         },
-    }
-}
-
-fn tier(word: TierWord) -> Tier {
-    match word {
-        TierWord::Partial => Tier::Partial,
-        TierWord::Disk => Tier::Disk,
-        TierWord::PageCache => Tier::PageCache,
-        TierWord::Sleeping => Tier::Sleeping,
-        TierWord::Loading => Tier::Loading,
-        TierWord::Resident => Tier::Resident,
     }
 }

@@ -1,9 +1,8 @@
 //! Classes: the owner's own in their order, then the built-in ones, changed where the owner names them.
 
 use super::{DraftClass, set, texts};
-use crate::policy_file::raw::{self, PriorityRange, SharingWord};
+use crate::policy_file::raw::{self, PriorityRange};
 use crate::scheduling::policy::{Class, Eviction, Expression, Match, built_in_classes};
-use crate::scheduling::request::Sharing;
 use std::ops::RangeInclusive;
 
 /// The last built-in class takes what is left, and stays so.
@@ -59,10 +58,7 @@ fn eviction(preemptible: bool) -> Eviction {
 
 fn matches(raw: &raw::Match) -> Match {
     Match {
-        sharing: raw.sharing.map(|word| match word {
-            SharingWord::Exclusive => Sharing::Exclusive,
-            SharingWord::Shared => Sharing::Shared,
-        }),
+        sharing: raw.sharing,
         priority: raw.priority.as_ref().map(range),
         priority_classes: raw.priority_classes.iter().flatten().map(|name| name.0.clone()).collect(),
         namespaces: raw.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),

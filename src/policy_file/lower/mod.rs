@@ -9,11 +9,8 @@ mod raise;
 pub use classes::SERVING;
 pub use raise::raise;
 
-use super::raw::{self, Allowed, Amount, ExpiredWord, HandedOutBy};
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{
-    Borrowing, Class, ExpiredRule, Limit, Mode, Policy, PolicyError, Pool, Reclaim, Tenant, Usage,
-};
+use super::raw::{self, Amount};
+use crate::scheduling::policy::{Class, Limit, Policy, PolicyError, Pool, Tenant, Usage};
 use crate::units::{Bytes, Percent};
 use std::collections::BTreeMap;
 
@@ -64,7 +61,7 @@ fn set<T>(target: &mut T, said: Option<T>) {
 
 fn settings(raw: &raw::Policy) -> Policy {
     let mut policy = Policy::default();
-    set(&mut policy.mode, raw.mode.map(mode));
+    set(&mut policy.mode, raw.mode);
     if let Some(headroom) = &raw.headroom {
         set(&mut policy.headroom.default, headroom.default.map(|percent| percent.0));
         let models = headroom.models.iter().flatten();
@@ -77,7 +74,7 @@ fn settings(raw: &raw::Policy) -> Policy {
         set(&mut rules.fresh, telemetry.fresh.map(|time| time.0));
         set(&mut rules.stale, telemetry.stale.map(|time| time.0));
         set(&mut rules.margin, telemetry.margin.map(|percent| percent.0));
-        set(&mut rules.expired, telemetry.expired.map(expired));
+        set(&mut rules.expired, telemetry.expired);
     }
     if let Some(loading) = &raw.loading {
         let speeds = &mut policy.loading;
@@ -118,34 +115,14 @@ fn preemption(raw: &raw::Policy, policy: &mut Policy) {
     }
 }
 
-fn mode(mode: raw::Mode) -> Mode {
-    match mode {
-        raw::Mode::Enforce => Mode::Enforce,
-        raw::Mode::Shadow => Mode::Shadow,
-    }
-}
-
-fn expired(word: ExpiredWord) -> ExpiredRule {
-    match word {
-        ExpiredWord::LedgerOnly => ExpiredRule::LedgerOnly,
-        ExpiredWord::Refuse => ExpiredRule::Refuse,
-    }
-}
-
 fn tenant(raw: &raw::Tenant) -> Tenant {
     let named = Tenant::named(&raw.name.0, &[]);
     Tenant {
         namespaces: raw.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
         guarantee: raw.guarantee.as_ref().map_or(named.guarantee, guarantee),
         limit: raw.limit.as_ref().map_or(named.limit, limit),
-        borrowing: raw.borrowing.map_or(named.borrowing, |word| match word {
-            Allowed::Allowed => Borrowing::Allowed,
-            Allowed::Never => Borrowing::Never,
-        }),
-        reclaim: raw.reclaim.map_or(named.reclaim, |word| match word {
-            Allowed::Allowed => Reclaim::Allowed,
-            Allowed::Never => Reclaim::Never,
-        }),
+        borrowing: raw.borrowing.unwrap_or(named.borrowing),
+        reclaim: raw.reclaim.unwrap_or(named.reclaim),
         weight: raw.weight.map_or(named.weight, u32::from),
         ..named
     }
@@ -178,10 +155,7 @@ fn pool(raw: &raw::NodePool) -> Pool {
     let named = Pool::named(&raw.name.0);
     Pool {
         selector: texts(&raw.selector),
-        nodes: raw.nodes.map_or(named.nodes, |word| match word {
-            HandedOutBy::Stowage => NodeKind::Stowage,
-            HandedOutBy::DevicePlugin => NodeKind::DevicePlugin,
-        }),
+        nodes: raw.nodes.unwrap_or(named.nodes),
         classes: raw.classes.as_ref().map(|names| names.iter().map(|name| name.0.clone()).collect()),
         mig: raw.mig.as_ref().map(|profiles| profiles.iter().map(|profile| profile.0.clone()).collect()),
         capacity: raw.capacity.as_ref().map(|capacity| usage(capacity.vram, capacity.gpus)),

@@ -3,14 +3,10 @@
 
 use super::{MILLI, UNBOUNDED, percentage};
 use crate::policy_file::raw::{
-    self, Allowed, Amount, Capacity, Duration, ExpiredWord, HandedOutBy, LabelValue, MigProfile, Name,
-    Percentage, PriorityRange, QualifiedName, Quantity, SharingWord, Speed, Subdomain,
+    self, Amount, Capacity, Duration, LabelValue, MigProfile, Name, Percentage, PriorityRange, QualifiedName,
+    Quantity, Speed, Subdomain,
 };
-use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{
-    Borrowing, Class, Eviction, ExpiredRule, Match, Mode, Policy, Pool, Reclaim, Tenant, Usage,
-};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::policy::{Class, Eviction, Match, Policy, Pool, Tenant, Usage};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -19,10 +15,7 @@ pub fn raise(policy: &Policy) -> raw::Policy {
     raw::Policy {
         api_version: Some(raw::ApiVersion::V1Alpha1),
         kind: Some(raw::PolicyKind::SchedulingPolicy),
-        mode: Some(match policy.mode {
-            Mode::Enforce => raw::Mode::Enforce,
-            Mode::Shadow => raw::Mode::Shadow,
-        }),
+        mode: Some(policy.mode),
         headroom: Some(headroom(policy)),
         telemetry: Some(telemetry(policy)),
         loading: Some(loading(policy)),
@@ -52,10 +45,7 @@ fn telemetry(policy: &Policy) -> raw::Telemetry {
         fresh: Some(Duration(rules.fresh)),
         stale: Some(Duration(rules.stale)),
         margin: Some(percentage(rules.margin)),
-        expired: Some(match rules.expired {
-            ExpiredRule::LedgerOnly => ExpiredWord::LedgerOnly,
-            ExpiredRule::Refuse => ExpiredWord::Refuse,
-        }),
+        expired: Some(rules.expired),
     }
 }
 
@@ -125,10 +115,7 @@ fn matches(matches: &Match) -> raw::Match {
         priority_classes: some_words(&matches.priority_classes, Subdomain),
         priority: matches.priority.as_ref().map(range),
         resources: some_words(&matches.resources, QualifiedName),
-        sharing: matches.sharing.map(|sharing| match sharing {
-            Sharing::Exclusive => SharingWord::Exclusive,
-            Sharing::Shared => SharingWord::Shared,
-        }),
+        sharing: matches.sharing,
         expression: matches.expression.as_ref().map(|one| raw::Cel(one.text().to_owned())),
     }
 }
@@ -142,14 +129,8 @@ fn tenant(tenant: &Tenant) -> raw::Tenant {
         guarantee: guaranteed
             .then(|| Amount { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
         limit: (limit != Amount::default()).then_some(limit),
-        borrowing: Some(match tenant.borrowing {
-            Borrowing::Allowed => Allowed::Allowed,
-            Borrowing::Never => Allowed::Never,
-        }),
-        reclaim: Some(match tenant.reclaim {
-            Reclaim::Allowed => Allowed::Allowed,
-            Reclaim::Never => Allowed::Never,
-        }),
+        borrowing: Some(tenant.borrowing),
+        reclaim: Some(tenant.reclaim),
         weight: Some(u16::try_from(tenant.weight).unwrap_or(u16::MAX)),
     }
 }
@@ -158,10 +139,7 @@ fn pool(pool: &Pool) -> raw::NodePool {
     raw::NodePool {
         name: Name(pool.name.clone()),
         selector: labels(&pool.selector),
-        nodes: Some(match pool.nodes {
-            NodeKind::Stowage => HandedOutBy::Stowage,
-            NodeKind::DevicePlugin => HandedOutBy::DevicePlugin,
-        }),
+        nodes: Some(pool.nodes),
         classes: pool.classes.as_deref().map(|names| words(names, Name)),
         mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
         capacity: pool.capacity.map(|all| Capacity { gpus: whole_gpus(all), vram: vram(all) }),

@@ -1,7 +1,10 @@
+//! What files say and what the policy then is; a policy written out is the same policy.
+
 use super::*;
 use crate::policy_file::shape::SHAPES;
 use crate::policy_file::source::FileId;
 use crate::policy_file::{merge, tree};
+use crate::scheduling::policy::Mode;
 use crate::units::Millis;
 
 fn raw(text: &str) -> raw::Policy {

@@ -1,6 +1,7 @@
 //! Classes: which pods there are, and how each is treated.
 
 use super::{Cel, Duration, LabelValue, Name, Percentage, QualifiedName, Subdomain};
+use crate::scheduling::request::Sharing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,7 +46,7 @@ pub struct Match {
     /// With a container that asks for any of these.
     pub resources: Option<Vec<QualifiedName>>,
     /// Whether the pod wants its GPUs to itself.
-    pub sharing: Option<SharingWord>,
+    pub sharing: Option<Sharing>,
     /// A condition in CEL over `pod`: `namespace`, `labels`, `priority`, `priorityClass`, `resources`, `gpus`, `vram` and
     /// `kvCache` in MiB, `exclusive`, `model`, `serviceAccount`.
     #[schemars(length(max = 1024))]
@@ -58,15 +59,6 @@ pub struct Match {
 pub struct PriorityRange {
     pub at_least: Option<i32>,
     pub at_most: Option<i32>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum SharingWord {
-    /// It wants whole GPUs.
-    Exclusive,
-    /// It asks for a part of a GPU's memory.
-    Shared,
 }
 
 /// How busy engines on a GPU may be for a pod of this class to join them.

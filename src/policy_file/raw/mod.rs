@@ -10,19 +10,16 @@ mod tenants;
 mod test;
 mod texts;
 
-pub use classes::{Class, KeptRange, Limits, Match, PriorityRange, SharingWord};
-pub use pools::{Capacity, HandedOutBy, NodePool};
-pub use settings::{
-    Costs, ExpiredWord, Headroom, Loading, Mode, Preemption, Scoring, StartGate, Telemetry, Weights,
-};
-pub use tenants::{Allowed, Amount, Tenant};
-pub use test::{
-    Case, Cluster, ExistingPod, Expectation, Gpu, HealthWord, Node, PodSketch, PolicyTest, TestKind, TierWord,
-};
+pub use classes::{Class, KeptRange, Limits, Match, PriorityRange};
+pub use pools::{Capacity, NodePool};
+pub use settings::{Costs, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights};
+pub use tenants::{Amount, Tenant};
+pub use test::{Case, Cluster, ExistingPod, Expectation, Gpu, Node, PodSketch, PolicyTest, TestKind};
 pub use texts::{
     Cel, Duration, LabelValue, MigProfile, Name, Percentage, QualifiedName, Quantity, Speed, Subdomain,
 };
 
+use crate::scheduling::policy::Mode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,6 +1,7 @@
 //! Node pools: kinds of nodes, told apart by their labels.
 
 use super::{LabelValue, MigProfile, Name, Quantity};
+use crate::scheduling::node::NodeKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -15,21 +16,12 @@ pub struct NodePool {
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub selector: Option<BTreeMap<String, LabelValue>>,
     /// Who hands out its GPUs.
-    pub nodes: Option<HandedOutBy>,
+    pub nodes: Option<NodeKind>,
     /// Classes whose pods may go there. Left out: all.
     pub classes: Option<Vec<Name>>,
     /// What each of its GPUs is cut into. `[]`: whole; left out: anything.
     pub mig: Option<Vec<MigProfile>>,
     pub capacity: Option<Capacity>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HandedOutBy {
-    /// Stowage chooses the GPU and the container gets it by CDI.
-    Stowage,
-    /// The vendor's device plugin does; Stowage chooses the node.
-    DevicePlugin,
 }
 
 /// What the pool has in all, to check that guarantees can be kept.

@@ -1,18 +1,10 @@
 //! Settings that hold for the whole cluster.
 
 use super::{Duration, Percentage, Speed};
+use crate::scheduling::policy::ExpiredRule;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Decisions are put into force.
-    Enforce,
-    /// The scheduler's own choice passes; what would have been decided is recorded and counted.
-    Shadow,
-}
 
 /// The share of every GPU that is never handed out: what CUDA contexts and fragmentation take beyond what engines ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -35,16 +27,7 @@ pub struct Telemetry {
     /// The part of a GPU that nobody is promised while nobody sees what is on it.
     pub margin: Option<Percentage<90>>,
     /// What to do with a node whose agent has fallen silent.
-    pub expired: Option<ExpiredWord>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ExpiredWord {
-    /// Place by what was promised.
-    LedgerOnly,
-    /// Place nothing there.
-    Refuse,
+    pub expired: Option<ExpiredRule>,
 }
 
 /// How fast weights come to a GPU, to estimate when an engine will be ready.

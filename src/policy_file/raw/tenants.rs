@@ -1,6 +1,7 @@
 //! Tenants: who has a part of the cluster of its own, and what happens to parts that lie idle.
 
 use super::{Name, Quantity};
+use crate::scheduling::policy::{Borrowing, Reclaim};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -17,9 +18,9 @@ pub struct Tenant {
     /// What it can never exceed.
     pub limit: Option<Amount>,
     /// Whether it may use, beyond its guarantee, what others leave idle.
-    pub borrowing: Option<Allowed>,
+    pub borrowing: Option<Borrowing>,
     /// Whether it may take back, by eviction, what others borrowed of its guarantee.
-    pub reclaim: Option<Allowed>,
+    pub reclaim: Option<Reclaim>,
     /// Its part of what is borrowed, in proportion to the others'.
     #[schemars(range(min = 1, max = 1000))]
     pub weight: Option<u16>,
@@ -33,11 +34,4 @@ pub struct Amount {
     pub vram: Option<Quantity>,
     /// GPUs, whole ones; a part of a GPU counts as that part.
     pub gpus: Option<u32>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Allowed {
-    Allowed,
-    Never,
 }

@@ -3,6 +3,8 @@
 use super::{
     ApiVersion, Duration, LabelValue, MigProfile, Name, Percentage, QualifiedName, Quantity, Subdomain,
 };
+use crate::scheduling::device::Health;
+use crate::scheduling::loading::Tier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -45,7 +47,7 @@ pub struct Node {
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub plugin: Option<BTreeMap<String, u32>>,
     /// Models to where their weights are on the node.
-    pub models: Option<BTreeMap<String, TierWord>>,
+    pub models: Option<BTreeMap<String, Tier>>,
 }
 
 /// One GPU, or `count` alike.
@@ -66,27 +68,7 @@ pub struct Gpu {
     pub queue: Option<u32>,
     /// What an agent measured on it. Left out: what its pods were promised.
     pub used: Option<Quantity>,
-    pub health: Option<HealthWord>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HealthWord {
-    Healthy,
-    Draining,
-    Lost,
-}
-
-/// Where a model's weights are; the further down, the sooner an engine is ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum TierWord {
-    Partial,
-    Disk,
-    PageCache,
-    Sleeping,
-    Loading,
-    Resident,
+    pub health: Option<Health>,
 }
 
 /// What a pod shows of itself.

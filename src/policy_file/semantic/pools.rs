@@ -4,8 +4,9 @@ use super::classes::unknown_class;
 use super::{Written, head, key, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::format::mig::{FAMILIES, Family};
-use crate::policy_file::raw::{HandedOutBy, NodePool};
+use crate::policy_file::raw::NodePool;
 use crate::policy_file::tree::Node;
+use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Mode, Pool};
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -47,7 +48,7 @@ fn classes(policy: Written<'_>, entry: &Node, found: &mut Vec<Diagnostic>) {
 }
 
 fn shadow(policy: Written<'_>, raw: &NodePool, entry: &Node, found: &mut Vec<Diagnostic>) {
-    if policy.draft.settings.mode == Mode::Shadow && raw.nodes == Some(HandedOutBy::Stowage) {
+    if policy.draft.settings.mode == Mode::Shadow && raw.nodes == Some(NodeKind::Stowage) {
         found.push(
             Diagnostic::error(
                 "shadow-without-gpu",

@@ -1,3 +1,5 @@
+//! What the schema lets through and what it tells; every schema of our own is one that is read here.
+
 use super::*;
 use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::source::{FileId, SourceText, Sources};

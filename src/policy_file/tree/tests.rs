@@ -1,3 +1,5 @@
+//! YAML with its places, and all that is refused as none.
+
 use super::super::diagnostic::Diagnostic;
 use super::super::source::FileId;
 use super::read::{MAX_DEPTH, MAX_NODES};

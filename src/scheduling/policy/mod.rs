@@ -23,6 +23,7 @@ use super::node::NodeKind;
 use super::request::Sharing;
 use crate::ids::GpuModel;
 use crate::units::{Millis, Percent};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -58,9 +59,10 @@ pub struct Policy {
 }
 
 /// Whether decisions count.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
+    /// They are put into force.
     #[default]
     Enforce,
     /// They are made, recorded and counted, and the scheduler's own stand.
@@ -93,7 +95,7 @@ pub struct TelemetryRules {
 }
 
 /// What to do with a node whose agent has fallen silent, or never spoke.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExpiredRule {
     /// Place by what was promised.

@@ -6,6 +6,7 @@
 //! Ghodsi et al., NSDI 2011).
 
 use crate::units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, AddAssign};
 
@@ -44,7 +45,7 @@ pub struct Limit {
 }
 
 /// Whether a tenant may use, beyond its guarantee, what others leave idle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Borrowing {
     Allowed,
@@ -52,7 +53,7 @@ pub enum Borrowing {
 }
 
 /// Whether a tenant takes its guarantee back by eviction from those who borrowed it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reclaim {
     Allowed,

@@ -1,8 +1,8 @@
 //! Random histories of a small cluster: promises kept, books that add up, free VRAM by the formula, a rebuild that is the same.
 
-use super::{demand_of, sharing};
+use super::{demand_of, device, sharing};
 
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Gpu, Health};
@@ -91,17 +91,7 @@ fn gpu() -> PluginResource {
 }
 
 fn devices(node: u8, gpus: u32) -> Vec<Device> {
-    let device = |index| Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
-        index,
-        model: GpuModel::parse("H100").unwrap(),
-        parent: None,
-        total: Bytes(100),
-        reserved: Bytes(2),
-        health: Health::Healthy,
-        island: None,
-    };
-    (0..gpus).map(device).collect()
+    (0..gpus).map(|index| Device { reserved: Bytes(2), ..device(node, index) }).collect()
 }
 
 /// What an agent could have found on a node: who has how much on which GPU, and what each GPU has in use.

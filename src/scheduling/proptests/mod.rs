@@ -7,6 +7,8 @@ mod choices;
 mod histories;
 mod tenants;
 
+use crate::ids::{GpuModel, GpuUuid};
+use crate::scheduling::device::{Device, Health};
 use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::scheduling::request::{Companion, Demand, Sharing};
@@ -35,6 +37,20 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         kv_cache: None,
         weights: None,
         containers: Arc::new([]),
+    }
+}
+
+/// A GPU of 100 B on one of the tests' nodes.
+pub(super) fn device(node: u8, index: u32) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        index,
+        model: GpuModel::parse("H100").unwrap(),
+        parent: None,
+        total: Bytes(100),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
     }
 }
 

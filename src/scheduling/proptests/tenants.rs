@@ -1,11 +1,10 @@
 //! Random histories under policies with tenants, classes that do not share, and pools; the policy changes now and then. The
 //! oracle adds up what everyone has from the pods alone.
 
-use super::demand_of;
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use super::{demand_of, device};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Hold;
-use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
@@ -105,20 +104,10 @@ fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priori
 fn new_ledger(policy: Policy) -> Ledger {
     let mut ledger = Ledger::new(Arc::new(policy));
     for node in 0..3 {
-        let device = |index| Device {
-            uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
-            index,
-            model: GpuModel::parse("H100").unwrap(),
-            parent: None,
-            total: Bytes(100),
-            reserved: Bytes(0),
-            health: Health::Healthy,
-            island: None,
-        };
         ledger.set_node(&name(node), NodeKind::Stowage, None);
         let of = if node == 0 { "red" } else { "all" };
         ledger.set_labels(&name(node), [("of".to_owned(), of.to_owned())].into());
-        ledger.report_devices(&name(node), (0..2).map(device).collect()).unwrap();
+        ledger.report_devices(&name(node), (0..2).map(|index| device(node, index)).collect()).unwrap();
     }
     ledger
 }
