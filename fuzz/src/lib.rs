@@ -5,7 +5,7 @@ use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::audit::audit;
 use stowage::scheduling::decision::Hold;
 use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::ledger::{Ledger, Seen, SeenState};
+use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::preempt::{Shortfall, cheapest_victims};
@@ -152,7 +152,7 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
     };
     let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
     let key = PodKey::parse("default", uid.as_str()).expect("a name");
-    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting { hold: None } });
+    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting(SeenWaiting::default()) });
 }
 
 fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {

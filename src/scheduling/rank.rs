@@ -166,6 +166,12 @@ fn consider(
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
+/// The GPUs of a node that a demand would get there, and how good a place that is.
+pub fn seat(node: &Node, demand: &Demand, policy: &Policy) -> Result<(Score, GpuSet), Misfit> {
+    let gpus = fit(node, demand)?;
+    Ok((score(node, demand, gpus, policy), gpus))
+}
+
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
 fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
     let milli_gpus = match demand.sharing {

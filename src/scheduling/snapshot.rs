@@ -54,6 +54,16 @@ impl Snapshot {
         self.nodes.iter().enumerate().filter(move |(place, _)| is_in(*place)).map(|(_, node)| node)
     }
 
+    /// Whether no node has come or gone since the set was made.
+    pub fn is_current(&self, set: &NodeSet) -> bool {
+        set.epoch == self.epoch
+    }
+
+    /// Whether the node at this place is in a set that is current.
+    pub fn contains(&self, set: &NodeSet, place: usize) -> bool {
+        set.words[place / 64] >> (place % 64) & 1 == 1
+    }
+
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }

@@ -4,7 +4,7 @@ use super::sketch;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
 use crate::policy_file::raw::{Cluster, ExistingPod, Gpu, Node};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::Holding;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
@@ -54,7 +54,7 @@ pub fn uid(name: &str) -> PodUid {
 pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
-    let state = SeenState::Waiting { hold: None };
+    let state = SeenState::Waiting(SeenWaiting::default());
     ledger.see(Seen { uid: uid.clone(), key, demand: demand.clone(), state });
 }
 

@@ -2,7 +2,7 @@
 
 use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
 use crate::scheduling::policy::{Eviction, Policy};
 use serde::Serialize;
 
@@ -95,9 +95,9 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodEntry) {
             starting: entry.starting.is_some(),
             ran: Some(now.since(bound.started)),
         },
-        Phase::Waiting(waiting) => SeenState::Waiting { hold: waiting.hold },
+        Phase::Waiting(waiting) => SeenState::Waiting(SeenWaiting { hold: waiting.hold, ..SeenWaiting::default() }),
         // A dump has no Binding on its way.
-        Phase::Assumed(_) => SeenState::Waiting { hold: None },
+        Phase::Assumed(_) => SeenState::Waiting(SeenWaiting::default()),
     };
     ledger.see(Seen { uid: uid.clone(), key: entry.key, demand: entry.demand, state });
 }

@@ -4,6 +4,7 @@
 //! [`semantic`](super::semantic), before it becomes a policy. [`raise`] is the way back.
 
 mod classes;
+mod planning;
 mod raise;
 
 pub use classes::SERVING;
@@ -85,6 +86,7 @@ fn settings(raw: &raw::Policy) -> Policy {
     }
     scoring(raw, &mut policy);
     preemption(raw, &mut policy);
+    planning::lower(raw, &mut policy);
     policy
 }
 

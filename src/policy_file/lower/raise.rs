@@ -1,7 +1,7 @@
 //! A policy as it would be written if every setting were said: for `policy show`, and for the digest, which must not depend
 //! on how the settings came about.
 
-use super::{MILLI, UNBOUNDED, percentage};
+use super::{MILLI, UNBOUNDED, percentage, planning};
 use crate::policy_file::raw::{
     self, Amount, Capacity, Duration, LabelValue, MigProfile, Name, Percentage, PriorityRange, QualifiedName,
     Quantity, Speed, Subdomain,
@@ -23,6 +23,7 @@ pub fn raise(policy: &Policy) -> raw::Policy {
         start_gate: None,
         scoring: Some(scoring(policy)),
         preemption: Some(preemption(policy)),
+        planning: Some(planning::raise(&policy.planning)),
         classes: Some(policy.classes().iter().map(class).collect()),
         tenants: Some(policy.tenants().iter().map(tenant).collect()),
         node_pools: Some(policy.pools().iter().map(pool).collect()),

@@ -4,6 +4,7 @@
 //! Nothing here decides anything. What is missing gets its default in [`lower`](super::lower).
 
 mod classes;
+mod planning;
 mod pools;
 mod settings;
 mod tenants;
@@ -11,6 +12,9 @@ mod test;
 mod texts;
 
 pub use classes::{Class, KeptRange, Limits, Match, PriorityRange};
+pub use planning::{
+    Consolidation, CountThreshold, Groups, PercentageThreshold, Planning, PressureRules,
+};
 pub use pools::{Capacity, NodePool};
 pub use settings::{Costs, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights};
 pub use tenants::{Amount, Tenant};
@@ -40,6 +44,7 @@ pub struct Policy {
     pub start_gate: Option<StartGate>,
     pub scoring: Option<Scoring>,
     pub preemption: Option<Preemption>,
+    pub planning: Option<Planning>,
     /// Tried in this order; the first that matches takes the pod. The built-in classes `dedicated`, `opportunistic`,
     /// `batch` and `serving` stand behind them. One named like a built-in class changes that.
     pub classes: Option<Vec<Class>>,

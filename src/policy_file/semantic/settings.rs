@@ -9,6 +9,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     telemetry(policy, found);
     weights(policy, found);
     models(policy, found);
+    pressure(policy, found);
 }
 
 fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -64,6 +65,25 @@ fn weights(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
             .other(policy.span(&["scoring", "weights", "packing"]), "against this")
             .help("give the one that matters more the larger weight, or set the other to 0"),
         );
+    }
+}
+
+/// Pressure that ends above where it begins would never end, or never begin.
+fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let Some(rules) = &policy.draft.settings.planning.pressure else { return };
+    let (kv, queue) = (rules.kv_cache, rules.queue);
+    let thresholds = [
+        ("kvCache", kv.to < kv.from, format!("{}%", kv.from.get()), format!("{}%", kv.to.get())),
+        ("queue", queue.to < queue.from, queue.from.to_string(), queue.to.to_string()),
+    ];
+    for (field, is_sound, from, to) in thresholds {
+        if is_sound {
+            continue;
+        }
+        let message = format!("pressure begins at {from} and is over at {to} already");
+        let at = policy.span(&["planning", "pressure", field]);
+        let diagnostic = Diagnostic::error("pressure-without-end", at, message);
+        found.push(diagnostic.help("make `to` less than `from`, by as much as the figure moves between two looks"));
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::explain::{Explanation, Options, explain};
-use crate::scheduling::ledger::{Ledger, Presence, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, Presence, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
@@ -179,7 +179,7 @@ impl World {
     }
 
     pub fn wait(&mut self, pod: &Sketch) -> PodUid {
-        self.see(pod, SeenState::Waiting { hold: None })
+        self.see(pod, SeenState::Waiting(SeenWaiting::default()))
     }
 
     /// A pod that has run there for an hour.

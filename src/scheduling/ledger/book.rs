@@ -39,7 +39,7 @@ fn card(device: &Device) -> &GpuUuid {
     device.parent.as_ref().unwrap_or(&device.uuid)
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Book {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
@@ -82,7 +82,7 @@ pub(super) struct Charge {
 }
 
 /// What there is to know of a charged pod when a report comes in.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Tenant {
     pub uid: PodUid,
     pub gpus: GpuSet,

@@ -47,6 +47,33 @@ pub struct Waiting {
     pub refused: Option<Refused>,
     /// How often in a row it was woken, asked, and was refused again.
     pub in_vain: u32,
+    /// What keeps it from the scheduler.
+    pub gate: Gate,
+    /// Since when it waits behind that gate, or without one, as far as this ledger knows.
+    pub since: Moment,
+    /// Where the API server says that it is to go.
+    pub nominated: Option<NodeName>,
+    /// When the planner last looked for a place for it, and how often in a row it found none.
+    pub sought: Option<Sought>,
+}
+
+/// The scheduler does not look at a pod behind a gate.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Gate {
+    #[default]
+    Open,
+    /// The planner's alone: it is placed first, and let through then.
+    Planned,
+    /// Somebody else keeps it back, whoever else does.
+    Others,
+}
+
+/// A search for a place that found none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sought {
+    pub at: Moment,
+    pub in_vain: u32,
 }
 
 /// A filter that passed no node: whom to wake when one would pass.
@@ -54,8 +81,8 @@ pub struct Waiting {
 pub struct Refused {
     /// When the pod was last refused, or woken.
     pub at: Moment,
-    /// The nodes it asked about.
-    pub asked: Arc<NodeSet>,
+    /// The nodes it asked about; `None` if nobody knows.
+    pub asked: Option<Arc<NodeSet>>,
     /// How often it was woken since it last asked.
     pub unanswered: u32,
 }

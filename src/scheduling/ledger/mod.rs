@@ -24,12 +24,12 @@ mod sight;
 mod tenancy;
 mod wake;
 
-pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Refused, Waiting};
+pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
 pub use occupants::{Occupant, Presence};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
 pub use reload::Judgements;
-pub use sight::{DevicesRefused, Remark, Seen, SeenState};
+pub use sight::{DevicesRefused, Remark, Seen, SeenState, SeenWaiting};
 pub use tenancy::Tenancy;
 pub(super) use tenancy::is_allowed;
 pub use wake::{Refusal, whom_to_wake};
@@ -45,7 +45,7 @@ use book::{Book, Entries};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
     /// What whoever holds the lock takes for the present.
@@ -58,6 +58,8 @@ pub struct Ledger {
     refused: BTreeSet<PodUid>,
     /// The last of them that was looked at.
     looked_at: Option<PodUid>,
+    /// Pods that may be behind the planner's gate alone.
+    gated: BTreeSet<PodUid>,
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     generation: u64,

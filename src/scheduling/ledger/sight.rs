@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::book::Book;
-use super::entry::{Bound, Phase, PodEntry, Waiting};
+use super::entry::{Bound, Gate, Phase, PodEntry, Waiting};
 use super::promise::gate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
@@ -24,9 +24,7 @@ pub struct Seen {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SeenState {
-    Waiting {
-        hold: Option<Hold>,
-    },
+    Waiting(SeenWaiting),
     Bound {
         node: NodeName,
         devices: Option<Arc<[GpuUuid]>>,
@@ -35,6 +33,14 @@ pub enum SeenState {
         /// For how long it has run, if the API server says so.
         ran: Option<Millis>,
     },
+}
+
+/// What a pod without a node shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SeenWaiting {
+    pub hold: Option<Hold>,
+    pub gate: Gate,
+    pub nominated: Option<NodeName>,
 }
 
 /// Why a report of devices is not taken.
@@ -174,8 +180,10 @@ impl Ledger {
             seen.demand.take(judgement);
         }
         match seen.state {
-            SeenState::Waiting { hold } => {
-                self.see_waiting(seen.uid, seen.key, seen.demand, hold);
+            SeenState::Waiting(waiting) => {
+                let SeenWaiting { hold, gate, nominated } = waiting;
+                self.see_waiting(seen.uid.clone(), seen.key, seen.demand, hold);
+                self.note_gate(&seen.uid, gate, nominated);
                 Remark::Nothing
             }
             SeenState::Bound { node, devices, starting, ran } => {
@@ -232,13 +240,14 @@ impl Ledger {
     }
 
     fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
+        let now = self.now;
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
             Some((Phase::Waiting(waiting), known))
                 if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
             _ => self.change(&uid.clone(), |entries| {
-                let phase = Phase::Waiting(Waiting::default());
+                let phase = Phase::Waiting(Waiting { since: now, ..Waiting::default() });
                 let fresh = PodEntry { key, demand: demand.clone(), phase, starting: None };
                 let entry = entries.entry(uid).or_insert(fresh);
                 entry.demand = demand;
@@ -248,6 +257,21 @@ impl Ledger {
                 }
             }),
         }
+    }
+
+    fn note_gate(&mut self, uid: &PodUid, gate: Gate, nominated: Option<NodeName>) {
+        let now = self.now;
+        let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) else {
+            return;
+        };
+        if waiting.gate != gate {
+            (waiting.since, waiting.sought) = (now, None);
+        }
+        (waiting.gate, waiting.nominated) = (gate, nominated);
+        match gate {
+            Gate::Planned => self.gated.insert(uid.clone()),
+            Gate::Open | Gate::Others => self.gated.remove(uid),
+        };
     }
 
     fn see_bound(

@@ -2,10 +2,11 @@
 //! been checked already.
 //!
 //! [`class`] says what a pod is, by what it shows ([`traits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
-//! what a node is for; [`scoring`] what makes one place better than another.
+//! what a node is for; [`scoring`] what makes one place better than another; [`planning`] what the planner does of itself.
 
 pub mod class;
 pub mod expression;
+pub mod planning;
 pub mod pool;
 pub mod scoring;
 pub mod tenant;
@@ -13,6 +14,9 @@ pub mod traits;
 
 pub use class::{Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, StartGate, Terms, Unmet};
 pub use expression::{Expression, ExpressionError, Subject};
+pub use planning::{
+    Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,
+};
 pub use pool::{Admission, Pool, PoolId};
 pub use scoring::{EvictionCosts, Weights};
 pub use tenant::{Borrowing, Limit, MAX_TENANTS, Reclaim, Tenant, TenantId, Usage};
@@ -48,6 +52,7 @@ pub struct Policy {
     pub eviction_costs: EvictionCosts,
     pub telemetry: TelemetryRules,
     pub loading: LoadingSpeeds,
+    pub planning: Planning,
     classes: Vec<Class>,
     /// Of each class, what decisions read.
     terms: Vec<Terms>,
@@ -305,6 +310,7 @@ impl Default for Policy {
             eviction_costs: EvictionCosts::default(),
             telemetry: TelemetryRules::default(),
             loading: LoadingSpeeds::default(),
+            planning: Planning::default(),
             classes: Vec::new(),
             terms: Vec::new(),
             tenants: Vec::new(),

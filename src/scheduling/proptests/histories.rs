@@ -7,7 +7,7 @@ use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Gpu, Health};
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState};
+use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginResource, PluginShare};
@@ -233,7 +233,7 @@ impl Bench {
 
     fn arrive(&mut self, pod: u8, demand: Demand) {
         if self.ledger.entry(&uid(pod)).is_none() {
-            let state = SeenState::Waiting { hold: None };
+            let state = SeenState::Waiting(SeenWaiting::default());
             self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
         }
     }
@@ -424,7 +424,7 @@ impl Bench {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
                     SeenState::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
                 }
-                _ => SeenState::Waiting { hold: entry.hold().cloned() },
+                _ => SeenState::Waiting(SeenWaiting { hold: entry.hold().cloned(), ..SeenWaiting::default() }),
             };
             ledger.see(Seen { uid, key, demand, state });
         }

@@ -5,7 +5,7 @@ use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState};
+use crate::scheduling::ledger::{Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
     Borrowing, Class, Eviction, Limit, Match, Policy, Pool, Reclaim, Tenant, Traits, Usage,
@@ -132,7 +132,7 @@ impl Bench {
                 if self.ledger.entry(&uid(pod)).is_none() {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
-                    let state = SeenState::Waiting { hold: None };
+                    let state = SeenState::Waiting(SeenWaiting::default());
                     self.ledger.see(Seen { uid: uid(pod), key, demand, state });
                 }
             }

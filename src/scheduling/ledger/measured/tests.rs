@@ -4,7 +4,7 @@ use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
-use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, whom_to_wake};
+use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting, whom_to_wake};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
@@ -46,7 +46,7 @@ impl Bench {
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
         self.ledger.set_now(self.now);
         let demand = demand(gib, priority, self.ledger.policy());
-        let state = SeenState::Waiting { hold: None };
+        let state = SeenState::Waiting(SeenWaiting::default());
         self.ledger.see(Seen { uid: uid(name), key: key(name), demand: demand.clone(), state });
         demand
     }

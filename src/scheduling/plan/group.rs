@@ -1,0 +1,173 @@
+//! Places pods that are of use only together: all that the group needs, or none.
+//!
+//! A group that cannot be placed whole holds nothing. Where the policy wants it close together, that is tried on what is free
+//! now; only where it may be anywhere, or on as few nodes as possible, do others leave for it.
+
+use super::scratch::Scratch;
+use super::{Place, Step, Why};
+use crate::ids::PodUid;
+use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::ledger::Pending;
+use crate::scheduling::node::Node;
+use crate::scheduling::pack;
+use crate::scheduling::policy::GroupPlacement;
+use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::stake::GroupKey;
+use crate::units::Millis;
+use std::collections::BTreeSet;
+
+/// A group that does not say how many it takes is what has been there for this long: whoever makes its pods makes them one
+/// after the other.
+const SETTLES: Millis = Millis::seconds(2);
+
+/// Where some of a group's pods go on one node: which of them, and on which GPUs.
+type Seats = Vec<(usize, GpuSet)>;
+
+impl Scratch<'_> {
+    pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
+        self.ledger.entry(uid)?.stake.group.clone()
+    }
+
+    /// What is to be done about the group's pods that are gated.
+    pub(super) fn group(&mut self, key: &GroupKey) -> Vec<Step> {
+        let group = self.ledger.group(key);
+        self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
+        let here = group.gated.len() as u32;
+        let wanted = match group.size {
+            Some(size) => size.saturating_sub(group.placed).max(1),
+            None => here,
+        };
+        let youngest = group.gated.iter().map(|pod| pod.since).max().unwrap_or_default();
+        if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
+            return Vec::new();
+        }
+        if here < wanted {
+            return waiting(&group.gated, Why::GroupIncomplete { here, wanted });
+        }
+        match self.together(&group.gated, wanted as usize) {
+            Ok(places) => vec![Step::Place(places)],
+            Err(placed) => {
+                waiting(&group.gated, Why::GroupTooLarge { placed: placed.len() as u32, wanted })
+            }
+        }
+    }
+
+    /// Places of at least `wanted` of the pods, or of as many as there are places for.
+    fn together(&mut self, pods: &[Pending], wanted: usize) -> Result<Vec<Place>, Vec<PodUid>> {
+        let places = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => self.on_one_island(pods),
+            GroupPlacement::FewestNodes => self.on_fewest_nodes(pods),
+            GroupPlacement::Anywhere => Vec::new(),
+        };
+        let places = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => places,
+            _ => self.anywhere(pods, places),
+        };
+        if places.len() >= wanted {
+            return Ok(places);
+        }
+        places.iter().for_each(|place| self.drop_hold(place));
+        Err(places.into_iter().map(|place| place.uid).collect())
+    }
+
+    /// Adds places for those that have none yet, wherever they are best, and on other pods' GPUs where nothing is free.
+    fn anywhere(&mut self, pods: &[Pending], mut places: Vec<Place>) -> Vec<Place> {
+        let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
+        for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
+            match self.place(pod) {
+                Ok(place) => places.push(place),
+                // Its like will find nothing either, and a group that lacks one may lack more.
+                Err(_) => break,
+            }
+        }
+        places
+    }
+
+    /// On the node that takes most of them, then on the one that takes most of the rest, as long as all find room that is
+    /// free.
+    fn on_fewest_nodes(&mut self, pods: &[Pending]) -> Vec<Place> {
+        let mut places = Vec::new();
+        let mut rest: Vec<&Pending> = pods.iter().collect();
+        while !rest.is_empty() {
+            let Some((node, seats)) = self.most_on_one_node(&rest) else { break };
+            let before = places.len();
+            let snapshot = self.ledger.snapshot();
+            let held = seats.iter().filter_map(|(pod, gpus)| self.hold_at(rest[*pod], &snapshot, node, *gpus));
+            places.extend(held);
+            if places.len() == before {
+                break;
+            }
+            let placed: BTreeSet<&PodUid> = places[before..].iter().map(|place| &place.uid).collect();
+            rest.retain(|pod| !placed.contains(&pod.uid));
+        }
+        places
+    }
+
+    /// The node that has room for most of the pods, the best of them for the first pod.
+    fn most_on_one_node(&mut self, pods: &[&Pending]) -> Option<(usize, Seats)> {
+        let snapshot = self.ledger.snapshot();
+        let mut best: Option<(usize, Seats)> = None;
+        for place in self.free_nodes(pods[0], &snapshot) {
+            let node = &snapshot.nodes()[place];
+            let seats = seats(&node.gpus, pods, GpuSet::first(node.gpus.len()));
+            if seats.len() > best.as_ref().map_or(0, |(_, seats)| seats.len()) {
+                best = Some((place, seats));
+            }
+        }
+        best
+    }
+
+    /// All of them on one NVLink island of one node.
+    fn on_one_island(&mut self, pods: &[Pending]) -> Vec<Place> {
+        let snapshot = self.ledger.snapshot();
+        let pods: Vec<&Pending> = pods.iter().collect();
+        for place in self.free_nodes(pods[0], &snapshot) {
+            let node = &snapshot.nodes()[place];
+            let fits = |island: &GpuSet| seats(&node.gpus, &pods, *island).len() == pods.len();
+            let Some(island) = islands(node).into_iter().find(fits) else { continue };
+            let seats = seats(&node.gpus, &pods, island);
+            let held: Vec<Place> =
+                seats.iter().filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus)).collect();
+            if held.len() == pods.len() {
+                return held;
+            }
+            held.iter().for_each(|place| self.drop_hold(place));
+        }
+        Vec::new()
+    }
+
+    /// Nodes that have room for the pod now, best first.
+    fn free_nodes(&mut self, pod: &Pending, snapshot: &Snapshot) -> Vec<usize> {
+        let ranking = self.ranking(pod, snapshot);
+        ranking.free().map(|(place, _)| place).collect()
+    }
+}
+
+fn waiting(pods: &[Pending], why: Why) -> Vec<Step> {
+    pods.iter().map(|pod| Step::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
+}
+
+/// Where as many as possible of the pods go on these GPUs, one after the other.
+fn seats(gpus: &[Gpu], pods: &[&Pending], allowed: GpuSet) -> Seats {
+    let mut gpus = gpus.to_vec();
+    let mut seats = Seats::new();
+    for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
+        let Some(chosen) = pack::choose(&gpus, demand, allowed) else { continue };
+        for place in chosen.iter() {
+            gpus[place].charge(demand.per_gpu, demand.sharing);
+            gpus[place].starting |= demand.terms.engine;
+            gpus[place].barred = gpus[place].barred.with(demand.terms.bars);
+        }
+        seats.push((pod, chosen));
+    }
+    seats
+}
+
+/// A node's NVLink islands, in the order of their first GPUs.
+fn islands(node: &Node) -> Vec<GpuSet> {
+    let names: BTreeSet<u8> = node.gpus.iter().filter_map(|gpu| gpu.island).collect();
+    let of = |name: u8| {
+        node.gpus.iter().enumerate().filter(move |(_, gpu)| gpu.island == Some(name)).map(|(place, _)| place)
+    };
+    names.into_iter().map(|name| of(name).collect()).collect()
+}

@@ -1,0 +1,172 @@
+//! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, what they take of
+//! the nodes beside VRAM, and the rankings.
+
+use super::ranking::{Kind, Ranking, Seat};
+use super::{Place, Step, Why};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::GpuSet;
+use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
+use crate::scheduling::policy::Limit;
+use crate::scheduling::preempt::Price;
+use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::stock::{Freed, StockView};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Kinds of pods whose rankings are kept. A queue of more kinds than this ranks some of them again.
+const RANKINGS: usize = 32;
+
+pub(super) struct Scratch<'a> {
+    pub ledger: Ledger,
+    pub stock: &'a StockView,
+    /// What pods placed before take of a node's CPU and all else that the stock filters count.
+    pub beside: BTreeMap<NodeName, Freed>,
+    rankings: Vec<Ranking>,
+    /// Members of groups that have been dealt with.
+    pub done: BTreeSet<PodUid>,
+}
+
+impl<'a> Scratch<'a> {
+    pub fn new(ledger: Ledger, stock: &'a StockView) -> Self {
+        Self { ledger, stock, beside: BTreeMap::new(), rankings: Vec::new(), done: BTreeSet::new() }
+    }
+
+    /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
+    pub fn step(&mut self, pod: &Pending) -> Vec<Step> {
+        if self.done.contains(&pod.uid) {
+            return Vec::new();
+        }
+        if pod.demand.asks_plugin() {
+            return self.devices(pod).into_iter().collect();
+        }
+        if let (Way::Gated, Some(group)) = (&pod.way, self.group_of(&pod.uid)) {
+            return self.group(&group);
+        }
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        vec![match self.place(pod) {
+            Ok(place) => Step::Place(vec![place]),
+            Err(why) => Step::Wait { uid, key, why },
+        }]
+    }
+
+    /// Room for one pod, held on the scratch ledger.
+    pub fn place(&mut self, pod: &Pending) -> Result<Place, Why> {
+        match self.free_place(pod) {
+            Some(place) => Ok(place),
+            None => self.evicting(pod).ok_or_else(|| self.why(pod)),
+        }
+    }
+
+    /// The best place that is free now.
+    pub fn free_place(&mut self, pod: &Pending) -> Option<Place> {
+        let snapshot = self.ledger.snapshot();
+        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let is_within = |(place, gpus): &(usize, GpuSet)| {
+            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+        };
+        let (place, gpus) = self.ranking(pod, &snapshot).free().find(is_within)?;
+        self.hold_at(pod, &snapshot, place, gpus)
+    }
+
+    /// Holds these GPUs, which are free.
+    pub fn hold_at(&mut self, pod: &Pending, snapshot: &Snapshot, place: usize, gpus: GpuSet) -> Option<Place> {
+        let node = &snapshot.nodes()[place];
+        let hold = Hold {
+            node: node.name.clone(),
+            devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+            victims: Arc::new([]),
+            elsewhere: Arc::new([]),
+            deadline: self.ledger.now() + self.ledger.policy().hold_slack,
+        };
+        self.hold(pod, hold, Price::default(), true)
+    }
+
+    /// Takes the hold on the scratch ledger, and notes what the pod takes beside VRAM.
+    pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
+        self.ledger.hold(&pod.uid, hold.clone()).ok()?;
+        if let Some(wants) = self.stock.wants(&pod.uid) {
+            self.beside.entry(hold.node.clone()).or_default().take(wants);
+        }
+        self.look_again(&hold.node);
+        Some(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact })
+    }
+
+    /// The reverse.
+    pub fn drop_hold(&mut self, place: &Place) {
+        self.ledger.drop_hold(&place.uid);
+        if let Some(wants) = self.stock.wants(&place.uid) {
+            self.beside.entry(place.hold.node.clone()).or_default().give_back(wants);
+        }
+        self.look_again(&place.hold.node);
+    }
+
+    pub fn beside(&self, node: &NodeName) -> Freed {
+        self.beside.get(node).cloned().unwrap_or_default()
+    }
+
+    /// The nodes in order for pods of this one's kind.
+    pub fn ranking(&mut self, pod: &Pending, snapshot: &Snapshot) -> &Ranking {
+        let kind = Kind::of(pod, self.stock);
+        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(&kind)) {
+            return &self.rankings[known];
+        }
+        let mut ranking = Ranking::new(kind, snapshot.nodes().len());
+        let policy = self.ledger.policy().clone();
+        for (place, node) in snapshot.nodes().iter().enumerate() {
+            ranking.look_at(place, snapshot, self.stock, &self.beside(&node.name), &policy);
+        }
+        self.rankings.insert(0, ranking);
+        self.rankings.truncate(RANKINGS);
+        &self.rankings[0]
+    }
+
+    fn look_again(&mut self, node: &NodeName) {
+        let snapshot = self.ledger.snapshot();
+        let Some(place) = snapshot.place_of(node.as_str()) else { return };
+        let (policy, beside) = (self.ledger.policy().clone(), self.beside(node));
+        for ranking in &mut self.rankings {
+            ranking.look_at(place, &snapshot, self.stock, &beside, &policy);
+        }
+    }
+
+    /// Why there is no place for the pod; what is nearest to one counts.
+    fn why(&mut self, pod: &Pending) -> Why {
+        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let snapshot = self.ledger.snapshot();
+        let seats = self.ranking(pod, &snapshot).seats();
+        let full = || {
+            seats.iter().filter_map(|seat| match seat {
+                Seat::Full(misfit) => Some(*misfit),
+                _ => None,
+            })
+        };
+        let has_free = seats.iter().any(|seat| matches!(seat, Seat::Free(..)));
+        let unjudged = seats.iter().find_map(|seat| match seat {
+            Seat::Unjudged(unjudged) => Some(*unjudged),
+            _ => None,
+        });
+        match (full().next(), unjudged) {
+            _ if has_free && allowance != Limit::default() => Why::BeyondLimit { vram: pod.demand.vram() },
+            (Some(nearest), _) => Why::NoRoom { nodes: full().count() as u32, nearest },
+            (None, Some(unjudged)) => Why::CannotJudge(unjudged),
+            (None, None) => Why::NoNode,
+        }
+    }
+
+    /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger.
+    fn devices(&mut self, pod: &Pending) -> Option<Step> {
+        let snapshot = self.ledger.snapshot();
+        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+        let is_within = |(place, gpus): &(usize, GpuSet)| {
+            is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
+        };
+        let (place, _) = self.ranking(pod, &snapshot).free().find(is_within)?;
+        let node = snapshot.nodes()[place].name.clone();
+        drop(snapshot);
+        self.ledger.assume(&pod.uid, &node).ok()?;
+        self.look_again(&node);
+        let is_due = matches!(pod.way, Way::Refused { .. });
+        is_due.then(|| Step::Wake { uid: pod.uid.clone(), key: pod.key.clone() })
+    }
+}
