@@ -26,6 +26,7 @@ pub mod rank;
 pub mod reading;
 pub mod request;
 pub mod snapshot;
+pub mod stake;
 
 #[cfg(test)]
 mod proptests;
