@@ -11,6 +11,7 @@
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod audit;
+pub mod budget;
 pub mod decision;
 pub mod device;
 pub mod explain;
@@ -25,7 +26,9 @@ pub mod preempt;
 pub mod rank;
 pub mod reading;
 pub mod request;
+pub mod selector;
 pub mod snapshot;
+pub mod stake;
 
 #[cfg(test)]
 mod proptests;

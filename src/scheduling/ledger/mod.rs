@@ -10,9 +10,10 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
 mod book;
+mod budgets;
 mod entry;
 mod measured;
 mod occupants;
@@ -34,6 +35,7 @@ pub use tenancy::Tenancy;
 pub(super) use tenancy::is_allowed;
 pub use wake::{Refusal, whom_to_wake};
 
+use super::budget::{Budget, BudgetSight};
 use super::decision::Hold;
 use super::node::Node;
 use super::policy::{ExpiredRule, Policy, Usage};
@@ -72,6 +74,9 @@ pub struct Ledger {
     epoch: u64,
     /// What each tenant uses, by its place in the policy.
     usage: Vec<Usage>,
+    /// In order of namespace and name.
+    budgets: Vec<Budget>,
+    budget_sight: BudgetSight,
 }
 
 impl Ledger {

@@ -1,0 +1,77 @@
+//! Disruption budgets, kept beside the pods they cover, so that one copy of the ledger is all a plan needs.
+//!
+//! They are kept, not interpreted: who may leave is for the price of a victim set to say.
+
+use super::Ledger;
+use crate::scheduling::budget::{Budget, BudgetSight};
+
+impl Ledger {
+    /// A budget as it is now, in place of the one of that name.
+    pub fn set_budget(&mut self, budget: Budget) {
+        match self.place_of_budget(&budget.namespace, &budget.name) {
+            Ok(place) => self.budgets[place] = budget,
+            Err(place) => self.budgets.insert(place, budget),
+        }
+    }
+
+    pub fn remove_budget(&mut self, namespace: &str, name: &str) {
+        if let Ok(place) = self.place_of_budget(namespace, name) {
+            self.budgets.remove(place);
+        }
+    }
+
+    /// In order of namespace and name.
+    pub fn budgets(&self) -> &[Budget] {
+        &self.budgets
+    }
+
+    /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
+    /// nobody is evicted.
+    pub fn budgets_known(&self) -> bool {
+        self.budget_sight == BudgetSight::Complete
+    }
+
+    pub fn set_budget_sight(&mut self, sight: BudgetSight) {
+        self.budget_sight = sight;
+    }
+
+    fn place_of_budget(&self, namespace: &str, name: &str) -> Result<usize, usize> {
+        self.budgets.binary_search_by(|budget| (&*budget.namespace, &*budget.name).cmp(&(namespace, name)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::selector::Selector;
+
+    fn budget(namespace: &str, name: &str, allowed: u32) -> Budget {
+        Budget { namespace: namespace.into(), name: name.into(), selector: Selector::EVERYTHING, allowed }
+    }
+
+    #[test]
+    fn budgets_stand_in_order_and_the_latest_of_a_name_counts() {
+        let mut ledger = Ledger::default();
+        ledger.set_budget(budget("b", "x", 1));
+        ledger.set_budget(budget("a", "y", 2));
+        ledger.set_budget(budget("a", "x", 3));
+        ledger.set_budget(budget("b", "x", 0));
+        let named = |budget: &Budget| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
+        let all: Vec<_> = ledger.budgets().iter().map(named).collect();
+        assert_eq!(
+            all,
+            [("a".into(), "x".into(), 3), ("a".into(), "y".into(), 2), ("b".into(), "x".into(), 0)]
+        );
+        ledger.remove_budget("a", "y");
+        ledger.remove_budget("c", "x");
+        assert_eq!(ledger.budgets().len(), 2);
+    }
+
+    #[test]
+    fn budgets_are_known_until_reading_them_is_refused() {
+        let mut ledger = Ledger::default();
+        assert!(ledger.budgets_known());
+        ledger.set_budget_sight(BudgetSight::Forbidden);
+        assert!(!ledger.budgets_known());
+    }
+}
