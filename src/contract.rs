@@ -13,7 +13,7 @@ pub use acts::{
 use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Seen, SeenState};
+use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
 use crate::scheduling::plugin::{PluginDevices, PluginResource};
 use crate::scheduling::policy::{Judgement, Mode, Policy, Traits};
 use crate::scheduling::request::{
@@ -117,7 +117,8 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy)?;
         let hold = hold.filter(|_| !demand.asks_plugin());
-        return Some(Seen { uid, key, demand, state: SeenState::Waiting { hold }, shown });
+        let state = SeenState::Waiting(SeenWaiting { hold, ..waiting(pod) });
+        return Some(Seen { uid, key, demand, state, shown });
     };
     let node = NodeName::parse(node).ok()?;
     let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
@@ -128,6 +129,17 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
     let state = SeenState::Bound { node, devices, starting: is_starting(pod), ran };
     Some(Seen { uid, key, demand, state, shown })
+}
+
+/// What keeps a pod without a node from the scheduler, and where it is to go; without its hold.
+pub fn waiting(pod: &Pod) -> SeenWaiting {
+    let Gates { ours, others } = gates(pod);
+    let gate = match (ours, others) {
+        (_, true) => Gate::Others,
+        (true, false) => Gate::Planned,
+        (false, false) => Gate::Open,
+    };
+    SeenWaiting { hold: None, gate, nominated: nominated(pod) }
 }
 
 /// All that a pod could mean, for one that must be counted although it cannot be understood.
@@ -272,8 +284,15 @@ pub struct HoldMessage {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
     pub victims: Arc<[PodUid]>,
+    /// On other nodes, who leave because others of their groups do.
+    #[serde(default, skip_serializing_if = "no_one")]
+    pub elsewhere: Arc<[PodUid]>,
     /// RFC 3339.
     pub deadline: jiff::Timestamp,
+}
+
+fn no_one(pods: &Arc<[PodUid]>) -> bool {
+    pods.is_empty()
 }
 
 impl HoldMessage {

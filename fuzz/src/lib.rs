@@ -165,6 +165,7 @@ fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
         node: node.clone(),
         devices,
         victims: set.victims.into(),
+        elsewhere: [].into(),
         deadline: now + Millis::seconds(30),
     };
     // Refused if the pod does not wait, or holds room already.

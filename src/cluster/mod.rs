@@ -21,6 +21,7 @@ pub mod dump;
 pub mod events;
 pub mod index;
 pub mod leader;
+pub mod planner;
 pub mod token_review;
 pub mod upkeep;
 pub mod watch;

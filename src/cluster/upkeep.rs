@@ -1,25 +1,19 @@
-//! What time does to the books: hints and holds run out, readings age, refused pods that would fit now are woken, pods that
-//! nobody shows any more are swept, and a replica that begins to lead says what stands.
+//! What time does to the books: hints and holds run out, readings age, pods that nobody shows any more are swept, a replica
+//! that begins to lead says what stands, and one that leads has the planner look at everyone who waits.
 //!
 //! It serves a real cluster and a dump alike: it writes through the port and names no client.
 
 use super::index::Index;
-use crate::control_plane::{ControlPlane, Notice, NoticeKind, StatusChange};
-use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Refusal, whom_to_wake};
-use crate::scheduling::policy::Mode;
+use super::planner::Planner;
+use crate::control_plane::ControlPlane;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::JoinSet;
 
 /// A tenth of a hint's life: what has run out is gone soon enough for the next pod.
 const TICK: Duration = Duration::from_millis(200);
-/// Refused pods looked at in a tick. With five ticks a second a thousand of them are looked at within four seconds, and at
-/// five thousand nodes a tick takes some milliseconds of one core.
-const LOOKED_AT: usize = 64;
 /// Far longer than a watch lags behind a request.
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
@@ -27,17 +21,19 @@ const SWEEP_EVERY: Millis = Millis::seconds(60);
 pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane: Arc<dyn ControlPlane>) {
     let mut upkeep = Upkeep {
         next_sweep: service.now() + SWEEP_EVERY,
+        planner: Planner::new(service.clone(), control_plane.clone()),
         service,
         index,
         control_plane,
         was_open: false,
-        writes: JoinSet::new(),
     };
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
-        upkeep.tick(upkeep.service.now());
+        tokio::select! {
+            _ = ticks.tick() => upkeep.tick(upkeep.service.now()).await,
+            () = upkeep.planner.next_write() => {}
+        }
     }
 }
 
@@ -45,24 +41,21 @@ struct Upkeep {
     service: Arc<Service>,
     index: Arc<Mutex<Index>>,
     control_plane: Arc<dyn ControlPlane>,
+    planner: Planner,
     was_open: bool,
     next_sweep: Moment,
-    /// Conditions being cleared. Beside the ticks: a slow API server must not keep hints alive.
-    writes: JoinSet<()>,
 }
 
 impl Upkeep {
-    fn tick(&mut self, now: Moment) {
-        while self.writes.try_join_next().is_some() {}
-        let ended = self.expire(now);
+    async fn tick(&mut self, now: Moment) {
+        let ended = self.service.ledger().expire(now);
         let is_open = self.service.gate.is_open();
-        if is_open {
-            // In shadow mode nothing is told but that what was held is not held any more.
-            if !self.is_shadowing() {
-                self.tell_of_freed_holds();
-                self.wake();
+        match is_open {
+            true => {
+                self.planner.end(ended);
+                self.planner.tick().await;
             }
-            ended.into_iter().for_each(|(key, uid)| self.end_hold(key, uid));
+            false => self.planner.rest(),
         }
         if is_open && !self.was_open {
             self.service.ledger().suppose_all_refused();
@@ -74,73 +67,6 @@ impl Upkeep {
             self.index.lock().sweep(&self.service);
             self.next_sweep = now + SWEEP_EVERY;
         }
-    }
-
-    fn is_shadowing(&self) -> bool {
-        self.service.ledger().policy().mode == Mode::Shadow
-    }
-
-    fn expire(&self, now: Moment) -> Vec<(PodKey, PodUid)> {
-        let mut ledger = self.service.ledger();
-        let ended = ledger.expire(now);
-        ended.into_iter().filter_map(|uid| Some((ledger.entry(&uid)?.key.clone(), uid))).collect()
-    }
-
-    /// The scheduler may have asked again before this replica saw the last victim leave; it was refused then, and nothing
-    /// else would wake the pod. A write of its own status does.
-    fn tell_of_freed_holds(&mut self) {
-        let mut ledger = self.service.ledger();
-        let freed = ledger.freed_holds();
-        let told =
-            freed.into_iter().filter_map(|(uid, hold)| Some((ledger.entry(&uid)?.key.clone(), uid, hold)));
-        let told: Vec<_> = told.collect();
-        drop(ledger);
-        for (key, uid, hold) in told {
-            let control_plane = self.control_plane.clone();
-            self.writes.spawn(async move {
-                if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::hold(hold)).await {
-                    tracing::warn!(pod = %key, %error, "a pod was not told that its room is free");
-                }
-            });
-        }
-    }
-
-    /// Pods that were refused and would fit now, for a reason that no API event shows.
-    fn wake(&mut self) {
-        let mut ledger = self.service.ledger();
-        let refusals = ledger.refusals(LOOKED_AT);
-        if refusals.is_empty() {
-            return;
-        }
-        let snapshot = ledger.snapshot();
-        drop(ledger);
-        let woken = whom_to_wake(refusals, &snapshot);
-        for Refusal { uid, key, .. } in woken {
-            self.service.ledger().note_woken(&uid);
-            let control_plane = self.control_plane.clone();
-            self.writes.spawn(async move {
-                // Should it fail, the pod's turn comes again.
-                if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
-                    tracing::warn!(pod = %key, %error, "a pod was not told that there is room for it");
-                }
-            });
-        }
-    }
-
-    fn end_hold(&mut self, key: PodKey, uid: PodUid) {
-        self.control_plane.notify(Notice {
-            key: key.clone(),
-            uid: uid.clone(),
-            kind: NoticeKind::HoldEnded,
-            text: "The room held for the pod was not taken before the hold's deadline; it is open to others again.".into(),
-        });
-        let control_plane = self.control_plane.clone();
-        self.writes.spawn(async move {
-            // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
-            if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await {
-                tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
-            }
-        });
     }
 }
 

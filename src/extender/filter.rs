@@ -7,7 +7,7 @@ use crate::contract;
 use crate::control_plane::{Notice, NoticeKind};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::policy::{Limit, Mode, Policy};
 use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
@@ -26,6 +26,7 @@ pub struct Asking {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
+    pub waiting: SeenWaiting,
 }
 
 /// A pod that cannot be understood.
@@ -59,7 +60,7 @@ impl Asking {
             uid: self.uid.clone(),
             key: self.key.clone(),
             demand: self.demand.clone(),
-            state: SeenState::Waiting { hold: None },
+            state: SeenState::Waiting(self.waiting.clone()),
             // The watch shows it.
             shown: None,
         });
@@ -112,7 +113,7 @@ impl Unclear {
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, Unclear>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match contract::judged_demand(pod, |traits| extender.service.judge(traits)) {
-        Ok(demand) => Ok(Ok(Asking { uid, key, demand })),
+        Ok(demand) => Ok(Ok(Asking { uid, key, demand, waiting: contract::waiting(pod) })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(Unclear { uid, key, error })),
     }
@@ -217,7 +218,7 @@ fn refuse(
     nodes: &AskedNodes<'_>,
     list: &Shortlist,
 ) {
-    extender.service.ledger().note_refused(&asking.uid, nodes.in_snapshot(snapshot));
+    extender.service.ledger().note_refused(&asking.uid, Some(nodes.in_snapshot(snapshot)));
     let code = list.refused.first().map_or("no-nodes", |(_, misfit)| misfit.code());
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());

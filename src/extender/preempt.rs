@@ -190,6 +190,7 @@ fn hold_in_ledger(
         node: victims.node.clone(),
         devices: devices?,
         victims: victims.victims.clone().into(),
+        elsewhere: [].into(),
         deadline,
     };
     match ledger.hold(uid, hold.clone()) {

@@ -123,7 +123,7 @@ pub fn filter<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Dec
     let would = placed(&view.snapshot, list);
     if asking.demand.ask == Ask::Vram {
         // Should the policy enforce one day, nothing else would wake the pod.
-        extender.service.ledger().note_refused(&asking.uid, nodes.in_snapshot(&view.snapshot));
+        extender.service.ledger().note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot)));
         record(extender, subject, Outcome::Refused, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
     }
@@ -255,7 +255,7 @@ fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &Decisi
             let node = &view.snapshot.nodes()[first.node];
             ledger.offer(&asking.uid, node, first.gpus, extender.service.now());
         }
-        None => ledger.note_refused(&asking.uid, nodes.in_snapshot(&view.snapshot)),
+        None => ledger.note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot))),
     }
 }
 

@@ -35,6 +35,9 @@ impl Placement {
 pub struct Hold {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
+    /// Whose leaving it waits for.
     pub victims: Arc<[PodUid]>,
+    /// On other nodes, who leave because others of their groups do.
+    pub elsewhere: Arc<[PodUid]>,
     pub deadline: Moment,
 }

@@ -138,7 +138,8 @@ fn could_be_held(ledger: &mut Ledger, uid: &PodUid, set: &VictimSet) -> bool {
     let Some(node) = ledger.node(&set.node) else { return false };
     let devices = set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect();
     let victims = set.victims.clone().into();
-    let hold = Hold { node: set.node.clone(), devices, victims, deadline: ledger.now() };
+    let hold =
+        Hold { node: set.node.clone(), devices, victims, elsewhere: [].into(), deadline: ledger.now() };
     let is_held = ledger.hold(uid, hold).is_ok();
     ledger.drop_hold(uid);
     is_held

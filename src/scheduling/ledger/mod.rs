@@ -10,30 +10,32 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`queue`] knows who waits for a place, [`held`] how far each hold is; here is how an entry changes.
 
 mod book;
 mod budgets;
 mod entry;
+mod held;
 mod measured;
 mod occupants;
 mod plugin;
 mod promise;
 mod query;
+mod queue;
 mod reload;
 mod sight;
 mod tenancy;
-mod wake;
 
 pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
+pub use held::{Held, Remaining};
 pub use occupants::{Occupant, Presence};
 pub use promise::{Assumption, Conflict};
 pub use query::Totals;
+pub use queue::{Group, Pending, Way};
 pub use reload::Judgements;
 pub use sight::{DevicesRefused, Remark, Seen, SeenState, SeenWaiting};
 pub use tenancy::Tenancy;
 pub(super) use tenancy::is_allowed;
-pub use wake::{Refusal, whom_to_wake};
 
 use super::budget::{Budget, BudgetSight};
 use super::decision::Hold;
@@ -41,6 +43,7 @@ use super::node::Node;
 use super::policy::{ExpiredRule, Policy, Usage};
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
+use super::stake::GroupKey;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 use book::{Book, Entries};
@@ -60,6 +63,8 @@ pub struct Ledger {
     refused: BTreeSet<PodUid>,
     /// The last of them that was looked at.
     looked_at: Option<PodUid>,
+    /// Pods of each group, whatever becomes of them.
+    groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
     /// Pods that may be behind the planner's gate alone.
     gated: BTreeSet<PodUid>,
     /// When nodes' readings go stale or expire.

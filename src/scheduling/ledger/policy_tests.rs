@@ -299,7 +299,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), Conflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [device("n", 0).uuid].into();
-    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), deadline })
+    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), elsewhere: [].into(), deadline })
 }
 
 #[test]

@@ -109,7 +109,7 @@ impl Ledger {
     }
 
     /// Whether the policy lets a pod of that priority evict this one now.
-    fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
+    pub(super) fn may_leave(&self, victim: &PodEntry, preemptor: &Demand) -> bool {
         let class = self.policy.class(victim.demand.class);
         let Phase::Bound(bound) = &victim.phase else { return false };
         victim.demand.priority < preemptor.priority

@@ -10,6 +10,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::scheduling::policy::Usage;
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
+use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -50,6 +51,17 @@ pub enum Way {
     OnItsWay { asked: Option<Arc<NodeSet>> },
 }
 
+/// The pods of a group, as far as they are there.
+#[derive(Debug, Clone, Default)]
+pub struct Group {
+    /// Behind the planner's gate, without room.
+    pub gated: Vec<Pending>,
+    /// Bound, on their way, or with room of their own.
+    pub placed: u32,
+    /// How many it takes, if any of them says.
+    pub size: Option<u32>,
+}
+
 impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
@@ -85,6 +97,30 @@ impl Ledger {
         pending.append(&mut gated);
         pending.sort_by_cached_key(Pending::order);
         pending
+    }
+
+    /// A group's pods; the gated ones in the order in which they are to be placed.
+    pub fn group(&self, key: &GroupKey) -> Group {
+        let mut group = Group::default();
+        for (uid, entry) in self.members(key) {
+            group.size = group.size.max(entry.stake.group_size);
+            match &entry.phase {
+                Phase::Waiting(Waiting { hold: None, gate: Gate::Planned, since, .. }) => {
+                    let pod = self.pending_one(uid, entry, Way::Gated, *since, Usage::default());
+                    group.gated.push(pod);
+                }
+                Phase::Waiting(Waiting { hold: None, .. }) => {}
+                Phase::Waiting(_) | Phase::Assumed(_) | Phase::Bound(_) => group.placed += 1,
+            }
+        }
+        group.gated.sort_by_cached_key(Pending::order);
+        group
+    }
+
+    /// All pods of a group.
+    pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodEntry)> {
+        let uids = self.groups.get(key).into_iter().flatten();
+        uids.filter_map(|uid| Some((uid, self.entries.get(uid)?)))
     }
 
     /// The pod was woken.

@@ -10,8 +10,9 @@ use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::Reading;
 use crate::scheduling::request::{Demand, MAX_GPUS};
-use crate::scheduling::stake::{Shown, Stake, Stamp};
+use crate::scheduling::stake::{GroupKey, Shown, Stake, Stamp};
 use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
@@ -215,7 +216,14 @@ impl Ledger {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let stake = shown.at(now);
         if !stake.is_like(&entry.stake) {
-            entry.stake = Arc::new(stake);
+            let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
+            let group = entry.stake.group.clone();
+            if before.group != group {
+                leave_group(&mut self.groups, before.group.as_ref(), uid);
+                group.into_iter().for_each(|group| {
+                    self.groups.entry(group).or_default().insert(uid.clone());
+                });
+            }
         }
         if let (Phase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
             // A deletion is never taken back, and its grace only grows shorter.
@@ -230,6 +238,7 @@ impl Ledger {
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
             book.note_departed(uid, self.now);
         }
+        leave_group(&mut self.groups, entry.stake.group.as_ref(), uid);
         self.change(uid, |entries| {
             entries.remove(uid);
         });
@@ -266,7 +275,7 @@ impl Ledger {
     }
 
     fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
-        let now = self.now;
+        let (now, latest) = (self.now, self.latest_deadline());
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
@@ -280,7 +289,8 @@ impl Ledger {
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
                     // A hold is taken from the API server only where none is known: what is known is never older.
-                    waiting.hold = waiting.hold.take().or(hold);
+                    let bounded = hold.map(|hold| Hold { deadline: hold.deadline.min(latest), ..hold });
+                    waiting.hold = waiting.hold.take().or(bounded);
                 }
             }),
         }
@@ -369,6 +379,16 @@ fn remark_of(stamp: Stamp) -> Remark {
         Stamp::Unreadable => Remark::CheckpointUnreadable,
         stamp if stamp.is_ahead() => Remark::CheckpointAhead,
         _ => Remark::Nothing,
+    }
+}
+
+fn leave_group(groups: &mut BTreeMap<GroupKey, BTreeSet<PodUid>>, group: Option<&GroupKey>, uid: &PodUid) {
+    let Some(group) = group else { return };
+    if let Some(members) = groups.get_mut(group) {
+        members.remove(uid);
+        if members.is_empty() {
+            groups.remove(group);
+        }
     }
 }
 

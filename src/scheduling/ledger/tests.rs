@@ -181,6 +181,7 @@ fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), Conflict
         node: node_name("n"),
         devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
+        elsewhere: [].into(),
         deadline: Moment(60_000),
     };
     ledger.hold(&uid(pod), hold)

@@ -379,6 +379,7 @@ impl Bench {
             node: name(node),
             devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
             victims: set.victims.into(),
+            elsewhere: [].into(),
             deadline: self.now + Millis::seconds(60),
         };
         let result = self.ledger.hold(&uid(pod), hold);

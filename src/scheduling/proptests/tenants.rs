@@ -237,7 +237,7 @@ impl Bench {
         let view = self.ledger.node(&name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
-        let hold = Hold { node: name(node), devices, victims: set.victims.into(), deadline };
+        let hold = Hold { node: name(node), devices, victims: set.victims.into(), elsewhere: [].into(), deadline };
         let _ = self.ledger.hold(&uid(pod), hold);
     }
 

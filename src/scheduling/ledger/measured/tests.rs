@@ -349,7 +349,7 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.ledger.release(&uid("job"));
     let verdict = |bench: &Bench| bench.ledger.own_room(&uid("urgent")).unwrap().1;
@@ -456,7 +456,7 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.wait("urgent", 40, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
@@ -473,7 +473,7 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
@@ -494,7 +494,7 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), elsewhere: [].into(), deadline };
     assert_eq!(bench.ledger.hold(&uid("whole"), hold), Ok(()));
 }
 

@@ -1,0 +1,203 @@
+//! One hold, from the first eviction to the moment when its pod has been told where to go.
+
+use super::Planner;
+use super::outcome::Outcome;
+use crate::control_plane::{
+    EvictionReason, HoldChange, Notice, NoticeKind, PlanState, StatusChange,
+};
+use crate::ids::PodUid;
+use crate::scheduling::decision::Hold;
+use crate::scheduling::ledger::{Gate, Held, Remaining};
+use crate::units::{Millis, Moment};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
+/// or took another way.
+const SCHEDULERS_TURN: Millis = Millis::seconds(3);
+/// An eviction that was accepted shows in the watch; if it does not, it is asked for again.
+const SHOWS_WITHIN: Millis = Millis::seconds(10);
+/// Pauses between attempts that failed, at first and at most.
+const PAUSE: (Millis, Millis) = (Millis(500), Millis::seconds(10));
+/// A nomination that the scheduler clears each time is not wanted there.
+const NOMINATIONS: u32 = 3;
+
+/// How far a hold is, beyond what the ledger says of it. All of it may be lost.
+#[derive(Debug)]
+pub struct Course {
+    /// When the planner first saw the hold.
+    since: Moment,
+    /// It made the hold itself: nobody else evicts for it.
+    is_own: bool,
+    /// The condition says so already, as far as it needs to.
+    pub is_written: bool,
+    /// A write for the pod itself is under way.
+    pub is_writing: bool,
+    told: u32,
+    tell_again: Moment,
+    evictions: BTreeMap<PodUid, Attempt>,
+}
+
+/// To evict one victim.
+#[derive(Debug, Default)]
+struct Attempt {
+    is_under_way: bool,
+    failed: u32,
+    again: Moment,
+}
+
+impl Course {
+    pub fn new(since: Moment, is_own: bool) -> Self {
+        Self {
+            since,
+            is_own,
+            is_written: !is_own,
+            is_writing: false,
+            told: 0,
+            tell_again: since,
+            evictions: BTreeMap::new(),
+        }
+    }
+
+    /// What came of an eviction: when to ask again, if the victim is still there by then.
+    pub fn note_eviction(&mut self, victim: &PodUid, now: Moment, pause: Option<Millis>) {
+        let attempt = self.evictions.entry(victim.clone()).or_default();
+        attempt.is_under_way = false;
+        match pause {
+            None => attempt.again = now + SHOWS_WITHIN,
+            Some(least) => {
+                let pause = PAUSE.0.times(1 << attempt.failed.min(8)).min(PAUSE.1);
+                attempt.failed += 1;
+                attempt.again = now + pause.max(least);
+            }
+        }
+    }
+
+    /// What came of telling the pod.
+    pub fn note_told(&mut self, now: Moment, is_ok: bool) {
+        self.is_writing = false;
+        let pause = PAUSE.0.times(1 << self.told.min(8)).min(PAUSE.1);
+        self.tell_again = now + pause;
+        self.told += u32::from(is_ok);
+    }
+
+    fn may_evict(&mut self, victim: &Remaining, now: Moment) -> bool {
+        let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
+        let attempt = self.evictions.entry(victim.uid.clone()).or_default();
+        self.is_written && is_its_turn && !attempt.is_under_way && attempt.again <= now
+    }
+
+    /// Whether the pod has to be told (again) that it can go where its room is.
+    fn must_tell(&self, held: &Held, now: Moment) -> bool {
+        let is_nominated = held.nominated.as_ref() == Some(&held.hold.node);
+        let is_wanted = self.told == 0
+            || held.gate == Gate::Planned
+            || (!is_nominated && self.told < NOMINATIONS);
+        is_wanted && !self.is_writing && self.tell_again <= now
+    }
+}
+
+impl Planner {
+    /// Evicts for, and tells, whoever has room held.
+    pub(super) fn see_holds_through(&mut self) {
+        let ledger = self.service.ledger();
+        let (now, held) = (ledger.now(), ledger.held());
+        drop(ledger);
+        self.courses.retain(|uid, _| held.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
+        for held in held {
+            self.see_through(&held, now);
+        }
+    }
+
+    fn see_through(&mut self, held: &Held, now: Moment) {
+        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::new(now, false));
+        if held.gate == Gate::Others {
+            return;
+        }
+        if let Some(stays) = held.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving) {
+            let text = format!("pod {} may not be evicted for it any more", stays.key);
+            return self.call_off(held, &text);
+        }
+        let due: Vec<&Remaining> = held
+            .remaining
+            .iter()
+            .filter(|victim| !victim.is_leaving && course.may_evict(victim, now))
+            .collect();
+        for victim in &due {
+            course.evictions.entry(victim.uid.clone()).or_default().is_under_way = true;
+        }
+        let tells = held.is_free && course.must_tell(held, now);
+        due.into_iter().for_each(|victim| self.evict(held, victim));
+        if tells {
+            self.tell(held);
+        }
+    }
+
+    fn evict(&mut self, held: &Held, victim: &Remaining) {
+        let by = held.key.clone();
+        let is_elsewhere = held.hold.elsewhere.contains(&victim.uid);
+        let why = match &victim.reclaimed_by {
+            Some(owner) => EvictionReason::Reclaimed { owner: owner.clone(), by },
+            None if is_elsewhere => EvictionReason::GroupLeaves { group: self.group_name(&victim.uid), by },
+            None => EvictionReason::Preempted { by },
+        };
+        let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
+        let (holder, victim) = (held.uid.clone(), victim.uid.clone());
+        self.write(async move {
+            let outcome = control_plane.evict(&key, &victim, &why).await;
+            Some(Outcome::Evicted { holder, key, victim, outcome })
+        });
+    }
+
+    fn group_name(&self, uid: &PodUid) -> Arc<str> {
+        let ledger = self.service.ledger();
+        let group = ledger.entry(uid).and_then(|entry| entry.stake.group.as_ref());
+        group.map_or_else(|| "group".into(), |group| group.to_string().into())
+    }
+
+    /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
+    pub(super) fn tell(&mut self, held: &Held) {
+        let Some(course) = self.courses.get_mut(&held.uid) else { return };
+        course.is_writing = true;
+        let node = held.hold.node.clone();
+        let mut change = StatusChange::nominate(node.clone()).and_touch();
+        // What nobody leaves for is not written down: nothing would be lost with it.
+        if !held.hold.victims.is_empty() {
+            let freed = Hold { victims: Arc::new([]), elsewhere: Arc::new([]), ..held.hold.clone() };
+            change.hold = Some(HoldChange::Held(freed));
+        }
+        let is_gated = held.gate == Gate::Planned;
+        if is_gated {
+            change.plan = Some(PlanState::Placed { node });
+        }
+        let (control_plane, key, uid) = (self.control_plane.clone(), held.key.clone(), held.uid.clone());
+        self.write(async move {
+            let told = async {
+                control_plane.write_status(&key, &uid, &change).await?;
+                if is_gated { control_plane.lift_gate(&key, &uid).await } else { Ok(()) }
+            };
+            let told = told.await;
+            Some(Outcome::Told { key, uid, told })
+        });
+    }
+
+    /// Gives the room up before its time, with nobody evicted for it in vain from here on.
+    pub(super) fn call_off(&mut self, held: &Held, because: &str) {
+        self.service.ledger().drop_hold(&held.uid);
+        self.courses.remove(&held.uid);
+        let (key, uid) = (held.key.clone(), held.uid.clone());
+        self.control_plane.notify(Notice {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: NoticeKind::HoldEnded,
+            text: format!("The room held for the pod on {} is given up: {because}.", held.hold.node),
+        });
+        let control_plane = self.control_plane.clone();
+        let change = StatusChange::end_hold_and_nomination();
+        self.write(async move {
+            // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+}

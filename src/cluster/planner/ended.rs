@@ -1,0 +1,112 @@
+//! Holds that ended before their pods were bound: the room is open to others again, the nomination is taken back, and a group
+//! that is not whole gives back what it has, where the policy says so.
+
+use super::Planner;
+use crate::control_plane::{EvictionReason, Notice, NoticeKind, StatusChange};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::{Ledger, Phase, Waiting};
+use crate::scheduling::policy::WhenBroken;
+use crate::scheduling::stake::GroupKey;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// What is left of a group of which one member's room was not taken in time.
+struct Broken {
+    /// Waiting with room of their own.
+    holding: Vec<(PodUid, PodKey)>,
+    bound: Vec<(PodUid, PodKey)>,
+}
+
+impl Planner {
+    /// The ledger has ended these pods' holds.
+    pub fn end(&mut self, ended: Vec<PodUid>) {
+        let mut groups = BTreeMap::new();
+        for uid in ended {
+            let ledger = self.service.ledger();
+            let Some(entry) = ledger.entry(&uid) else { continue };
+            let (key, group) = (entry.key.clone(), entry.stake.group.clone());
+            drop(ledger);
+            groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
+            let text = "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
+            self.end_one(uid, key, Some(text));
+        }
+        for (group, (uid, key)) in groups {
+            self.break_up(&group, uid, key);
+        }
+    }
+
+    fn end_one(&mut self, uid: PodUid, key: PodKey, text: Option<&str>) {
+        self.courses.remove(&uid);
+        if let Some(text) = text {
+            let (key, uid, text) = (key.clone(), uid.clone(), text.to_owned());
+            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::HoldEnded, text });
+        }
+        let mut change = StatusChange::end_hold();
+        if is_nominated(&self.service.ledger(), &uid) {
+            change.nomination = StatusChange::clear_nomination().nomination;
+        }
+        let control_plane = self.control_plane.clone();
+        self.write(async move {
+            // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
+            if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
+                tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
+            }
+            None
+        });
+    }
+
+    /// One of the group could not be bound in time. Told once, to that one.
+    fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
+        let mut ledger = self.service.ledger();
+        let Some(broken) = broken(&ledger, group) else { return };
+        let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
+        broken.holding.iter().for_each(|(uid, _)| ledger.drop_hold(uid));
+        drop(ledger);
+        let Broken { holding, bound } = broken;
+        let text = format!(
+            "The pod of {group} was not bound in time. The room held for {} more of it is open to others again; {} that {} bound {}.",
+            holding.len(),
+            bound.len(),
+            if bound.len() == 1 { "is" } else { "are" },
+            if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
+        );
+        self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
+        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, None));
+        if leaves {
+            let group: Arc<str> = group.to_string().into();
+            bound.into_iter().for_each(|(uid, key)| self.evict_remnant(uid, key, &group));
+        }
+    }
+
+    fn evict_remnant(&mut self, uid: PodUid, key: PodKey, group: &Arc<str>) {
+        let (control_plane, why) =
+            (self.control_plane.clone(), EvictionReason::GroupIncomplete { group: group.clone() });
+        self.write(async move {
+            let outcome = control_plane.evict(&key, &uid, &why).await;
+            tracing::info!(pod = %key, ?outcome, "evicted with its group");
+            None
+        });
+    }
+}
+
+/// `None`, if the group has all that it takes without the one that is missing.
+fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
+    let mut broken = Broken { holding: Vec::new(), bound: Vec::new() };
+    let mut size = None;
+    for (uid, entry) in ledger.members(group) {
+        size = size.max(entry.stake.group_size);
+        let who = (uid.clone(), entry.key.clone());
+        match &entry.phase {
+            Phase::Waiting(Waiting { hold: Some(_), .. }) => broken.holding.push(who),
+            Phase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
+            _ => {}
+        }
+    }
+    let is_whole = size.is_some_and(|size| broken.bound.len() >= size as usize);
+    (!is_whole).then_some(broken)
+}
+
+fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
+    let phase = ledger.entry(uid).map(|entry| &entry.phase);
+    matches!(phase, Some(Phase::Waiting(Waiting { nominated: Some(_), .. })))
+}

@@ -1,0 +1,84 @@
+//! The holds that stand, and how far each is: what the planner sees to, tick after tick, until the pod is bound or the room is
+//! given up. After a restart, too: all of it follows from what the API server keeps.
+
+use super::Ledger;
+use super::entry::{Gate, Phase, PodEntry, Waiting};
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+/// What a hold may last beyond its slack, whatever it says: longer than any pod should take to leave.
+const LONGEST_GRACE: Millis = Millis::seconds(3600);
+
+/// A pod that waits with room held for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    pub uid: PodUid,
+    pub key: PodKey,
+    pub hold: Hold,
+    pub gate: Gate,
+    pub nominated: Option<NodeName>,
+    /// Victims that have not left yet, in the order of the hold.
+    pub remaining: Vec<Remaining>,
+    /// The last victim has left its node, its memory too.
+    pub is_free: bool,
+}
+
+/// A victim that is still there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remaining {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// It has been told.
+    pub is_leaving: bool,
+    /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a hold may be forged.
+    pub is_protected: bool,
+    /// The tenant that lent it its share and takes it back.
+    pub reclaimed_by: Option<Arc<str>>,
+}
+
+impl Ledger {
+    /// All holds that stand, in order of UID.
+    pub fn held(&self) -> Vec<Held> {
+        let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
+        let mut held: Vec<Held> = with_deadline.filter_map(|uid| self.held_by(uid)).collect();
+        held.sort_by(|a, b| a.uid.cmp(&b.uid));
+        held.dedup_by(|a, b| a.uid == b.uid);
+        held
+    }
+
+    fn held_by(&self, uid: &PodUid) -> Option<Held> {
+        let entry = self.entries.get(uid)?;
+        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, .. }) = &entry.phase else { return None };
+        let book = self.books.get(&hold.node)?;
+        let leaving = hold.victims.iter().chain(hold.elsewhere.iter());
+        Some(Held {
+            uid: uid.clone(),
+            key: entry.key.clone(),
+            hold: hold.clone(),
+            gate: *gate,
+            nominated: nominated.clone(),
+            remaining: leaving.filter_map(|victim| self.remaining(victim, entry)).collect(),
+            is_free: self.victims_on(hold, book) == 0,
+        })
+    }
+
+    fn remaining(&self, uid: &PodUid, preemptor: &PodEntry) -> Option<Remaining> {
+        let victim = self.entries.get(uid)?;
+        let Phase::Bound(bound) = &victim.phase else { return None };
+        let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
+        Some(Remaining {
+            uid: uid.clone(),
+            key: victim.key.clone(),
+            is_leaving: bound.leaving.is_some(),
+            is_protected: !self.may_leave(victim, &preemptor.demand),
+            reclaimed_by: tenant.and_then(|id| self.policy.tenant(id)).map(|tenant| tenant.name.as_str().into()),
+        })
+    }
+
+    /// By when a hold ends at the latest, whatever deadline was written down.
+    pub(super) fn latest_deadline(&self) -> Moment {
+        self.now + LONGEST_GRACE + self.policy.hold_slack
+    }
+}
