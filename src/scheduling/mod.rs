@@ -4,7 +4,8 @@
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
 //! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node ([`plugin`],
-//! where a device plugin hands them out), [`rank`] the best nodes, and [`preempt`] who would have to leave; the ledger then
+//! where a device plugin hands them out), [`rank`] the best nodes, and [`preempt`] who would have to leave, within [`budget`]s;
+//! [`stock`] knows which nodes the stock scheduler would refuse for reasons of its own; the ledger then
 //! holds, assumes and confirms. [`audit`] checks the books against themselves; [`explain`] tells a person why a pod is where it
 //! is, and what would have to change.
 
@@ -20,6 +21,7 @@ pub mod ledger;
 pub mod loading;
 pub mod node;
 pub mod pack;
+pub mod plan;
 pub mod plugin;
 pub mod policy;
 pub mod preempt;
@@ -29,6 +31,7 @@ pub mod request;
 pub mod selector;
 pub mod snapshot;
 pub mod stake;
+pub mod stock;
 
 #[cfg(test)]
 mod proptests;

@@ -407,15 +407,20 @@ fn companion_of(containers: &[ContainerRequest<'_>]) -> Result<Companion, Reques
     Ok(Companion { cpu: MilliCpu(cpu.0), memory })
 }
 
-/// The scheduler's pod-request formula over one amount per container.
 fn sum_over<'a>(
     containers: &[ContainerRequest<'a>],
     amount: impl Fn(&ContainerRequest<'a>) -> Result<Bytes, RequestError>,
 ) -> Result<Bytes, RequestError> {
+    let part = |container| amount(container).map(|amount| (container.role, amount));
+    let parts: Vec<_> = containers.iter().map(part).collect::<Result<_, _>>()?;
+    Ok(together(parts))
+}
+
+/// The scheduler's pod-request formula over one amount per container, in the order in which they start.
+pub(super) fn together(parts: impl IntoIterator<Item = (ContainerRole, Bytes)>) -> Bytes {
     let (mut together, mut sidecars, mut init_peak) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
-    for container in containers {
-        let amount = amount(container)?;
-        match container.role {
+    for (role, amount) in parts {
+        match role {
             ContainerRole::Main => together += amount,
             ContainerRole::Sidecar => {
                 together += amount;
@@ -425,7 +430,7 @@ fn sum_over<'a>(
             ContainerRole::Init => init_peak = init_peak.max(sidecars + amount),
         }
     }
-    Ok(together.max(init_peak))
+    together.max(init_peak)
 }
 
 fn gpus_of(text: Option<&str>) -> Result<u32, RequestError> {

@@ -6,7 +6,7 @@
 
 use super::Ledger;
 use super::entry::{Gate, Phase, PodEntry, Refused, Sought, Waiting};
-use crate::ids::{PodKey, PodUid};
+use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::policy::Usage;
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
@@ -115,6 +115,17 @@ impl Ledger {
         }
         group.gated.sort_by_cached_key(Pending::order);
         group
+    }
+
+    /// Pods that are to come to a node and are not bound yet: assumed, or with room held there.
+    pub fn coming_to(&self, node: &NodeName) -> Vec<PodUid> {
+        let Some(book) = self.books.get(node) else { return Vec::new() };
+        let comes = |uid: &&PodUid| match &self.entries[*uid].phase {
+            Phase::Waiting(waiting) => waiting.hold.as_ref().is_some_and(|hold| hold.node == *node),
+            Phase::Assumed(_) => true,
+            Phase::Bound(_) => false,
+        };
+        book.pods.iter().filter(comes).cloned().collect()
     }
 
     /// All pods of a group.

@@ -3,9 +3,10 @@
 //! The order is the queue's, and each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The
 //! steps are data; nothing is in force before the ledger itself has taken the hold of each, checking it again.
 //!
-//! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next,
-//! [`group`] places pods that are of use only together.
+//! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
+//! finds who has to leave, [`group`] places pods that are of use only together.
 
+mod evict;
 mod group;
 mod ranking;
 mod scratch;
@@ -17,7 +18,8 @@ use super::decision::Hold;
 use super::fit::Misfit;
 use super::ledger::{Ledger, Pending};
 use super::preempt::Price;
-use super::stock::{StockView, Unjudged};
+use super::snapshot::Snapshot;
+use super::stock::{StockSnapshot, Unjudged};
 use crate::ids::{PodKey, PodUid};
 use crate::units::Bytes;
 use serde::Serialize;
@@ -63,7 +65,23 @@ pub enum Why {
     GroupTooLarge { placed: u32, wanted: u32 },
 }
 
+/// What a look at a node goes by.
+struct Seeing<'a> {
+    ledger: &'a Ledger,
+    snapshot: &'a Snapshot,
+}
+
 impl Why {
+    /// Without figures: what is written to a pod must not change with each look.
+    pub fn said(&self) -> String {
+        match self {
+            Self::CannotJudge(_) | Self::NoNode | Self::BeyondLimit { .. } => self.to_string(),
+            Self::NoRoom { nearest, .. } => format!("no node that the pod could go to has room: {}", nearest.phrase()),
+            Self::GroupIncomplete { .. } => "not all pods of its group are there".into(),
+            Self::GroupTooLarge { .. } => "there is no room for all of its group".into(),
+        }
+    }
+
     /// A short name for conditions and metrics.
     pub fn code(&self) -> &'static str {
         match self {
@@ -78,7 +96,7 @@ impl Why {
 }
 
 /// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
-pub fn plan(scratch: Ledger, stock: &StockView, queue: &[Pending]) -> Vec<Step> {
+pub fn plan(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending]) -> Vec<Step> {
     let mut scratch = scratch::Scratch::new(scratch, stock);
     queue.iter().flat_map(|pod| scratch.step(pod)).collect()
 }

@@ -1,15 +1,15 @@
 //! The nodes in order for pods of one kind. A thousand replicas ask the same of every node; they are ranked once, and after
 //! each that is placed only its node is looked at again.
 
+use super::Seeing;
+use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::{Pending, Way};
-use crate::scheduling::node::Node;
-use crate::scheduling::policy::Policy;
 use crate::scheduling::rank::{self, Score};
 use crate::scheduling::request::Demand;
-use crate::scheduling::snapshot::{NodeSet, Snapshot};
-use crate::scheduling::stock::{Freed, Requirements, StockView, Unjudged, Verdict};
+use crate::scheduling::snapshot::NodeSet;
+use crate::scheduling::stock::{Freed, Question, Requirements, StockSnapshot, Unjudged, Verdict};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct Kind {
     asked: Option<Arc<NodeSet>>,
 }
 
-/// What the pod's kind finds on one node.
+/// What pods of a kind find on one node.
 #[derive(Debug, Clone, Copy)]
 pub enum Seat {
     Free(Score, GpuSet),
@@ -33,6 +33,7 @@ pub enum Seat {
     Unjudged(Unjudged),
 }
 
+#[derive(Debug)]
 pub struct Ranking {
     kind: Kind,
     /// By place in the snapshot.
@@ -41,7 +42,7 @@ pub struct Ranking {
 }
 
 impl Kind {
-    pub fn of(pod: &Pending, stock: &StockView) -> Self {
+    pub fn of(pod: &Pending, stock: &StockSnapshot) -> Self {
         let asked = match &pod.way {
             Way::Gated => None,
             Way::Refused { asked } | Way::OnItsWay { asked } => asked.clone(),
@@ -62,25 +63,29 @@ impl Kind {
             && self.asked == other.asked
     }
 
-    /// Whether the pod may go to a node at all. The names of the latest filter request are what the scheduler itself found;
-    /// since then a node may have changed, and an own check that says no is believed.
+    pub fn question<'a>(&'a self, stock: &'a StockSnapshot) -> Option<Question<'a>> {
+        self.wants.as_ref().map(|wants| stock.ask(None, wants))
+    }
+
+    /// Whether pods of the kind may go to a node, once those have left. The names of the latest filter request are what the
+    /// scheduler itself found; since then a node may have changed, and an own check that says no is believed.
     pub fn admits(
         &self,
-        snapshot: &Snapshot,
         place: usize,
-        stock: &StockView,
-        beside: &Freed,
+        seeing: &Seeing<'_>,
+        question: Option<&Question<'_>>,
+        leaving: &[PodUid],
     ) -> Result<(), Seat> {
-        let node = &snapshot.nodes()[place];
+        let node = &seeing.snapshot.nodes()[place];
         // Nodes have come or gone since the pod asked: what it asked about says nothing of these.
-        let asked = self.asked.as_ref().filter(|asked| snapshot.is_current(asked));
-        if asked.is_some_and(|asked| !snapshot.contains(asked, place)) {
+        let asked = self.asked.as_ref().filter(|asked| seeing.snapshot.is_current(asked));
+        if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
             return Err(Seat::Shut);
         }
-        let verdict = match &self.wants {
-            Some(wants) => stock.verdict(wants, &node.name, beside),
-            None => Verdict::CannotJudge(Unjudged::UnknownPod),
-        };
+        let coming = seeing.ledger.coming_to(&node.name);
+        let verdict = question.map_or(Verdict::CannotJudge(Unjudged::Unseen), |question| {
+            question.verdict(&node.name, &Freed { leaving, coming: &coming })
+        });
         match verdict {
             Verdict::Accepts => Ok(()),
             Verdict::Refuses(_) => Err(Seat::Shut),
@@ -91,37 +96,22 @@ impl Kind {
 }
 
 impl Ranking {
-    pub fn new(kind: Kind, nodes: usize) -> Self {
-        Self { kind, seats: vec![Seat::Shut; nodes], free: BTreeSet::new() }
+    pub fn new(kind: Kind, seeing: &Seeing<'_>, stock: &StockSnapshot) -> Self {
+        let nodes = seeing.snapshot.nodes().len();
+        let mut ranking = Self { kind: kind.clone(), seats: vec![Seat::Shut; nodes], free: BTreeSet::new() };
+        let question = kind.question(stock);
+        (0..nodes).for_each(|place| ranking.look_at(place, seeing, question.as_ref()));
+        ranking
     }
 
     pub fn is_for(&self, kind: &Kind) -> bool {
         self.kind.is_like(kind)
     }
 
-    pub fn kind(&self) -> &Kind {
-        &self.kind
-    }
-
-    /// Looks at a node (again).
-    pub fn look_at(
-        &mut self,
-        place: usize,
-        snapshot: &Snapshot,
-        stock: &StockView,
-        beside: &Freed,
-        policy: &Policy,
-    ) {
-        if let Seat::Free(score, _) = self.seats[place] {
-            self.free.remove(&(score, place));
-        }
-        self.seats[place] = match self.kind.admits(snapshot, place, stock, beside) {
-            Err(seat) => seat,
-            Ok(()) => seat(&snapshot.nodes()[place], &self.kind.demand, policy),
-        };
-        if let Seat::Free(score, _) = self.seats[place] {
-            self.free.insert((score, place));
-        }
+    /// Looks at a node that has changed.
+    pub fn look_again_at(&mut self, place: usize, seeing: &Seeing<'_>, stock: &StockSnapshot) {
+        let kind = self.kind.clone();
+        self.look_at(place, seeing, kind.question(stock).as_ref());
     }
 
     /// Places in the snapshot and the GPUs there, best first.
@@ -136,11 +126,20 @@ impl Ranking {
     pub fn seats(&self) -> &[Seat] {
         &self.seats
     }
-}
 
-fn seat(node: &Node, demand: &Demand, policy: &Policy) -> Seat {
-    match rank::seat(node, demand, policy) {
-        Ok((score, gpus)) => Seat::Free(score, gpus),
-        Err(misfit) => Seat::Full(misfit),
+    fn look_at(&mut self, place: usize, seeing: &Seeing<'_>, question: Option<&Question<'_>>) {
+        if let Seat::Free(score, _) = self.seats[place] {
+            self.free.remove(&(score, place));
+        }
+        let node = &seeing.snapshot.nodes()[place];
+        let admitted = self.kind.admits(place, seeing, question, &[]);
+        self.seats[place] = match admitted.map(|()| rank::seat(node, &self.kind.demand, seeing.ledger.policy())) {
+            Err(seat) => seat,
+            Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
+            Ok(Err(misfit)) => Seat::Full(misfit),
+        };
+        if let Seat::Free(score, _) = self.seats[place] {
+            self.free.insert((score, place));
+        }
     }
 }

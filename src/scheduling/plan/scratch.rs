@@ -1,8 +1,7 @@
-//! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, what they take of
-//! the nodes beside VRAM, and the rankings.
+//! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
 use super::ranking::{Kind, Ranking, Seat};
-use super::{Place, Step, Why};
+use super::{Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
@@ -10,8 +9,8 @@ use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
 use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::{Freed, StockView};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::scheduling::stock::StockSnapshot;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Kinds of pods whose rankings are kept. A queue of more kinds than this ranks some of them again.
@@ -19,17 +18,15 @@ const RANKINGS: usize = 32;
 
 pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
-    pub stock: &'a StockView,
-    /// What pods placed before take of a node's CPU and all else that the stock filters count.
-    pub beside: BTreeMap<NodeName, Freed>,
+    pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
     /// Members of groups that have been dealt with.
     pub done: BTreeSet<PodUid>,
 }
 
 impl<'a> Scratch<'a> {
-    pub fn new(ledger: Ledger, stock: &'a StockView) -> Self {
-        Self { ledger, stock, beside: BTreeMap::new(), rankings: Vec::new(), done: BTreeSet::new() }
+    pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
+        Self { ledger, stock, rankings: Vec::new(), done: BTreeSet::new() }
     }
 
     /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
@@ -82,12 +79,9 @@ impl<'a> Scratch<'a> {
         self.hold(pod, hold, Price::default(), true)
     }
 
-    /// Takes the hold on the scratch ledger, and notes what the pod takes beside VRAM.
+    /// Takes the hold on the scratch ledger.
     pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
         self.ledger.hold(&pod.uid, hold.clone()).ok()?;
-        if let Some(wants) = self.stock.wants(&pod.uid) {
-            self.beside.entry(hold.node.clone()).or_default().take(wants);
-        }
         self.look_again(&hold.node);
         Some(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact })
     }
@@ -95,14 +89,7 @@ impl<'a> Scratch<'a> {
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
-        if let Some(wants) = self.stock.wants(&place.uid) {
-            self.beside.entry(place.hold.node.clone()).or_default().give_back(wants);
-        }
         self.look_again(&place.hold.node);
-    }
-
-    pub fn beside(&self, node: &NodeName) -> Freed {
-        self.beside.get(node).cloned().unwrap_or_default()
     }
 
     /// The nodes in order for pods of this one's kind.
@@ -111,11 +98,8 @@ impl<'a> Scratch<'a> {
         if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(&kind)) {
             return &self.rankings[known];
         }
-        let mut ranking = Ranking::new(kind, snapshot.nodes().len());
-        let policy = self.ledger.policy().clone();
-        for (place, node) in snapshot.nodes().iter().enumerate() {
-            ranking.look_at(place, snapshot, self.stock, &self.beside(&node.name), &policy);
-        }
+        let seeing = Seeing { ledger: &self.ledger, snapshot };
+        let ranking = Ranking::new(kind, &seeing, self.stock);
         self.rankings.insert(0, ranking);
         self.rankings.truncate(RANKINGS);
         &self.rankings[0]
@@ -124,9 +108,9 @@ impl<'a> Scratch<'a> {
     fn look_again(&mut self, node: &NodeName) {
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
-        let (policy, beside) = (self.ledger.policy().clone(), self.beside(node));
+        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
         for ranking in &mut self.rankings {
-            ranking.look_at(place, &snapshot, self.stock, &beside, &policy);
+            ranking.look_again_at(place, &seeing, self.stock);
         }
     }
 

@@ -1,0 +1,236 @@
+//! What the stock scheduler's own filters would say, so that nobody is evicted, and no gate lifted, for a node it would refuse.
+//!
+//! Fed with all nodes and all pods, those without a GPU as well: they take CPU, memory and ports, too. GPUs and
+//! `stowage.dev/vram` are the ledger's and are left out. Judged are NodeUnschedulable, TaintToleration, NodeAffinity,
+//! NodeResourcesFit and NodePorts; where a pod asks for anything else that filters nodes, the verdict says that it cannot be
+//! judged. Not known here is what a scheduler's profile adds by its arguments (`addedAffinity`, ignored resources).
+//!
+//! [`amounts`], [`machine`] and [`ports`] are the words; [`requirements`] what a pod shows; [`verdict`] the filters;
+//! [`page`] is a node with its pods and [`repelling`] what bound pods hold against others; here is the view of them all.
+//! Nothing here knows a Kubernetes type: `contract` reads them.
+
+pub mod amounts;
+pub mod machine;
+mod page;
+pub mod ports;
+mod repelling;
+pub mod requirements;
+pub mod verdict;
+
+pub use amounts::Amounts;
+pub use machine::Machine;
+pub use requirements::{Footprint, Repulsion, Requirements, Scope, Unjudged};
+pub use verdict::{StockReason, Verdict};
+
+use crate::ids::{NodeName, PodUid};
+use page::Page;
+use repelling::Repelling;
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use verdict::{Present, judge};
+
+/// The cluster as the stock filters see it.
+#[derive(Debug, Default)]
+pub struct StockView {
+    seen: StockSnapshot,
+    /// On which node's page a bound pod stands.
+    places: BTreeMap<PodUid, NodeName>,
+}
+
+/// The view at one moment, to be asked without its lock. Cheap to take: pages are shared until they change.
+#[derive(Debug, Clone, Default)]
+pub struct StockSnapshot {
+    pages: FxHashMap<NodeName, Arc<Page>>,
+    waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    repelling: Arc<Repelling>,
+}
+
+/// How a plan alters a node before the pod comes there. Pods that stand here and neither are on the node nor wait change nothing,
+/// except that a `coming` pod that was never seen cannot be judged.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Freed<'a> {
+    /// Who leaves: what they take is given back. Whom they keep away by anti-affinity counts until they are gone.
+    pub leaving: &'a [PodUid],
+    /// Waiting pods that take their room there first: planned earlier, held, or assumed and not yet seen bound.
+    pub coming: &'a [PodUid],
+}
+
+/// One pod to be judged on many nodes: what is the same for all of them is looked up once.
+#[derive(Debug)]
+pub struct Question<'a> {
+    view: &'a StockSnapshot,
+    /// `None`: any pod that asks the same and is not there yet.
+    pod: Option<&'a PodUid>,
+    wants: &'a Requirements,
+    /// Topology labels and their values, where bound pods may keep it away.
+    shut: BTreeMap<&'a str, BTreeSet<&'a str>>,
+}
+
+impl StockView {
+    /// A node as it is now.
+    pub fn set_machine(&mut self, machine: Machine) {
+        let page = self.seen.pages.entry(machine.name.clone()).or_default();
+        if page.machine.as_deref() != Some(&machine) {
+            Arc::make_mut(page).machine = Some(Arc::new(machine));
+        }
+    }
+
+    /// The node is gone; its pods stay until they are seen to go.
+    pub fn remove_machine(&mut self, name: &NodeName) {
+        if let Some(page) = self.seen.pages.get_mut(name).filter(|page| page.machine.is_some()) {
+            Arc::make_mut(page).machine = None;
+            self.forget_blank(name);
+        }
+    }
+
+    /// A bound pod as it is now. It does not wait any more.
+    pub fn set_pod(&mut self, uid: PodUid, footprint: Footprint) {
+        // Most of what is seen of a bound pod is its status.
+        if self.seen.footprint(&footprint.node, &uid) == Some(&footprint) {
+            return;
+        }
+        self.remove_pod(&uid);
+        // All pods of a node share its name, and all pods that repel alike what they repel.
+        let node =
+            self.seen.pages.get_key_value(&footprint.node).map_or(&footprint.node, |(name, _)| name).clone();
+        let repels = match footprint.repels.is_empty() {
+            true => footprint.repels,
+            false => Arc::make_mut(&mut self.seen.repelling).add(&node, &footprint.repels),
+        };
+        self.places.insert(uid.clone(), node.clone());
+        let page = self.seen.pages.entry(node.clone()).or_default();
+        Arc::make_mut(page).insert(uid, Footprint { node, repels, ..footprint });
+    }
+
+    /// A pod that waits, as it is now.
+    pub fn set_waiting(&mut self, uid: PodUid, wants: Requirements) {
+        if self.seen.wants(&uid) == Some(&wants) {
+            return;
+        }
+        self.remove_pod(&uid);
+        Arc::make_mut(&mut self.seen.waiting).insert(uid, Arc::new(wants));
+    }
+
+    /// The pod has ended or is gone.
+    pub fn remove_pod(&mut self, uid: &PodUid) {
+        if self.seen.waiting.contains_key(uid) {
+            Arc::make_mut(&mut self.seen.waiting).remove(uid);
+        }
+        let Some(node) = self.places.remove(uid) else { return };
+        let Some(page) = self.seen.pages.get_mut(&node) else { return };
+        let removed = Arc::make_mut(page).remove(uid);
+        if let Some(footprint) = removed.filter(|footprint| !footprint.repels.is_empty()) {
+            Arc::make_mut(&mut self.seen.repelling).remove(&node, &footprint.repels);
+        }
+        self.forget_blank(&node);
+    }
+
+    /// Every pod it knows, bound ones first, each in order of UID.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.places.keys().chain(self.seen.waiting.keys())
+    }
+
+    pub fn snapshot(&self) -> StockSnapshot {
+        self.seen.clone()
+    }
+
+    /// See [`StockSnapshot::verdict`].
+    pub fn verdict(
+        &self,
+        pod: &PodUid,
+        wants: &Requirements,
+        node: &NodeName,
+        beside: &Freed<'_>,
+    ) -> Verdict {
+        self.seen.verdict(pod, wants, node, beside)
+    }
+
+    /// See [`StockSnapshot::wants`].
+    pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
+        self.seen.wants(pod)
+    }
+
+    fn forget_blank(&mut self, name: &NodeName) {
+        if self.seen.pages.get(name).is_some_and(|page| page.is_blank()) {
+            self.seen.pages.remove(name);
+        }
+    }
+}
+
+impl StockSnapshot {
+    /// What the stock filters would say of this pod on this node, altered as `beside` says.
+    ///
+    /// Whoever has many nodes to ask about asks a [`Question`].
+    pub fn verdict(
+        &self,
+        pod: &PodUid,
+        wants: &Requirements,
+        node: &NodeName,
+        beside: &Freed<'_>,
+    ) -> Verdict {
+        self.ask(Some(pod), wants).verdict(node, beside)
+    }
+
+    /// What a waiting pod asks of its node.
+    pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
+        self.waiting.get(pod).map(|wants| &**wants)
+    }
+
+    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> Question<'a> {
+        let mut shut = BTreeMap::<&str, BTreeSet<&str>>::new();
+        for (repulsion, sources) in self.repelling.against(wants) {
+            let topology = &*repulsion.topology;
+            let values = sources.filter_map(|node| self.machine(node)?.labels.get(topology));
+            shut.entry(topology).or_default().extend(values.map(String::as_str));
+        }
+        Question { view: self, pod, wants, shut }
+    }
+
+    fn machine(&self, node: &NodeName) -> Option<&Machine> {
+        self.pages.get(node)?.machine.as_deref()
+    }
+
+    fn footprint(&self, node: &NodeName, uid: &PodUid) -> Option<&Footprint> {
+        self.pages.get(node)?.pod(uid)
+    }
+}
+
+impl<'a> Question<'a> {
+    pub fn verdict(&self, node: &NodeName, beside: &Freed<'_>) -> Verdict {
+        let page = self.view.pages.get(node);
+        let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?))) else {
+            return Verdict::Refuses(StockReason::UnknownNode);
+        };
+        let (coming, unseen) = self.coming(page, beside.coming);
+        let repelled = self.is_shut(machine) || coming.iter().any(|other| self.is_repelled_by(other));
+        let unjudged = repelled.then_some(Unjudged::RepelledByAnother).or(unseen);
+        let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
+        judge(self.wants, Present { machine, taken: &taken, ports, unjudged })
+    }
+
+    /// Those who are not there yet, and whether one of them was never seen.
+    fn coming(&self, page: &Page, coming: &[PodUid]) -> (Vec<&'a Requirements>, Option<Unjudged>) {
+        let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
+        let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).collect();
+        let unseen = seen.len() < absent().count();
+        (seen, unseen.then_some(Unjudged::UnseenNeighbour))
+    }
+
+    fn is_shut(&self, machine: &Machine) -> bool {
+        let is_there = |topology: &str, values: &BTreeSet<&str>| {
+            machine.labels.get(topology).is_some_and(|value| values.contains(&**value))
+        };
+        self.shut.iter().any(|(topology, values)| is_there(topology, values))
+    }
+
+    /// Both will be on one node, whatever the topology.
+    fn is_repelled_by(&self, other: &Requirements) -> bool {
+        other.repels.iter().any(|repulsion| repulsion.may_take(self.wants))
+    }
+}
+
+#[cfg(test)]
+mod proptests;
+#[cfg(test)]
+mod tests;

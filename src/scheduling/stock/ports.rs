@@ -1,0 +1,50 @@
+//! Ports that pods take of their node itself.
+
+use serde::Serialize;
+use std::fmt;
+
+/// The address that stands for every address of the node.
+pub const EVERY_ADDRESS: &str = "0.0.0.0";
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct HostPort {
+    pub ip: String,
+    pub protocol: String,
+    pub port: u32,
+}
+
+impl HostPort {
+    /// Two pods cannot both listen there: same port, same protocol, and the same address or one of them on every address.
+    pub fn conflicts_with(&self, other: &Self) -> bool {
+        let is_everywhere = |port: &Self| port.ip == EVERY_ADDRESS;
+        self.port == other.port
+            && self.protocol == other.protocol
+            && (self.ip == other.ip || is_everywhere(self) || is_everywhere(other))
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} on {}", self.port, self.protocol, self.ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(ip: &str, protocol: &str, port: u32) -> HostPort {
+        HostPort { ip: ip.into(), protocol: protocol.into(), port }
+    }
+
+    #[test]
+    fn two_pods_listen_on_one_port_only_by_different_protocols_or_on_different_addresses() {
+        let everywhere = port("0.0.0.0", "TCP", 80);
+        assert!(everywhere.conflicts_with(&port("10.0.0.1", "TCP", 80)));
+        assert!(port("10.0.0.1", "TCP", 80).conflicts_with(&everywhere));
+        assert!(port("10.0.0.1", "TCP", 80).conflicts_with(&port("10.0.0.1", "TCP", 80)));
+        assert!(!port("10.0.0.1", "TCP", 80).conflicts_with(&port("10.0.0.2", "TCP", 80)));
+        assert!(!everywhere.conflicts_with(&port("0.0.0.0", "UDP", 80)));
+        assert!(!everywhere.conflicts_with(&port("0.0.0.0", "TCP", 81)));
+    }
+}

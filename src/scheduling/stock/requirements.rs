@@ -1,0 +1,118 @@
+//! What a pod shows to the stock filters: of one that waits all of it, of one that is on a node only what others feel of it.
+
+use super::amounts::Amounts;
+use super::machine::{Labels, Machine, NodeTerm, Toleration};
+use super::ports::HostPort;
+use crate::ids::NodeName;
+use crate::scheduling::selector::Selector;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What a waiting pod asks of its node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requirements {
+    pub namespace: String,
+    pub labels: Labels,
+    pub amounts: Amounts,
+    pub ports: Vec<HostPort>,
+    /// Labels its node must have, all of them.
+    pub node_selector: Labels,
+    /// Its node must be taken by one of these; `None` if it does not say.
+    pub node_affinity: Option<Vec<NodeTerm>>,
+    pub tolerations: Vec<Toleration>,
+    /// Pods it does not want near it.
+    pub repels: Arc<[Arc<Repulsion>]>,
+    /// Something it asks for that is not understood here.
+    pub unjudged: Option<Unjudged>,
+}
+
+/// What a pod takes of the node it is bound to, until it is gone from there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Footprint {
+    pub node: NodeName,
+    pub amounts: Amounts,
+    pub ports: Arc<[HostPort]>,
+    pub repels: Arc<[Arc<Repulsion>]>,
+}
+
+/// One required anti-affinity of a pod: those it takes must not come to nodes that share the topology label's value with its own.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Repulsion {
+    pub scope: Scope,
+    pub selector: Selector,
+    pub topology: String,
+}
+
+/// Of which namespaces it speaks.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    Of(BTreeSet<String>),
+    /// Those a selector takes. Labels of namespaces are not watched: it may be any.
+    Selected,
+}
+
+/// Why nobody here can say whether the stock scheduler would accept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unjudged {
+    #[error("the pod requires pods near it or away from it (affinity.podAffinity, podAntiAffinity)")]
+    InterPodAffinity,
+    #[error("a pod there, or in the same topology, requires pods like this one away from it")]
+    RepelledByAnother,
+    #[error("the pod requires to be spread (topologySpreadConstraints with DoNotSchedule)")]
+    TopologySpread,
+    #[error("the pod has a volume that may be bound to a place, such as a persistent volume claim")]
+    Volumes,
+    #[error("the pod has resource claims")]
+    ResourceClaims,
+    #[error("the pod names its node itself")]
+    PresetNode,
+    #[error("another scheduling gate than stowage.dev/plan holds the pod back")]
+    SchedulingGate,
+    #[error("the pod has a quantity or a rule that cannot be read")]
+    Unreadable,
+    #[error("a pod planned for the node has not been seen yet")]
+    UnseenNeighbour,
+    #[error("the API server has not shown the pod yet")]
+    Unseen,
+}
+
+impl Requirements {
+    /// What its node selector and its node affinity say of a node.
+    pub fn selects(&self, machine: &Machine) -> bool {
+        let has = |(key, value): (&String, &String)| machine.labels.get(key) == Some(value);
+        let terms = self.node_affinity.as_ref();
+        self.node_selector.iter().all(has)
+            && terms.is_none_or(|terms| terms.iter().any(|term| term.takes(machine)))
+    }
+}
+
+impl Repulsion {
+    /// Whether it may keep this pod away.
+    pub fn may_take(&self, pod: &Requirements) -> bool {
+        let in_scope = match &self.scope {
+            Scope::Of(namespaces) => namespaces.contains(&pod.namespace),
+            Scope::Selected => true,
+        };
+        in_scope && self.selector.matches(&pod.labels)
+    }
+}
+
+impl Unjudged {
+    /// A short name for metrics and conditions.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::InterPodAffinity => "inter-pod-affinity",
+            Self::RepelledByAnother => "repelled-by-another",
+            Self::TopologySpread => "topology-spread",
+            Self::Volumes => "volumes",
+            Self::ResourceClaims => "resource-claims",
+            Self::PresetNode => "preset-node",
+            Self::SchedulingGate => "scheduling-gate",
+            Self::Unreadable => "unreadable",
+            Self::UnseenNeighbour => "unseen-neighbour",
+            Self::Unseen => "unseen",
+        }
+    }
+}
