@@ -150,6 +150,10 @@ impl StatusChange {
         Self { hold: Some(HoldChange::Ended), ..Self::default() }
     }
 
+    pub fn end_hold_and_nomination() -> Self {
+        Self { nomination: Some(Nomination::Cleared), ..Self::end_hold() }
+    }
+
     /// So that the scheduler looks at the pod again.
     pub fn touch() -> Self {
         Self::default().and_touch()

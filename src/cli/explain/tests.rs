@@ -64,7 +64,7 @@ fn it_is_short_of_some_gib_and_somebody_could_leave() {
     let wanted = pod("mistral", "40Gi");
     let uid = world.wait(&wanted);
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, snapshot.set_of(0..1));
+    world.ledger.note_refused(&uid, Some(snapshot.set_of(0..1)));
     world.pass(Millis::seconds(3));
     check("short", &mut world, &wanted);
 }

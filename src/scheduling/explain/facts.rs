@@ -71,8 +71,8 @@ impl Facts {
             let generation = self.snapshot.generation();
             Arc::make_mut(&mut self.snapshot).update(generation, own);
         }
-        self.asked = self.entry.refused().map(|refused| {
-            let asked = self.snapshot.nodes_in(&refused.asked);
+        self.asked = self.entry.refused().and_then(|refused| refused.asked.as_ref()).map(|asked| {
+            let asked = self.snapshot.nodes_in(asked);
             asked.filter_map(|node| self.snapshot.place_of(node.name.as_str())).collect()
         });
         self

@@ -195,7 +195,7 @@ fn nodes_the_scheduler_did_not_ask_about_are_marked() {
     let mut world = World::new(Policy::default()).node("a", 1).node("b", 1);
     let uid = world.wait(&pod("p", "80Gi"));
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, snapshot.set_of([0].into_iter()));
+    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger, &uid, &Options::All).unwrap();
     let asked: Vec<Option<bool>> = explanation.nodes.iter().map(|node| node.was_asked).collect();
     assert_eq!(asked, [Some(true), Some(false)]);
@@ -207,7 +207,7 @@ fn what_another_plugin_rules_out_is_proposed_to_nobody() {
         World::new(Policy::default()).node("a", 1).node("b", 1).runs(&pod("r", "60Gi"), "a", &[0]);
     let uid = world.wait(&pod("p", "20Gi"));
     let snapshot = world.ledger.snapshot();
-    world.ledger.note_refused(&uid, snapshot.set_of([0].into_iter()));
+    world.ledger.note_refused(&uid, Some(snapshot.set_of([0].into_iter())));
     let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
     assert_eq!(explanation.verdict, Verdict::Fits);
     assert!(matches!(changes(&explanation)[0], Change::RuledOut { node, nodes: 1 } if node.as_str() == "b"));

@@ -5,6 +5,7 @@ use crate::ids::{GpuModel, GpuUuid, ModelId, PodKey};
 use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plan::testing::placed;
 use crate::scheduling::policy::{
     Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Usage, Weights,
 };
@@ -263,9 +264,7 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
     }
     ledger.suppose_all_refused();
     ledger.set_now(ledger.now() + Millis::seconds(2));
-    let refusals = ledger.refusals(64);
-    let woken = whom_to_wake(refusals, &ledger.snapshot());
-    assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(placed(&mut ledger), [uid("a")]);
 }
 
 #[test]
@@ -362,7 +361,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let hold = Hold { node: name("n"), devices, victims, deadline };
+    let hold = Hold { node: name("n"), devices, victims, elsewhere: [].into(), deadline };
     assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
 }
 
@@ -416,7 +415,7 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut hold = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [device("n", gpu).uuid].into();
-        let hold = Hold { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        let hold = Hold { node: name("n"), devices, victims, elsewhere: [].into(), deadline: Moment(u64::MAX) };
         ledger.hold(&uid("urgent"), hold).is_ok()
     };
     assert_eq!((hold("foreign", 1), hold("own", 0)), (false, true));

@@ -4,7 +4,7 @@ use super::Ledger;
 use super::book::Book;
 use super::entry::{Phase, PodEntry};
 use super::tenancy::Tenancy;
-use crate::ids::{NodeName, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::policy::{Eviction, EvictionCosts, Policy};
 use crate::scheduling::preempt::{Resident, Room, Standing};
@@ -115,6 +115,24 @@ impl Ledger {
         victim.demand.priority < preemptor.priority
             && class.eviction == Eviction::ForHigherPriority
             && self.now.since(bound.started) >= class.min_runtime
+    }
+
+    /// Bound pods that are known to be on this GPU, in order of UID.
+    pub fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
+        let Some(book) = self.books.get(node) else { return Vec::new() };
+        let Some(place) = book.devices.iter().position(|device| device.uuid == *gpu) else { return Vec::new() };
+        let is_there = |uid: &&PodUid| {
+            let entry = &self.entries[*uid];
+            let charge = book.charge_of(entry).filter(|charge| charge.placed && charge.gpus.contains(place));
+            charge.is_some() && matches!(entry.phase, Phase::Bound(_))
+        };
+        book.pods.iter().filter(is_there).cloned().collect()
+    }
+
+    /// Whether the pod is being deleted.
+    pub fn is_leaving(&self, uid: &PodUid) -> bool {
+        let phase = self.entries.get(uid).map(|entry| &entry.phase);
+        matches!(phase, Some(Phase::Bound(bound)) if bound.leaving.is_some())
     }
 
     /// A pod as part of what its node holds, if it is placed there.

@@ -5,6 +5,7 @@ use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::device::{Device, GpuSet, Health};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
+use crate::scheduling::plan::testing::placed;
 use crate::scheduling::plugin::{Ask, PluginResource};
 use crate::scheduling::policy::{Headroom, Terms};
 use crate::scheduling::proptests::demand_of;
@@ -428,13 +429,11 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
     for name in ["a", "b"] {
         wait(&mut ledger, name, asks(2));
         let snapshot = ledger.snapshot();
-        ledger.note_refused(&uid(name), snapshot.set_of(0..1));
+        ledger.note_refused(&uid(name), Some(snapshot.set_of(0..1)));
     }
     let woken = |ledger: &mut Ledger, seconds| -> Vec<PodUid> {
         ledger.set_now(Moment::default() + Millis::seconds(seconds));
-        let refusals = ledger.refusals(64);
-        let snapshot = ledger.snapshot();
-        whom_to_wake(refusals, &snapshot).into_iter().map(|refusal| refusal.uid).collect()
+        placed(ledger)
     };
     assert_eq!(woken(&mut ledger, 10), []);
     ledger.release(&uid("there"));

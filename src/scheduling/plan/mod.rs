@@ -4,15 +4,21 @@
 //! steps are data; nothing is in force before the ledger itself has taken the hold of each, checking it again.
 //!
 //! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
-//! finds who has to leave, [`group`] places pods that are of use only together.
+//! finds who has to leave, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
+//! pressure.
 
 mod evict;
 mod group;
 mod ranking;
+mod relief;
 mod scratch;
 
 #[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
 mod tests;
+
+pub use relief::{PressureWatch, Relief};
 
 use super::decision::Hold;
 use super::fit::Misfit;

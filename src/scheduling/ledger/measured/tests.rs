@@ -4,7 +4,8 @@ use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
-use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting, whom_to_wake};
+use crate::scheduling::plan::testing::placed;
+use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
@@ -13,6 +14,7 @@ use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be promised; a margin is 5 GiB.
@@ -374,13 +376,9 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         let demand = bench.wait(name, 40, if name == "c" { 7 } else { 0 });
         assert_eq!(bench.verdict(&demand).unwrap_err().code(), "no-room");
         let snapshot = bench.ledger.snapshot();
-        bench.ledger.note_refused(&uid(name), snapshot.set_of([0].into_iter()));
+        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
-    let woken = |bench: &mut Bench| -> Vec<PodUid> {
-        let snapshot = bench.ledger.snapshot();
-        let refusals = bench.ledger.refusals(10);
-        whom_to_wake(refusals, &snapshot).into_iter().map(|refusal| refusal.uid).collect()
-    };
+    let woken = |bench: &mut Bench| placed(&mut bench.ledger);
     bench.pass(2);
     assert!(woken(&mut bench).is_empty(), "nothing has changed");
     bench.read([(0, &[]), (85, &[("other", 85)])]);
@@ -389,9 +387,11 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         [uid("c")],
         "two engines cannot start there at once, and the first comes first"
     );
-    bench.ledger.note_woken(&uid("c"));
     assert!(woken(&mut bench).is_empty(), "the seat is for the one who was woken");
+    bench.ledger.drop_hold(&uid("c"));
     bench.ledger.begin_attempt(&uid("c"));
+    bench.pass(4);
+    bench.read([(0, &[]), (85, &[("other", 85)])]);
     assert_eq!(woken(&mut bench), [uid("a")], "who has asked has no claim any more");
     bench.ledger.begin_attempt(&uid("a"));
     bench.ledger.begin_attempt(&uid("b"));
@@ -405,13 +405,13 @@ fn refused_pods_are_looked_at_in_turn() {
     for name in names {
         bench.wait(name, 95, 0);
         let snapshot = bench.ledger.snapshot();
-        bench.ledger.note_refused(&uid(name), snapshot.set_of([0].into_iter()));
+        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
     bench.pass(2);
-    let seen: Vec<PodUid> =
-        (0..5).flat_map(|_| bench.ledger.refusals(2)).map(|refusal| refusal.uid).collect();
+    let mut look = || bench.ledger.pending(2).into_iter().map(|pending| pending.uid).collect::<BTreeSet<_>>();
+    let looks: Vec<BTreeSet<PodUid>> = (0..5).map(|_| look()).collect();
     let round: Vec<PodUid> = names.iter().cycle().take(10).map(|name| uid(name)).collect();
-    assert_eq!(seen, round);
+    assert_eq!(looks, round.chunks(2).map(|two| two.iter().cloned().collect()).collect::<Vec<_>>());
 }
 
 #[test]
@@ -504,7 +504,5 @@ fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
     bench.wait("old", 20, 0);
     bench.ledger.suppose_all_refused();
     bench.pass(2);
-    let snapshot = bench.ledger.snapshot();
-    let woken = whom_to_wake(bench.ledger.refusals(10), &snapshot);
-    assert_eq!(woken.into_iter().map(|refusal| refusal.uid).collect::<Vec<_>>(), [uid("old")]);
+    assert_eq!(placed(&mut bench.ledger), [uid("old")]);
 }

@@ -1,0 +1,95 @@
+//! Engines under pressure: who of their neighbours leaves, with no pod waiting for the room.
+//!
+//! An engine that shares its GPU with preemptible pods of lower priority and whose KV cache is full, or whose queue grows, is
+//! given room by the cheapest of them leaving, one after the other, until the pressure is over. It begins at one figure and is
+//! over at another, and it lasts before it counts, so that a spike evicts nobody.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::device::Gpu;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::policy::{Eviction, PressureRules};
+use crate::scheduling::preempt::{Price, Resident};
+use crate::scheduling::reading::{Freshness, Pressure};
+use crate::units::Moment;
+use std::collections::BTreeMap;
+
+/// Which GPUs are under pressure, and since when: what has to be remembered between two looks.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PressureWatch {
+    pressed: BTreeMap<(NodeName, GpuUuid), Moment>,
+}
+
+/// A pod that leaves a GPU to the engine there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relief {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// Who is under pressure.
+    pub engine: PodKey,
+    pub gpu: GpuUuid,
+}
+
+impl PressureWatch {
+    /// Who leaves now. Whoever is named is expected to be told: the next is named only when their leaving has had time to help.
+    pub fn look(&mut self, ledger: &Ledger) -> Vec<Relief> {
+        let Some(rules) = ledger.policy().planning.pressure else {
+            self.pressed.clear();
+            return Vec::new();
+        };
+        let now = ledger.now();
+        let mut still = BTreeMap::new();
+        let mut leaving = Vec::new();
+        for (name, node) in ledger.books().filter(|(_, node)| node.freshness == Freshness::Fresh) {
+            for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
+                let place = (name.clone(), device.uuid.clone());
+                let since = self.pressed.get(&place).copied();
+                if !is_pressed(gpu, &rules, since.is_some()) {
+                    continue;
+                }
+                let since = since.unwrap_or(now);
+                let relief = (since + rules.lasts <= now).then(|| relieve(ledger, name, &device.uuid)).flatten();
+                still.insert(place, if relief.is_some() { now } else { since });
+                leaving.extend(relief);
+            }
+        }
+        // A node that is not seen now is not known to be calm either.
+        let unseen = |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
+        let kept = std::mem::take(&mut self.pressed).into_iter().filter(|((name, _), _)| unseen(name));
+        still.extend(kept);
+        self.pressed = still;
+        leaving
+    }
+}
+
+/// What is not known presses nobody.
+fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
+    let Pressure { kv_cache, queue, .. } = gpu.pressure;
+    let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
+    match was_pressed {
+        false => kv_cache.is_some_and(|kv| kv >= kv_limit.from) || queue.is_some_and(|n| n >= queue_limit.from),
+        true => kv_cache.is_some_and(|kv| kv > kv_limit.to) || queue.is_some_and(|n| n > queue_limit.to),
+    }
+}
+
+/// The cheapest neighbour of the most important engine on a GPU that may leave for it.
+fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
+    let there = ledger.pods_on(node, gpu);
+    let policy = ledger.policy();
+    let serves = |uid: &&PodUid| {
+        let entry = ledger.entry(uid)?;
+        let class = policy.class(entry.demand.class);
+        (class.engine && class.eviction == Eviction::Never).then_some(entry.demand.priority)
+    };
+    let engine = there.iter().filter(|uid| serves(uid).is_some()).max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
+    let demand = &ledger.entry(engine)?.demand;
+    // Somebody leaves already: that has to help first.
+    if there.iter().any(|uid| ledger.is_leaving(uid)) {
+        return None;
+    }
+    let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
+    let room = ledger.room_for_demand(engine, demand, node, &ledger.tenancy(engine))?;
+    let here = room.candidates.iter().filter(|resident| resident.gpus.contains(place));
+    let cheapest = here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
+    let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());
+    Some(Relief { uid: cheapest.uid.clone(), key: key(&cheapest.uid)?, engine: key(engine)?, gpu: gpu.clone() })
+}

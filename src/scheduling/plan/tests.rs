@@ -1,0 +1,322 @@
+//! The planner's ways, one by one, on clusters small enough to see what is right.
+
+use super::testing::{placed, roomy, steps};
+use super::*;
+use crate::ids::{GpuUuid, NodeName};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{GroupPlacement, Policy};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
+use crate::scheduling::stock::{Requirements, StockView};
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+
+struct Cluster {
+    ledger: Ledger,
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+fn shared(gib: u64, priority: i32) -> Demand {
+    demand_of(gib << 30, 1, Sharing::Shared, priority)
+}
+
+/// Of a class whose start keeps nobody out.
+fn job(gib: u64) -> Demand {
+    shared(gib, -10)
+}
+
+impl Cluster {
+    /// Nodes of 80 GiB GPUs, of which 72 GiB each can be promised; those of a node are two islands.
+    fn new(nodes: &[(&str, u32)]) -> Self {
+        Self::by(Policy::default(), nodes)
+    }
+
+    fn by(policy: Policy, nodes: &[(&str, u32)]) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(Moment(1_000_000));
+        for (name, gpus) in nodes {
+            ledger.set_node(&node(name), NodeKind::Stowage, None);
+            let device = |index: u32| Device {
+                uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).unwrap(),
+                index,
+                model: crate::ids::GpuModel::parse("H100").unwrap(),
+                parent: None,
+                total: Bytes::gib(80),
+                reserved: Bytes::ZERO,
+                health: Health::Healthy,
+                island: Some((index * 2 / gpus) as u8),
+            };
+            ledger.report_devices(&node(name), (0..*gpus).map(device).collect()).unwrap();
+        }
+        Self { ledger }
+    }
+
+    fn see(&mut self, name: &str, demand: Demand, state: SeenState, stake: Stake) {
+        let shown = Some(Shown { stake, ..Shown::default() });
+        let key = PodKey::parse("default", name).unwrap();
+        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown });
+    }
+
+    fn gated(&mut self, name: &str, demand: Demand) {
+        self.member(name, demand, Stake::default());
+    }
+
+    fn member(&mut self, name: &str, demand: Demand, stake: Stake) {
+        let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
+        self.see(name, demand, SeenState::Waiting(waiting), stake);
+    }
+
+    fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
+        self.see(name, demand, SeenState::Waiting(SeenWaiting::default()), Stake::default());
+        let snapshot = self.ledger.snapshot();
+        let asked = snapshot.set_of(asked.iter().map(|name| snapshot.place_of(name).unwrap()));
+        self.ledger.note_refused(&uid(name), Some(asked));
+    }
+
+    fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
+        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
+        let ran = Some(Millis::seconds(600));
+        let state = SeenState::Bound { node: node(on), devices, starting: false, ran };
+        self.see(name, demand, state, Stake::default());
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        let now = self.ledger.now() + Millis::seconds(seconds);
+        self.ledger.expire(now);
+    }
+
+    /// Each step in words: `a on n`, `a on n after b c`, `a waits: no-room`.
+    fn plan(&mut self) -> Vec<String> {
+        steps(&mut self.ledger, 64).into_iter().map(said).collect()
+    }
+
+    fn plan_by(&mut self, stock: &StockSnapshot) -> Vec<String> {
+        let pending = self.ledger.pending(64);
+        plan(self.ledger.clone(), stock, &pending).into_iter().map(said).collect()
+    }
+}
+
+fn said(step: Step) -> String {
+    let place = |Place { uid, hold, .. }: &Place| {
+        let victims: Vec<&str> = hold.victims.iter().map(PodUid::as_str).collect();
+        let after = if victims.is_empty() { String::new() } else { format!(" after {}", victims.join(" ")) };
+        format!("{uid} on {}{after}", hold.node)
+    };
+    match step {
+        Step::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
+        Step::Wake { uid, .. } => format!("{uid} asks again"),
+        Step::Wait { uid, why, .. } => format!("{uid} waits: {}", why.code()),
+    }
+}
+
+fn group(name: &str, size: Option<u32>) -> Stake {
+    let key = GroupKey { namespace: "default".into(), kind: GroupKind::Stowage, name: name.into() };
+    Stake { group: Some(key), group_size: size, ..Stake::default() }
+}
+
+fn with_placement(placement: GroupPlacement) -> Policy {
+    let mut policy = Policy::default();
+    policy.planning.groups.placement = placement;
+    policy
+}
+
+#[test]
+fn gated_pods_are_placed_at_once_each_beside_those_before() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    for name in ["a", "b", "c"] {
+        cluster.gated(name, job(40));
+    }
+    assert_eq!(cluster.plan(), ["a on m", "b on n", "c waits: no-room"]);
+}
+
+#[test]
+fn higher_priority_comes_first_whoever_came_first() {
+    let mut cluster = Cluster::new(&[("n", 1)]);
+    cluster.gated("early", job(60));
+    cluster.pass(5);
+    cluster.gated("late", shared(60, 100));
+    assert_eq!(cluster.plan(), ["late on n", "early waits: no-room"]);
+}
+
+#[test]
+fn where_the_nodes_sum_would_do_and_no_gpu_does_the_cheapest_leave_and_nobody_else() {
+    let mut cluster = Cluster::new(&[("n", 2)]);
+    cluster.bound("a", "n", 0, job(40));
+    cluster.bound("b", "n", 1, job(30));
+    cluster.bound("c", "n", 1, job(20));
+    cluster.refused("serving", shared(50, 100), &["n"]);
+    assert!(cluster.plan().is_empty(), "the scheduler has its turn first");
+    cluster.pass(2);
+    assert_eq!(cluster.plan(), ["serving on n after b"]);
+}
+
+#[test]
+fn nobody_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    cluster.bound("cheap", "m", 0, job(72));
+    cluster.bound("dear", "n", 0, job(72));
+    cluster.bound("dearer", "n", 0, job(0));
+    cluster.refused("serving", shared(50, 100), &["n"]);
+    cluster.pass(2);
+    assert_eq!(cluster.plan(), ["serving on n after dear"]);
+}
+
+#[test]
+fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    cluster.bound("on-n", "n", 0, job(72));
+    cluster.bound("on-m", "m", 0, job(72));
+    cluster.gated("serving", shared(50, 100));
+    let mut view = StockView::default();
+    let wants = Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
+    view.set_waiting(uid("serving"), wants);
+    let machine = |name: &str, zone: &str| crate::scheduling::stock::Machine {
+        name: node(name),
+        labels: Arc::new([("zone".into(), zone.into())].into()),
+        taints: Arc::new([]),
+        allocatable: Default::default(),
+        pods: 110,
+    };
+    view.set_machine(machine("n", "b"));
+    view.set_machine(machine("m", "a"));
+    assert_eq!(cluster.plan_by(&view.snapshot()), ["serving on m after on-m"]);
+    view.set_machine(machine("m", "b"));
+    cluster.pass(5);
+    assert_eq!(cluster.plan_by(&view.snapshot()), ["serving waits: no-node"]);
+}
+
+#[test]
+fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
+    let mut cluster = Cluster::new(&[("n", 1)]);
+    cluster.gated("a", shared(50, 100));
+    let mut stock = StockView::default();
+    let roomy = roomy(&cluster.ledger);
+    assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
+    stock.set_waiting(
+        uid("a"),
+        Requirements { unjudged: Some(Unjudged::TopologySpread), ..Requirements::default() },
+    );
+    stock.set_machine(crate::scheduling::stock::Machine {
+        name: node("n"),
+        labels: Arc::default(),
+        taints: Arc::new([]),
+        allocatable: Default::default(),
+        pods: 110,
+    });
+    assert_eq!(cluster.plan_by(&stock.snapshot()), ["a waits: cannot-judge"]);
+}
+
+#[test]
+fn a_pod_that_never_preempts_waits() {
+    let mut cluster = Cluster::new(&[("n", 1)]);
+    cluster.bound("job", "n", 0, job(72));
+    cluster.gated("polite", Demand { may_preempt: false, ..shared(50, 100) });
+    assert_eq!(cluster.plan(), ["polite waits: no-room"]);
+}
+
+#[test]
+fn what_is_held_for_one_is_not_planned_for_another() {
+    let mut cluster = Cluster::new(&[("n", 1)]);
+    cluster.bound("job", "n", 0, job(72));
+    cluster.gated("first", shared(50, 100));
+    assert_eq!(placed(&mut cluster.ledger), [uid("first")]);
+    cluster.gated("second", shared(50, 100));
+    cluster.pass(1);
+    assert_eq!(cluster.plan(), ["second waits: no-room"]);
+}
+
+#[test]
+fn a_group_is_placed_whole_or_not_at_all() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    for name in ["a", "b", "c"] {
+        cluster.member(name, job(60), group("trio", Some(3)));
+    }
+    assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]);
+    cluster.gated("single", job(60));
+    let plan = cluster.plan();
+    assert_eq!(plan.last().unwrap(), "single on m", "the group holds nothing");
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 2)]);
+    for name in ["a", "b"] {
+        cluster.member(name, job(60), group("trio", Some(3)));
+    }
+    assert_eq!(cluster.plan(), ["a waits: group-incomplete", "b waits: group-incomplete"]);
+    cluster.member("c", job(60), group("trio", Some(3)));
+    cluster.pass(5);
+    assert_eq!(cluster.plan(), ["a on m, b on m, c on n"]);
+}
+
+#[test]
+fn a_group_that_does_not_say_its_size_is_what_stays_together_for_a_while() {
+    let mut cluster = Cluster::new(&[("n", 4)]);
+    cluster.member("a", job(60), group("g", None));
+    assert!(cluster.plan().is_empty());
+    cluster.member("b", job(60), group("g", None));
+    cluster.pass(3);
+    assert_eq!(cluster.plan(), ["a on n, b on n"]);
+}
+
+#[test]
+fn a_group_goes_to_the_fewest_nodes_when_the_policy_says_so() {
+    let nodes = [("k", 1), ("l", 1), ("m", 1), ("n", 3)];
+    let mut cluster = Cluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
+    for name in ["a", "b", "c"] {
+        cluster.member(name, job(60), group("trio", Some(3)));
+    }
+    assert_eq!(cluster.plan(), ["a on n, b on n, c on n"]);
+}
+
+#[test]
+fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
+    let mut cluster = Cluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
+    for name in ["a", "b", "c"] {
+        cluster.member(name, job(60), group("trio", Some(3)));
+    }
+    let steps = steps(&mut cluster.ledger, 64);
+    let [Step::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let gpus: Vec<&str> = places.iter().map(|place| place.hold.devices[0].as_str()).collect();
+    assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");
+    let mut cluster = Cluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
+    for name in ["a", "b", "c"] {
+        cluster.member(name, job(60), group("trio", Some(3)));
+    }
+    assert!(cluster.plan().iter().all(|step| step.ends_with("waits: group-too-large")));
+}
+
+#[test]
+fn a_group_evicts_for_all_of_it_or_for_none() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    cluster.bound("j", "n", 0, job(60));
+    cluster.bound("k", "m", 0, shared(60, 0));
+    for name in ["a", "b"] {
+        cluster.member(name, shared(50, 100), group("pair", Some(2)));
+    }
+    assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large"], "serving stays");
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    cluster.bound("j", "n", 0, job(60));
+    cluster.bound("k", "m", 0, job(60));
+    for name in ["a", "b"] {
+        cluster.member(name, shared(50, 100), group("pair", Some(2)));
+    }
+    assert_eq!(cluster.plan(), ["a on n after j, b on m after k"]);
+}
+
+#[test]
+fn the_same_ledger_gives_the_same_plan() {
+    let mut cluster = Cluster::new(&[("n", 2), ("m", 2)]);
+    for name in ["a", "b", "c", "d", "e"] {
+        cluster.gated(name, job(50));
+    }
+    let once = steps(&mut cluster.ledger, 64);
+    assert_eq!(steps(&mut cluster.ledger, 64), once);
+    assert_eq!(once.len(), 5);
+}
