@@ -26,6 +26,8 @@ pub enum Fault {
     Fails,
     /// 409, nothing written.
     Conflicts,
+    /// 403, nothing written.
+    Forbids,
     /// 429 that names no time, nothing written.
     TooMany,
     /// Nothing written, and no answer until the server stops.

@@ -80,6 +80,7 @@ async fn answer(shared: &Arc<Shared>, verb: &str, asked: &Asked, fault: Option<F
                 "a fault was ordered",
             ));
         }
+        Some(Fault::Forbids) => return refusal(&ApiError::new(403, "Forbidden", "a fault was ordered")),
         Some(Fault::TooMany) => {
             return refusal(&ApiError::too_many_requests("a fault was ordered", None));
         }
