@@ -2,6 +2,13 @@
 //!
 //! The one place that knows both sides. It decides nothing and talks to nobody.
 
+mod acts;
+
+pub use acts::{
+    CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
+    plan_condition, without_our_gate,
+};
+
 use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};

@@ -2,8 +2,14 @@
 //!
 //! The edge that decides (`extender`) and the edges that write (`cluster`) meet here and nowhere else.
 
+mod acts;
+
+pub use acts::{
+    EvictionMark, EvictionOutcome, EvictionReason, HoldChange, Nomination, PlanState, StatusChange, Touch,
+};
+
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::decision::Placement;
 use crate::scheduling::policy::Digest;
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
@@ -20,16 +26,31 @@ pub trait ControlPlane: Send + Sync + 'static {
         key: &'a PodKey,
     ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>>;
 
-    /// Writes the pod's hold condition: the hold, or that it has ended.
-    fn write_hold<'a>(
+    /// Writes some of the pod's status, all of it in one request. A pod of another UID is left alone.
+    fn write_status<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
-        hold: Option<&'a Hold>,
+        change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
-    /// Changes something about a waiting pod that nobody reads, so that the scheduler looks at it again.
-    fn wake<'a>(&'a self, key: &'a PodKey, uid: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
+    /// Evicts through the Eviction API, disruption budgets and all. Before it, the pod is told why in its status; after
+    /// it, in an Event. A pod of another UID is left alone. Until it is tried again the pod keeps what it was told; whoever
+    /// gives up writes [`EvictionMark::CalledOff`].
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        why: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome>;
+
+    /// Takes the gate `stowage.dev/plan` off the pod, and no other. It is no error where there is none. A pod of another
+    /// UID is left alone.
+    fn lift_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
     /// Tells whoever looks at the pod (an Event). Never waits; drops the notice rather than hold anyone up.
     fn notify(&self, notice: Notice);
@@ -72,9 +93,18 @@ pub struct PodOnRecord {
     pub devices: Option<Arc<[GpuUuid]>>,
 }
 
+/// Why a read or a write came to nothing, or may have.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ControlPlaneError(pub String);
+pub enum ControlPlaneError {
+    #[error("the pod is gone, or another one has its name now")]
+    Gone,
+    /// Nothing was written.
+    #[error("{0}")]
+    Refused(String),
+    /// No answer, or one that does not say: it may have been written.
+    #[error("{0}")]
+    Unknown(String),
+}
 
 /// Something a person who looks at the pod should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +123,14 @@ pub enum NoticeKind {
     NotUnderstood,
     RoomHeld,
     HoldEnded,
+    /// Told to the one who leaves.
+    Evicted,
+    /// It was given a place while it was gated.
+    Planned,
+    /// No place was found while it was gated, or the scheduler refused the one that was.
+    PlanFailed,
+    /// Its group could not be placed whole.
+    GroupFailed,
     Unplaced,
     EditIgnored,
     /// Its processes run on other GPUs than were recorded.
@@ -115,6 +153,10 @@ impl NoticeKind {
             Self::NotUnderstood => "StowageNotUnderstood",
             Self::RoomHeld => "StowageRoomHeld",
             Self::HoldEnded => "StowageHoldEnded",
+            Self::Evicted => "StowageEvicted",
+            Self::Planned => "StowagePlanned",
+            Self::PlanFailed => "StowagePlanFailed",
+            Self::GroupFailed => "StowageGroupFailed",
             Self::Unplaced => "StowageUnplaced",
             Self::EditIgnored => "StowageEditIgnored",
             Self::Drift => "StowageDrift",
@@ -126,7 +168,7 @@ impl NoticeKind {
     }
 
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::RoomHeld | Self::PolicyInForce)
+        !matches!(self, Self::RoomHeld | Self::Planned | Self::PolicyInForce)
     }
 
     /// Whether two of the kind soon after each other may be about the same. Each change of a policy is news of its own.

@@ -5,9 +5,11 @@
 
 use super::index::Index;
 use crate::contract;
-use crate::control_plane::{BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, PodOnRecord};
+use crate::control_plane::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
+    PodOnRecord, StatusChange,
+};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
 use crate::service::Service;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
@@ -202,7 +204,7 @@ impl DumpControlPlane {
     fn check(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
         match self.pods.lock().get(key) {
             Some(pod) if pod.uid == *uid => Ok(()),
-            _ => Err(ControlPlaneError(format!("the dump has no pod {key} with the UID {uid}"))),
+            _ => Err(ControlPlaneError::Gone),
         }
     }
 }
@@ -228,18 +230,33 @@ impl ControlPlane for DumpControlPlane {
         ready(Ok(self.pods.lock().get(key).cloned())).boxed()
     }
 
-    fn write_hold<'a>(
+    /// No scheduler watches a dump: it is enough that the pod is there.
+    fn write_status<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
-        _: Option<&'a Hold>,
+        _: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         ready(self.check(key, uid)).boxed()
     }
 
-    /// No scheduler watches a dump.
-    fn wake<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        ready(Ok(())).boxed()
+    /// Nobody would see the pod leave, and whoever waited for that would wait for ever.
+    fn evict<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+        _: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        let message = "a dump has no kubelets: nobody can leave it".into();
+        ready(EvictionOutcome::Refused { message }).boxed()
+    }
+
+    fn lift_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        ready(self.check(key, uid)).boxed()
     }
 
     /// There is no one to send Events to; the log has to do.

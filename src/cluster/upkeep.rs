@@ -4,7 +4,7 @@
 //! It serves a real cluster and a dump alike: it writes through the port and names no client.
 
 use super::index::Index;
-use crate::control_plane::{ControlPlane, Notice, NoticeKind};
+use crate::control_plane::{ControlPlane, Notice, NoticeKind, StatusChange};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Refusal, whom_to_wake};
 use crate::scheduling::policy::Mode;
@@ -98,7 +98,7 @@ impl Upkeep {
         for (key, uid, hold) in told {
             let control_plane = self.control_plane.clone();
             self.writes.spawn(async move {
-                if let Err(error) = control_plane.write_hold(&key, &uid, Some(&hold)).await {
+                if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::hold(hold)).await {
                     tracing::warn!(pod = %key, %error, "a pod was not told that its room is free");
                 }
             });
@@ -120,7 +120,7 @@ impl Upkeep {
             let control_plane = self.control_plane.clone();
             self.writes.spawn(async move {
                 // Should it fail, the pod's turn comes again.
-                if let Err(error) = control_plane.wake(&key, &uid).await {
+                if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
                     tracing::warn!(pod = %key, %error, "a pod was not told that there is room for it");
                 }
             });
@@ -137,7 +137,7 @@ impl Upkeep {
         let control_plane = self.control_plane.clone();
         self.writes.spawn(async move {
             // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
-            if let Err(error) = control_plane.write_hold(&key, &uid, None).await {
+            if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await {
                 tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
             }
         });
@@ -147,8 +147,9 @@ impl Upkeep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control_plane::{BindOrder, BindOutcome, ControlPlaneError, PodOnRecord};
-    use crate::scheduling::decision::Hold;
+    use crate::control_plane::{
+        BindOrder, BindOutcome, ControlPlaneError, EvictionOutcome, EvictionReason, PodOnRecord,
+    };
     use crate::scheduling::policy::Policy;
     use futures::future::BoxFuture;
     use serde_json::json;
@@ -172,24 +173,35 @@ mod tests {
             unreachable!("time reads nobody")
         }
 
-        fn write_hold<'a>(
+        fn write_status<'a>(
             &'a self,
             _: &'a PodKey,
             uid: &'a PodUid,
-            hold: Option<&'a Hold>,
+            change: &'a StatusChange,
         ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-            assert_eq!(hold, None);
-            self.cleared.lock().push(uid.clone());
+            match change {
+                change if *change == StatusChange::end_hold() => self.cleared.lock().push(uid.clone()),
+                change if *change == StatusChange::touch() => self.woken.lock().push(uid.clone()),
+                other => unreachable!("time writes no {other:?}"),
+            }
             Box::pin(std::future::ready(Ok(())))
         }
 
-        fn wake<'a>(
+        fn evict<'a>(
             &'a self,
             _: &'a PodKey,
-            uid: &'a PodUid,
+            _: &'a PodUid,
+            _: &'a EvictionReason,
+        ) -> BoxFuture<'a, EvictionOutcome> {
+            unreachable!("time evicts nobody")
+        }
+
+        fn lift_gate<'a>(
+            &'a self,
+            _: &'a PodKey,
+            _: &'a PodUid,
         ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-            self.woken.lock().push(uid.clone());
-            Box::pin(std::future::ready(Ok(())))
+            unreachable!("time lifts no gate")
         }
 
         fn notify(&self, notice: Notice) {

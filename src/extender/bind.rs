@@ -17,7 +17,7 @@
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, shadow};
-use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord};
+use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Assumption, Conflict};
 use crate::scheduling::policy::Mode;
@@ -161,10 +161,9 @@ impl Task {
         if order.held {
             let Self { extender, uid, key, .. } = self.clone();
             // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.
-            extender
-                .writes
-                .clone()
-                .spawn(async move { extender.control_plane.write_hold(&key, &uid, None).await });
+            extender.writes.clone().spawn(async move {
+                extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await
+            });
         }
     }
 

@@ -9,7 +9,7 @@ use super::narrow::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
-use crate::control_plane::{Notice, NoticeKind};
+use crate::control_plane::{Notice, NoticeKind, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Ledger, Tenancy};
@@ -143,11 +143,15 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
     let writes = extender.writes.clone();
     let task = async move {
         let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
-        if let Err(error) = extender.control_plane.write_hold(&key, &uid, Some(&hold)).await {
+        if let Err(error) =
+            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await
+        {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
             // It may have been written all the same.
-            if let Err(error) = extender.control_plane.write_hold(&key, &uid, None).await {
+            if let Err(error) =
+                extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await
+            {
                 warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
             }
             return false;

@@ -138,7 +138,7 @@ fn a_conflict_over_a_pod_that_has_no_node_is_an_error_and_the_same_binding_is_wr
 fn a_binding_without_an_answer_keeps_its_gpu_until_a_read_says_that_it_was_written() {
     let (served, llm) = served([unknown()]);
     // The first read fails, too.
-    served.control_plane.reads.lock().push_back(Err(ControlPlaneError("no answer".into())));
+    served.control_plane.reads.lock().push_back(Err(ControlPlaneError::Unknown("no answer".into())));
     will_read(&served, Some(record(&llm, Some("node-a"), 0)));
     assert_eq!(
         served.bind(&llm, "node-a"),
@@ -169,7 +169,11 @@ fn a_binding_without_an_answer_is_written_again_when_a_read_does_not_show_it() {
 #[test]
 fn while_a_binding_is_unsettled_its_gpu_is_no_one_elses_and_the_pod_goes_nowhere_else() {
     let (served, llm) = served([unknown()]);
-    served.control_plane.reads.lock().extend((0..1000).map(|_| Err(ControlPlaneError("no answer".into()))));
+    served
+        .control_plane
+        .reads
+        .lock()
+        .extend((0..1000).map(|_| Err(ControlPlaneError::Unknown("no answer".into()))));
     assert_ne!(served.bind(&llm, "node-a"), "");
     assert_eq!(served.bind(&llm, "node-b"), "conflict: an earlier binding is not settled");
     assert_eq!(unbound(&served, "unsettled"), 2);
@@ -185,7 +189,7 @@ fn while_a_binding_is_unsettled_its_gpu_is_no_one_elses_and_the_pod_goes_nowhere
 #[test]
 fn a_bind_asked_again_while_the_first_is_unsettled_writes_the_same_gpus() {
     let (served, llm) = served([unknown(), BindOutcome::Conflict]);
-    served.control_plane.reads.lock().extend([Err(ControlPlaneError("no answer".into()))]);
+    served.control_plane.reads.lock().extend([Err(ControlPlaneError::Unknown("no answer".into()))]);
     assert_ne!(served.bind(&llm, "node-a"), "");
     eventually("the first read has failed", || served.control_plane.reads.lock().is_empty());
     will_read(&served, Some(record(&llm, Some("node-a"), 0)));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::cluster::{self, ApiControlPlane, LeadWith, LeaseName, Limits, Options};
-use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, Notice, NoticeKind};
+use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, Notice, NoticeKind, StatusChange};
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::api_server::faults::{Fault, Operation};
 use stowage::ids::{GpuUuid, NodeName, PodUid};
@@ -203,7 +203,11 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         deadline: before.service.now() + Millis::seconds(300),
     };
     before.service.ledger().hold(&holder.uid, hold.clone()).unwrap();
-    before.control_plane.write_hold(&holder.key, &holder.uid, Some(&hold)).await.unwrap();
+    before
+        .control_plane
+        .write_status(&holder.key, &holder.uid, &StatusChange::hold(hold.clone()))
+        .await
+        .unwrap();
     eventually("everything is seen", || {
         let bound = |name| matches!(before.phase(name), Some(Phase::Bound(_)));
         bound("late") && bound("stray") && before.phase("done").is_none() && before.entries().len() == 7
@@ -377,11 +381,16 @@ async fn a_hold_that_runs_out_is_cleared_and_told_and_leaves_other_conditions_al
         deadline: replica.service.now() + Millis(400),
     };
     let other = PodUid::parse("another").unwrap();
-    let refused = replica.control_plane.write_hold(&order.key, &other, Some(&hold)).await;
+    let refused =
+        replica.control_plane.write_status(&order.key, &other, &StatusChange::hold(hold.clone())).await;
     assert!(refused.is_err(), "another pod of that name is left alone");
     assert_eq!(hold_condition(&server, "p"), None);
     replica.service.ledger().hold(&order.uid, hold.clone()).unwrap();
-    replica.control_plane.write_hold(&order.key, &order.uid, Some(&hold)).await.unwrap();
+    replica
+        .control_plane
+        .write_status(&order.key, &order.uid, &StatusChange::hold(hold.clone()))
+        .await
+        .unwrap();
     assert_eq!(hold_condition(&server, "p").unwrap()["status"], "True");
     eventually("the condition is cleared", || hold_condition(&server, "p").unwrap()["status"] == "False")
         .await;

@@ -16,7 +16,8 @@ use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
 use stowage::cluster::index::Index;
 use stowage::control_plane::{
-    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, Notice, NoticeKind, PodOnRecord,
+    AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
+    HoldChange, Notice, NoticeKind, PodOnRecord, StatusChange,
 };
 use stowage::extender::reports::{AgentAuth, TokenGuard};
 use stowage::extender::request::Limits;
@@ -83,21 +84,41 @@ impl ControlPlane for Scripted {
         }
     }
 
-    fn write_hold<'a>(
+    fn write_status<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
-        hold: Option<&'a Hold>,
+        change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        if *self.hold_fails.lock() {
-            return futures::future::ready(Err(ControlPlaneError("no answer".into()))).boxed();
+        if let Some(hold) = &change.hold {
+            if *self.hold_fails.lock() {
+                let error = ControlPlaneError::Unknown("no answer".into());
+                return futures::future::ready(Err(error)).boxed();
+            }
+            let hold = match hold {
+                HoldChange::Held(hold) => Some(hold.clone()),
+                HoldChange::Ended => None,
+            };
+            self.holds.lock().push((key.clone(), hold));
         }
-        self.holds.lock().push((key.clone(), hold.cloned()));
-        self.dump.write_hold(key, uid, hold)
+        self.dump.write_status(key, uid, change)
     }
 
-    fn wake<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        Box::pin(std::future::ready(Ok(())))
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+        why: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        self.dump.evict(key, uid, why)
+    }
+
+    fn lift_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        uid: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        self.dump.lift_gate(key, uid)
     }
 
     fn notify(&self, notice: Notice) {

@@ -1,0 +1,102 @@
+//! An eviction, from the word to the victim to what became of it.
+//!
+//! One try, and the only thing repeated here is a question. When to try again, and when to give up, is the planner's.
+
+use super::failure::{Failure, Why};
+use super::{ApiControlPlane, post, within};
+use crate::control_plane::{
+    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, Notice, NoticeKind,
+    StatusChange,
+};
+use crate::ids::{PodKey, PodUid};
+use k8s_openapi::api::policy::v1::Eviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use serde::de::IgnoredAny;
+
+impl ApiControlPlane {
+    pub(super) async fn tell_and_evict(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        why: &EvictionReason,
+    ) -> EvictionOutcome {
+        if self.shut().is_some() {
+            return EvictionOutcome::TryLater { after: None };
+        }
+        // A victim that cannot be told leaves all the same: the Event says it too.
+        let told = self.mark(key, uid, EvictionMark::Leaving(why.clone())).await;
+        if told == Err(ControlPlaneError::Gone) {
+            return EvictionOutcome::Gone;
+        }
+        // Telling may have taken long.
+        if self.shut().is_some() {
+            return EvictionOutcome::TryLater { after: None };
+        }
+        let outcome = match self.post_eviction(key, uid).await {
+            Ok(()) => EvictionOutcome::Evicted,
+            Err(failure) => self.not_evicted(key, uid, failure).await,
+        };
+        match outcome {
+            EvictionOutcome::Evicted => self.notify(evicted(key, uid, why)),
+            EvictionOutcome::Refused { .. } => {
+                // Should it fail, the condition is wrong about a pod that nobody evicts; the Events are not.
+                let _ = self.mark(key, uid, EvictionMark::CalledOff).await;
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    async fn mark(&self, key: &PodKey, uid: &PodUid, mark: EvictionMark) -> Result<(), ControlPlaneError> {
+        self.write_status(key, uid, &StatusChange::eviction(mark)).await
+    }
+
+    async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+        let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
+        let eviction = Eviction {
+            metadata: ObjectMeta {
+                name: Some(key.name.to_string()),
+                namespace: Some(key.namespace.to_string()),
+                ..ObjectMeta::default()
+            },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(preconditions),
+                ..DeleteOptions::default()
+            }),
+        };
+        let (pods, params) = (self.pods(key), post());
+        let write = pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
+        within(self.limits.other, write).await.map(drop)
+    }
+
+    async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: Failure) -> EvictionOutcome {
+        let Failure { why, message } = failure;
+        match why {
+            Why::Gone => EvictionOutcome::Gone,
+            Why::TooMany { after } => EvictionOutcome::TryLater { after },
+            Why::Refused => EvictionOutcome::Refused { message },
+            Why::Unknown => EvictionOutcome::Unknown { message },
+            // Another UID, or too many writes of the pod at the same time.
+            Why::Conflict => match self.is_still(key, uid).await {
+                Ok(true) => EvictionOutcome::TryLater { after: None },
+                Ok(false) | Err(ControlPlaneError::Gone) => EvictionOutcome::Gone,
+                Err(error) => EvictionOutcome::Unknown { message: error.to_string() },
+            },
+        }
+    }
+}
+
+fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> Notice {
+    Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::Evicted, text: why.to_string() }
+}
+
+/// As a label of metrics.
+pub fn code(outcome: &EvictionOutcome) -> &'static str {
+    match outcome {
+        EvictionOutcome::Evicted => "written",
+        EvictionOutcome::Gone => "gone",
+        EvictionOutcome::TryLater { .. } => "later",
+        EvictionOutcome::Refused { .. } => "refused",
+        EvictionOutcome::Unknown { .. } => "unknown",
+    }
+}

@@ -1,0 +1,102 @@
+//! A change of a pod's status as one patch of `pods/status`, and the patch that takes the planner's gate off.
+//!
+//! Both name the pod's UID, so that another pod of the same name answers 409 and is left alone. Pure.
+
+use crate::contract::{self, HoldMessage};
+use crate::control_plane::{HoldChange, Nomination, StatusChange};
+use crate::ids::PodUid;
+use crate::service::Clock;
+use k8s_openapi::api::core::v1::PodCondition;
+use serde_json::{Value, json};
+
+/// The condition's reason once nothing is held any more.
+const HOLD_ENDED: &str = "Ended";
+
+/// A strategic merge patch: conditions merge by type, and what is not named stays.
+pub fn status_patch(uid: &PodUid, change: &StatusChange, clock: &Clock, now: jiff::Timestamp) -> Value {
+    let conditions: Vec<PodCondition> = [
+        change.hold.as_ref().map(|hold| hold_condition(hold, clock, now)),
+        change.plan.as_ref().map(|state| contract::plan_condition(state, now)),
+        change.eviction.as_ref().map(contract::evicted_condition),
+        change.touch.map(|_| contract::retry_condition(now)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let mut status = json!({});
+    if !conditions.is_empty() {
+        status["conditions"] = json!(conditions);
+    }
+    match &change.nomination {
+        None => {}
+        Some(Nomination::To(node)) => status["nominatedNodeName"] = json!(node),
+        // A null takes the field away.
+        Some(Nomination::Cleared) => status["nominatedNodeName"] = Value::Null,
+    }
+    json!({ "metadata": { "uid": uid }, "status": status })
+}
+
+pub fn gate_patch(uid: &PodUid) -> Value {
+    json!({ "metadata": { "uid": uid }, "spec": contract::without_our_gate() })
+}
+
+fn hold_condition(change: &HoldChange, clock: &Clock, now: jiff::Timestamp) -> PodCondition {
+    match change {
+        HoldChange::Ended => contract::ended_hold_condition(HOLD_ENDED, now),
+        HoldChange::Held(hold) => {
+            let message = HoldMessage {
+                node: hold.node.clone(),
+                devices: hold.devices.clone(),
+                victims: hold.victims.clone(),
+                deadline: clock.to_wall(hold.deadline),
+            };
+            message.condition(now)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control_plane::{EvictionMark, EvictionReason, PlanState};
+    use crate::ids::{NodeName, PodKey};
+    use crate::scheduling::policy::Policy;
+    use crate::service::Service;
+
+    fn patch(change: &StatusChange) -> Value {
+        let service = Service::new(Policy::default());
+        let uid = PodUid::parse("uid-1").unwrap();
+        status_patch(&uid, change, &service.clock, jiff::Timestamp::UNIX_EPOCH)
+    }
+
+    fn node() -> NodeName {
+        NodeName::parse("node-a").unwrap()
+    }
+
+    #[test]
+    fn any_parts_of_a_change_make_one_patch_that_names_the_pod() {
+        let change = StatusChange {
+            eviction: Some(EvictionMark::Leaving(EvictionReason::Preempted {
+                by: PodKey::parse("team-a", "llama").unwrap(),
+            })),
+            ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Placed { node: node() })
+        };
+        let patch = patch(&change);
+        assert_eq!(patch["metadata"], json!({ "uid": "uid-1" }));
+        assert_eq!(patch["status"]["nominatedNodeName"], "node-a");
+        let types: Vec<&Value> =
+            patch["status"]["conditions"].as_array().unwrap().iter().map(|one| &one["type"]).collect();
+        assert_eq!(types, ["stowage.dev/Plan", "stowage.dev/Evicted", "stowage.dev/Retry"]);
+    }
+
+    #[test]
+    fn what_is_not_changed_is_not_named() {
+        assert_eq!(
+            patch(&StatusChange::nominate(node()))["status"],
+            json!({ "nominatedNodeName": "node-a" })
+        );
+        assert_eq!(patch(&StatusChange::clear_nomination())["status"], json!({ "nominatedNodeName": null }));
+        assert_eq!(patch(&StatusChange::touch())["status"].get("nominatedNodeName"), None);
+        assert_eq!(patch(&StatusChange::default())["status"], json!({}));
+    }
+}

@@ -1,0 +1,197 @@
+//! What the planner asks to be done to pods, and what may come of it: evictions with their reasons, and changes of a
+//! pod's status. Data and the words that people read of it; nothing here talks to anyone or decides.
+
+use crate::ids::{GpuUuid, NodeName, PodKey};
+use crate::scheduling::decision::Hold;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Why a pod is evicted: whom it makes room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionReason {
+    /// A pod of higher priority needs its GPU.
+    Preempted { by: PodKey },
+    /// It used a share that its tenant had borrowed, and the owner of the share waits.
+    Reclaimed { owner: Arc<str>, by: PodKey },
+    /// An engine on its GPU is short of KV cache or falls behind its queue.
+    Pressure { engine: PodKey, gpu: GpuUuid },
+    /// It can run elsewhere, and a pod that waits fits nowhere but here.
+    Consolidated { to_fit: PodKey },
+    /// Another pod of its group leaves, and a group leaves whole.
+    GroupLeaves { group: Arc<str>, by: PodKey },
+    /// The rest of its group was not placed in time, and the policy keeps no part of one.
+    GroupIncomplete { group: Arc<str> },
+}
+
+impl EvictionReason {
+    /// The condition's reason: one word for each kind, the same for ever.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Preempted { .. } => "Preempted",
+            Self::Reclaimed { .. } => "ShareReclaimed",
+            Self::Pressure { .. } => "EnginePressure",
+            Self::Consolidated { .. } => "Consolidated",
+            Self::GroupLeaves { .. } => "GroupLeaves",
+            Self::GroupIncomplete { .. } => "GroupIncomplete",
+        }
+    }
+}
+
+/// What the pod's owner reads.
+impl fmt::Display for EvictionReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Preempted { by } => {
+                write!(f, "It leaves its GPU to pod {by}, which has a higher priority.")
+            }
+            Self::Reclaimed { owner, by } => write!(
+                f,
+                "It used a share of GPU memory that its tenant had borrowed from tenant {owner}; pod {by} of {owner} needs \
+                 it now."
+            ),
+            Self::Pressure { engine, gpu } => write!(
+                f,
+                "It leaves GPU {gpu}: the engine {engine} there is under pressure (KV cache or queue) and goes first."
+            ),
+            Self::Consolidated { to_fit } => write!(
+                f,
+                "It is moved: pod {to_fit} fits only where it was, and there is room for it on another GPU."
+            ),
+            Self::GroupLeaves { group, by } => {
+                write!(f, "Its group {group} makes room for pod {by}; a group leaves whole or not at all.")
+            }
+            Self::GroupIncomplete { group } => write!(
+                f,
+                "Not all pods of its group {group} could be bound in time, and a part of the group is not kept."
+            ),
+        }
+    }
+}
+
+/// What became of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionOutcome {
+    /// It has been told to leave; it is gone when the watch says so.
+    Evicted,
+    /// There is no such pod any more.
+    Gone,
+    /// Nothing was done: a disruption budget has nothing left, or the API server or this replica may not just now.
+    TryLater {
+        /// What the API server asks for, if it says.
+        after: Option<Duration>,
+    },
+    /// Nothing was done, and asking again will not help.
+    Refused { message: String },
+    /// No answer, or one that does not say: it may have been evicted.
+    Unknown { message: String },
+}
+
+/// What is to be written of one pod's status, all of it in one request. [`Default`] changes nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StatusChange {
+    pub hold: Option<HoldChange>,
+    pub nomination: Option<Nomination>,
+    pub touch: Option<Touch>,
+    pub plan: Option<PlanState>,
+    pub eviction: Option<EvictionMark>,
+}
+
+/// What the condition `stowage.dev/Hold` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HoldChange {
+    Held(Hold),
+    Ended,
+}
+
+/// What `status.nominatedNodeName` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Nomination {
+    To(NodeName),
+    Cleared,
+}
+
+/// Changes something about a waiting pod that nobody reads, so that the scheduler looks at it again: the condition
+/// `stowage.dev/Retry`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Touch;
+
+/// How far the planner is with a pod under the gate, or was when it let go of it: the condition `stowage.dev/Plan`.
+///
+/// A `why` has no figure that changes: each new text is a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PlanState {
+    /// It is nominated there.
+    Placed { node: NodeName },
+    /// It goes there when others have left.
+    MakingRoom { node: NodeName },
+    /// No place yet.
+    Waiting { why: Arc<str> },
+    /// It goes the scheduler's ordinary way, without a nomination.
+    Released { why: Arc<str> },
+    /// It was nominated, and the scheduler refused the node.
+    Refused { node: NodeName, why: Arc<str> },
+}
+
+/// What the condition `stowage.dev/Evicted` is to say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EvictionMark {
+    Leaving(EvictionReason),
+    /// It stays after all.
+    CalledOff,
+}
+
+impl StatusChange {
+    pub fn hold(hold: Hold) -> Self {
+        Self { hold: Some(HoldChange::Held(hold)), ..Self::default() }
+    }
+
+    pub fn end_hold() -> Self {
+        Self { hold: Some(HoldChange::Ended), ..Self::default() }
+    }
+
+    /// So that the scheduler looks at the pod again.
+    pub fn touch() -> Self {
+        Self::default().and_touch()
+    }
+
+    pub fn nominate(node: NodeName) -> Self {
+        Self { nomination: Some(Nomination::To(node)), ..Self::default() }
+    }
+
+    pub fn clear_nomination() -> Self {
+        Self { nomination: Some(Nomination::Cleared), ..Self::default() }
+    }
+
+    pub fn plan(state: PlanState) -> Self {
+        Self::default().and_plan(state)
+    }
+
+    pub fn eviction(mark: EvictionMark) -> Self {
+        Self { eviction: Some(mark), ..Self::default() }
+    }
+
+    pub fn and_touch(self) -> Self {
+        Self { touch: Some(Touch), ..self }
+    }
+
+    pub fn and_plan(self, state: PlanState) -> Self {
+        Self { plan: Some(state), ..self }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The part that the write is for, as a label of metrics.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self { hold: Some(_), .. } => "hold",
+            Self { nomination: Some(_), .. } => "nomination",
+            Self { plan: Some(_), .. } => "plan",
+            Self { eviction: Some(_), .. } => "eviction-reason",
+            Self { touch: Some(Touch), .. } => "wake",
+            _ => "nothing",
+        }
+    }
+}
