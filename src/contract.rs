@@ -3,6 +3,7 @@
 //! The one place that knows both sides. It decides nothing and talks to nobody.
 
 mod acts;
+mod stake;
 
 pub use acts::{
     CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
@@ -112,10 +113,11 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
+    let shown = Some(stake::shown(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy)?;
         let hold = hold.filter(|_| !demand.asks_plugin());
-        return Some(Seen { uid, key, demand, state: SeenState::Waiting { hold } });
+        return Some(Seen { uid, key, demand, state: SeenState::Waiting { hold }, shown });
     };
     let node = NodeName::parse(node).ok()?;
     let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
@@ -125,7 +127,7 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
     let ran =
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
     let state = SeenState::Bound { node, devices, starting: is_starting(pod), ran };
-    Some(Seen { uid, key, demand, state })
+    Some(Seen { uid, key, demand, state, shown })
 }
 
 /// All that a pod could mean, for one that must be counted although it cannot be understood.

@@ -67,6 +67,9 @@ name!(
     /// A pod's `metadata.uid`: what tells a pod from its successor of the same name.
     PodUid, "pod UID");
 name!(
+    /// The `metadata.uid` of a pod's controller.
+    OwnerUid, "owner UID");
+name!(
     /// NVML's identifier of a GPU or MIG slice (`GPU-…`, `MIG-…`), or [`GpuUuid::from_index`] where only
     /// labels are known.
     GpuUuid, "GPU UUID");

@@ -254,6 +254,8 @@ fn code(remark: Remark) -> Option<&'static str> {
         Remark::DevicesEdited => Some("devices-edited"),
         Remark::DemandEdited => Some("demand-edited"),
         Remark::Unplaced => Some("unplaced"),
+        Remark::CheckpointUnreadable => Some("checkpoint-unreadable"),
+        Remark::CheckpointAhead => Some("checkpoint-ahead"),
     }
 }
 
@@ -287,6 +289,14 @@ fn notice(ledger: &Ledger, uid: &PodUid, remark: Remark) -> Option<Notice> {
                 "What the pod asks for was edited after it was bound. The edit is ignored: the pod is charged {} on each of its {} GPU(s) of {node}.",
                 entry.demand.per_gpu, entry.demand.gpus
             ),
+        ),
+        Remark::CheckpointUnreadable => (
+            NoticeKind::EditIgnored,
+            "The time of the pod's last checkpoint cannot be read, so its eviction counts as if it had never saved its work. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
+        ),
+        Remark::CheckpointAhead => (
+            NoticeKind::EditIgnored,
+            "The time of the pod's last checkpoint is still to come; it counts as now. Are the clocks of its node and of the control plane apart?".to_owned(),
         ),
     };
     Some(Notice { key: entry.key.clone(), uid: uid.clone(), kind, text })

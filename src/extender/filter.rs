@@ -60,6 +60,8 @@ impl Asking {
             key: self.key.clone(),
             demand: self.demand.clone(),
             state: SeenState::Waiting { hold: None },
+            // The watch shows it.
+            shown: None,
         });
     }
 

@@ -29,6 +29,7 @@ pub mod reading;
 pub mod request;
 pub mod selector;
 pub mod snapshot;
+pub mod stake;
 pub mod stock;
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
     let state = SeenState::Waiting { hold: None };
-    ledger.see(Seen { uid: uid.clone(), key, demand: demand.clone(), state });
+    ledger.see(Seen { uid: uid.clone(), key, demand: demand.clone(), state, shown: None });
 }
 
 pub fn build(cluster: &Cluster, policy: &Policy) -> Result<Ledger, BadCluster> {
@@ -168,7 +168,7 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<Tenant, BadCluster>
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
         SeenState::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
-    ledger.see(Seen { uid: tenant.uid.clone(), key, demand, state });
+    ledger.see(Seen { uid: tenant.uid.clone(), key, demand, state, shown: None });
     Ok(tenant)
 }
 

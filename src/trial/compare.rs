@@ -4,6 +4,7 @@ use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Seen, SeenState};
 use crate::scheduling::policy::{Eviction, Policy};
+use crate::scheduling::stake::Shown;
 use serde::Serialize;
 
 /// What one policy says of a pod.
@@ -88,6 +89,11 @@ fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<Verdict> {
 
 fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodEntry) {
     let now = ledger.now();
+    let leaving = match &entry.phase {
+        Phase::Bound(bound) => bound.leaving,
+        _ => None,
+    };
+    let shown = Some(Shown::of(&entry.stake, leaving, now));
     let state = match entry.phase {
         Phase::Bound(bound) => SeenState::Bound {
             node: bound.node,
@@ -99,7 +105,7 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodEntry) {
         // A dump has no Binding on its way.
         Phase::Assumed(_) => SeenState::Waiting { hold: None },
     };
-    ledger.see(Seen { uid: uid.clone(), key: entry.key, demand: entry.demand, state });
+    ledger.see(Seen { uid: uid.clone(), key: entry.key, demand: entry.demand, state, shown });
 }
 
 fn node_changes(old: &mut Ledger, new: &mut Ledger) -> Vec<NodeChange> {

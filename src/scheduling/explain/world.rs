@@ -196,7 +196,7 @@ impl World {
 
     fn see(&mut self, pod: &Sketch, state: SeenState) -> PodUid {
         let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(Seen { uid: pod.uid(), key: pod.key(), demand, state });
+        self.ledger.see(Seen { uid: pod.uid(), key: pod.key(), demand, state, shown: None });
         pod.uid()
     }
 

@@ -13,6 +13,7 @@ use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
+use crate::scheduling::stake::Stake;
 use crate::units::Moment;
 use serde::Serialize;
 use std::sync::Arc;
@@ -21,6 +22,8 @@ use std::sync::Arc;
 pub struct PodEntry {
     pub key: PodKey,
     pub demand: Demand,
+    /// What its eviction would depend on, as it was last seen.
+    pub stake: Arc<Stake>,
     pub phase: Phase,
     /// While its engine starts, until when no other may start on its GPUs.
     pub starting: Option<Moment>,
@@ -86,11 +89,13 @@ pub struct Bound {
     pub since: Moment,
     /// Since when it runs, as far as anyone knows.
     pub started: Moment,
+    /// It is being deleted: when its grace ends.
+    pub leaving: Option<Moment>,
 }
 
 impl Bound {
     pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
-        Self { node, devices, located: None, since, started: since }
+        Self { node, devices, located: None, since, started: since, leaving: None }
     }
 
     /// Whether its record names GPUs by their UUID: then nothing but the record counts.

@@ -65,14 +65,14 @@ fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
     let key = PodKey::parse("default", pod).unwrap();
-    ledger.see(Seen { uid: uid(pod), key, demand, state: SeenState::Waiting { hold: None } });
+    ledger.see(Seen { uid: uid(pod), key, demand, state: SeenState::Waiting { hold: None }, shown: None });
 }
 
 fn see_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
     let key = PodKey::parse("default", pod).unwrap();
     let devices = Some([device("n", gpu).uuid].into());
     let state = SeenState::Bound { node: name("n"), devices, starting: false, ran };
-    ledger.see(Seen { uid: uid(pod), key, demand, state });
+    ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
@@ -395,7 +395,7 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         let (key, devices) =
             (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
         let state = SeenState::Bound { node: name("n"), devices, starting, ran: None };
-        ledger.see(Seen { uid: uid("engine"), key, demand: engine.clone(), state });
+        ledger.see(Seen { uid: uid("engine"), key, demand: engine.clone(), state, shown: None });
         ledger.entry(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
     assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));

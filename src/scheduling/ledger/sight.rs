@@ -10,6 +10,7 @@ use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::Reading;
 use crate::scheduling::request::{Demand, MAX_GPUS};
+use crate::scheduling::stake::{Shown, Stake, Stamp};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
@@ -20,6 +21,8 @@ pub struct Seen {
     pub key: PodKey,
     pub demand: Demand,
     pub state: SeenState,
+    /// What its eviction depends on; `None` if that was not looked at, and stays as it was.
+    pub shown: Option<Shown>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,6 +57,10 @@ pub enum Remark {
     DemandEdited,
     /// It is on a node, and nobody recorded on which GPUs.
     Unplaced,
+    /// Its checkpoint's time cannot be read; it counts as never having saved its work.
+    CheckpointUnreadable,
+    /// Its checkpoint's time is still to come; it counts as having saved its work just now.
+    CheckpointAhead,
 }
 
 impl Ledger {
@@ -173,20 +180,40 @@ impl Ledger {
             let judgement = self.policy.judge(&seen.demand.traits);
             seen.demand.take(judgement);
         }
-        match seen.state {
+        let uid = seen.uid.clone();
+        let remark = match seen.state {
             SeenState::Waiting { hold } => {
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold);
                 Remark::Nothing
             }
             SeenState::Bound { node, devices, starting, ran } => {
                 let bound = Bound::new(node, devices, self.now);
-                let uid = seen.uid.clone();
                 let remark = self.see_bound(seen.uid, seen.key, seen.demand, bound, starting);
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
-                remark
+                let stamp = seen.shown.as_ref().map(|shown| shown.stamp).unwrap_or_default();
+                if remark == Remark::Nothing { remark_of(stamp) } else { remark }
             }
+        };
+        if let Some(shown) = &seen.shown {
+            self.take_stake(&uid, shown);
+        }
+        remark
+    }
+
+    /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
+    fn take_stake(&mut self, uid: &PodUid, shown: &Shown) {
+        let now = self.now;
+        let Some(entry) = self.entries.get_mut(uid) else { return };
+        let stake = shown.at(now);
+        if !stake.is_like(&entry.stake) {
+            entry.stake = Arc::new(stake);
+        }
+        if let (Phase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
+            // A deletion is never taken back, and its grace only grows shorter.
+            let by = leaving.by(now);
+            bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
         }
     }
 
@@ -239,7 +266,8 @@ impl Ledger {
                 if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
             _ => self.change(&uid.clone(), |entries| {
                 let phase = Phase::Waiting(Waiting::default());
-                let fresh = PodEntry { key, demand: demand.clone(), phase, starting: None };
+                let stake = Arc::<Stake>::default();
+                let fresh = PodEntry { key, demand: demand.clone(), stake, phase, starting: None };
                 let entry = entries.entry(uid).or_insert(fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
@@ -280,7 +308,8 @@ impl Ledger {
         let is_by_index = book.reported && !bound.is_recorded();
         let node = bound.node.clone();
         self.change(&uid.clone(), |entries| {
-            entries.insert(uid, PodEntry { key, demand, phase: Phase::Bound(bound), starting });
+            let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
+            entries.insert(uid, PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting });
         });
         if is_by_index {
             self.pin_indices(&node);
@@ -309,6 +338,14 @@ impl Ledger {
                 entry.starting = None;
             }
         });
+    }
+}
+
+fn remark_of(stamp: Stamp) -> Remark {
+    match stamp {
+        Stamp::Unreadable => Remark::CheckpointUnreadable,
+        stamp if stamp.is_ahead() => Remark::CheckpointAhead,
+        _ => Remark::Nothing,
     }
 }
 

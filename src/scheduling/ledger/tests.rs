@@ -49,7 +49,7 @@ fn ledger() -> Ledger {
 
 fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
     let key = PodKey::parse("default", name).unwrap();
-    ledger.see(Seen { uid: uid(name), key, demand, state: SeenState::Waiting { hold: None } });
+    ledger.see(Seen { uid: uid(name), key, demand, state: SeenState::Waiting { hold: None }, shown: None });
 }
 
 fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
@@ -69,6 +69,7 @@ fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[
         key,
         demand,
         state: SeenState::Bound { node: node_name("n"), devices, starting: false, ran: None },
+        shown: None,
     })
 }
 
@@ -437,4 +438,40 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
     assert_eq!(woken(&mut ledger, 10), []);
     ledger.release(&uid("there"));
     assert_eq!(woken(&mut ledger, 20), [uid("a")]);
+}
+
+#[test]
+fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
+    use crate::scheduling::stake::{Checkpoint, Leaving, Shown, Stake, Stamp};
+    let mut ledger = ledger();
+    ledger.set_now(Moment(1_000_000));
+    bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
+    let generation = ledger.snapshot().generation();
+    let entry = ledger.entry(&uid("a")).unwrap().clone();
+    let mut see = |shown: Option<Shown>| {
+        let Phase::Bound(bound) = entry.phase.clone() else { panic!("it is bound") };
+        let (node, devices) = (bound.node, bound.devices);
+        let state = SeenState::Bound { node, devices, starting: false, ran: None };
+        let remark = ledger.see(Seen {
+            uid: uid("a"),
+            key: entry.key.clone(),
+            demand: entry.demand.clone(),
+            state,
+            shown,
+        });
+        let after = ledger.entry(&uid("a")).unwrap().clone();
+        let Phase::Bound(bound) = after.phase else { panic!("it stays bound") };
+        (remark, Stake::clone(&after.stake), bound.leaving)
+    };
+    let stamped = |stamp| Some(Shown { stamp, ..Shown::default() });
+    let at = |moment| Stake { checkpoint: Checkpoint::At(Moment(moment)), ..Stake::default() };
+    assert_eq!(see(stamped(Stamp::Ago(Millis(5_000)))), (Remark::Nothing, at(995_000), None));
+    assert_eq!(see(None), (Remark::Nothing, at(995_000), None), "who did not look changes nothing");
+    assert_eq!(see(stamped(Stamp::Unreadable)), (Remark::CheckpointUnreadable, Stake::default(), None));
+    let ahead = stamped(Stamp::Ahead(Millis::seconds(600)));
+    assert_eq!(see(ahead), (Remark::CheckpointAhead, at(1_000_000), None));
+    let leaving = Leaving { asked_ago: Millis(10_000), grace: Millis(30_000) };
+    let leaves = Some(Shown { leaving: Some(leaving), ..Shown::default() });
+    assert_eq!(see(leaves).2, Some(Moment(1_020_000)));
+    assert_eq!(ledger.snapshot().generation(), generation);
 }

@@ -188,7 +188,7 @@ impl Bench {
                     }
                     let state =
                         SeenState::Bound { node: name(node), devices: None, starting: false, ran: None };
-                    ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
+                    ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
                 }
             }
             Step::Started(pod) => {
@@ -200,7 +200,7 @@ impl Bench {
                         starting: false,
                         ran: None,
                     };
-                    ledger.see(Seen { uid: uid(pod), key, demand, state });
+                    ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
                 }
             }
             Step::Read(node, age, ref attributed, ref used) => {
@@ -234,7 +234,7 @@ impl Bench {
     fn arrive(&mut self, pod: u8, demand: Demand) {
         if self.ledger.entry(&uid(pod)).is_none() {
             let state = SeenState::Waiting { hold: None };
-            self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state });
+            self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
         }
     }
 
@@ -426,7 +426,7 @@ impl Bench {
                 }
                 _ => SeenState::Waiting { hold: entry.hold().cloned() },
             };
-            ledger.see(Seen { uid, key, demand, state });
+            ledger.see(Seen { uid, key, demand, state, shown: None });
         }
         let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {

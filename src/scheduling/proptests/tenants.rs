@@ -133,7 +133,7 @@ impl Bench {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
                     let state = SeenState::Waiting { hold: None };
-                    self.ledger.see(Seen { uid: uid(pod), key, demand, state });
+                    self.ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
                 }
             }
             Step::Assume { pod, node } => {
@@ -294,7 +294,7 @@ impl Bench {
                 demand.take(policy.judge(&demand.traits));
                 let (node, devices) = (bound.node.clone(), bound.devices.clone());
                 let state = SeenState::Bound { node, devices, starting: false, ran: None };
-                fresh.see(Seen { uid: uid.clone(), key: entry.key.clone(), demand, state });
+                fresh.see(Seen { uid: uid.clone(), key: entry.key.clone(), demand, state, shown: None });
             }
         }
         let bound: Vec<PodUid> = fresh.entries().into_keys().cloned().collect();

@@ -47,7 +47,7 @@ impl Bench {
         self.ledger.set_now(self.now);
         let demand = demand(gib, priority, self.ledger.policy());
         let state = SeenState::Waiting { hold: None };
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand: demand.clone(), state });
+        self.ledger.see(Seen { uid: uid(name), key: key(name), demand: demand.clone(), state, shown: None });
         demand
     }
 
@@ -65,7 +65,7 @@ impl Bench {
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
         let state = SeenState::Bound { node: node(), devices, starting, ran: None };
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state });
+        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown: None });
     }
 
     /// A reading sampled now; each GPU as (used, who has what).
@@ -226,7 +226,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
     let state = SeenState::Bound { node: node(), devices, starting: false, ran: None };
-    ledger.see(Seen { uid: uid("early"), key: key("early"), demand, state });
+    ledger.see(Seen { uid: uid("early"), key: key("early"), demand, state, shown: None });
     ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
     // The driver numbers the cards anew.
     ledger.report_devices(&node(), vec![device(0, "GPU-b"), device(1, "GPU-a")]).unwrap();
