@@ -3,12 +3,15 @@
 //! The one place that knows both sides. It decides nothing and talks to nobody.
 
 mod acts;
+mod budget;
 mod stake;
+pub mod stock;
 
 pub use acts::{
     CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
     plan_condition, without_our_gate,
 };
+pub use budget::budget;
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};

@@ -56,6 +56,11 @@ impl Bytes {
     pub fn parse_quantity(text: &str) -> Result<Self, QuantityError> {
         Ok(Self(parse_quantity(text, 0, Rounding::Refuse)?))
     }
+
+    /// The same, rounded up as the scheduler does where a part of a byte is asked for.
+    pub fn parse_quantity_up(text: &str) -> Result<Self, QuantityError> {
+        Ok(Self(parse_quantity(text, 0, Rounding::Up)?))
+    }
 }
 
 impl Add for Bytes {
@@ -311,6 +316,7 @@ mod tests {
         }
         assert_eq!(MilliCpu::parse_quantity("2"), Ok(MilliCpu(2000)));
         assert_eq!(MilliCpu::parse_quantity("0.0001"), Ok(MilliCpu(1)));
+        assert_eq!(Bytes::parse_quantity_up("100m"), Ok(Bytes(1)));
     }
 
     #[test]

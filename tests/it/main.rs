@@ -1,5 +1,6 @@
 //! The integration tests: one binary, a module per edge.
 
+mod acts;
 mod agent;
 mod agent_auth;
 mod bind;

@@ -126,6 +126,40 @@ async fn a_gate_is_lifted_but_never_added() {
 }
 
 #[tokio::test]
+async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one_gate_of_several() {
+    let (api, client) = server().await;
+    let mut gated = pod("a");
+    gated["spec"]["schedulingGates"] = json!([{"name": "quota"}, {"name": "stowage.dev/plan"}]);
+    let mut placed = gated.clone();
+    placed["spec"]["nodeName"] = json!("n");
+    assert_eq!(api.create("pods", placed).unwrap_err().code, 422);
+    let created = api.create("pods", gated).unwrap();
+    let condition = &created["status"]["conditions"][0];
+    assert_eq!(
+        (&condition["type"], &condition["reason"]),
+        (&json!("PodScheduled"), &json!("SchedulingGated"))
+    );
+    api.patch_status("pods/default/a", &json!({"status": {"nominatedNodeName": "n"}})).unwrap();
+    assert_eq!(
+        api.get("pods/default/a").unwrap()["status"]["nominatedNodeName"],
+        "n",
+        "a gated pod may have one"
+    );
+
+    let pods: Api<Pod> = Api::default_namespaced(client);
+    let lift = |uid: &Value| {
+        let gates = json!([{"$patch": "delete", "name": "stowage.dev/plan"}]);
+        Patch::Strategic(json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
+    };
+    let stranger = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
+    assert!(matches!(stranger, Err(kube::Error::Api(status)) if status.code == 409));
+    let lifted = pods.patch("a", &PatchParams::default(), &lift(&created["metadata"]["uid"])).await.unwrap();
+    let left: Vec<String> =
+        lifted.spec.unwrap().scheduling_gates.unwrap().into_iter().map(|gate| gate.name).collect();
+    assert_eq!(left, ["quota"]);
+}
+
+#[tokio::test]
 async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     let (api, client) = server().await;
     let created = api.create("pods", pod("a")).unwrap();
@@ -138,6 +172,81 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     assert!(stored["metadata"]["deletionTimestamp"].is_string());
     assert_eq!(stored["metadata"]["deletionGracePeriodSeconds"], 30);
     assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
+}
+
+/// A pod that runs, of an app.
+fn running(api: &ApiServer, name: &str, app: &str) {
+    let mut labelled = pod(name);
+    labelled["metadata"]["labels"] = json!({"app": app});
+    api.create("pods", labelled).unwrap();
+    let mut binding = binding("", "n");
+    binding["metadata"]["name"] = json!(name);
+    api.bind(&format!("pods/default/{name}"), &binding).unwrap();
+    api.patch_status(&format!("pods/default/{name}"), &json!({"status": {"phase": "Running"}})).unwrap();
+}
+
+fn budget(name: &str, allowed: u64) -> Value {
+    json!({
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "served"}}},
+        "status": {"disruptionsAllowed": allowed, "desiredHealthy": 1, "currentHealthy": 1 + allowed},
+    })
+}
+
+#[tokio::test]
+async fn a_disruption_budget_lets_as_many_go_as_it_allows() {
+    let (api, client) = server().await;
+    api.create("poddisruptionbudgets", budget("pdb", 1)).unwrap();
+    for name in ["a", "b"] {
+        running(&api, name, "served");
+    }
+    running(&api, "c", "other");
+    api.create("pods", {
+        let mut waiting = pod("waiting");
+        waiting["metadata"]["labels"] = json!({"app": "served"});
+        waiting
+    })
+    .unwrap();
+    let evict = async |name: &str| {
+        let path = format!("/api/v1/namespaces/default/pods/{name}/eviction");
+        let request = http::Request::post(&path).header("Content-Type", "application/json");
+        client.request::<Value>(request.body(b"{}".to_vec()).unwrap()).await
+    };
+    evict("a").await.unwrap();
+    let status = &api.get("poddisruptionbudgets/default/pdb").unwrap()["status"];
+    assert_eq!((&status["disruptionsAllowed"], status["disruptedPods"]["a"].is_string()), (&json!(0), true));
+    let Err(kube::Error::Api(refused)) = evict("b").await else { panic!("the budget is spent") };
+    assert_eq!((refused.code, refused.reason.as_str()), (429, "TooManyRequests"));
+    let cause = &refused.details.as_ref().unwrap().causes[0];
+    assert_eq!(cause.reason, "DisruptionBudget");
+    assert!(cause.message.contains("needs 1 healthy pods and has 2 currently"), "{}", cause.message);
+    assert!(api.get("pods/default/b").unwrap()["metadata"]["deletionTimestamp"].is_null());
+
+    evict("a").await.expect("who leaves already costs no budget");
+    evict("c").await.expect("another app");
+    evict("waiting").await.expect("who does not run is nobody's loss");
+    assert!(api.get("pods/default/waiting").is_none());
+    api.patch_status("poddisruptionbudgets/default/pdb", &json!({"status": {"disruptionsAllowed": 1}}))
+        .unwrap();
+    evict("b").await.expect("the budget has one again");
+}
+
+#[tokio::test]
+async fn a_pod_of_two_budgets_cannot_be_evicted_and_one_not_yet_counted_says_when_to_come_back() {
+    let (api, client) = server().await;
+    running(&api, "a", "served");
+    let mut uncounted = budget("pdb", 5);
+    uncounted["metadata"]["generation"] = json!(2);
+    uncounted["status"]["observedGeneration"] = json!(1);
+    api.create("poddisruptionbudgets", uncounted).unwrap();
+    let path = "/api/v1/namespaces/default/pods/a/eviction";
+    let request = http::Request::post(path).body(b"{}".to_vec()).unwrap();
+    let Err(kube::Error::Api(refused)) = client.request::<Value>(request).await else {
+        panic!("not counted")
+    };
+    assert_eq!((refused.code, refused.details.as_ref().unwrap().retry_after_seconds), (429, 10));
+    api.create("poddisruptionbudgets", budget("second", 5)).unwrap();
+    assert_eq!(send(&client, "POST", path, json!({})).await.unwrap_err().0, 500);
 }
 
 #[tokio::test]

@@ -5,18 +5,38 @@
 use super::resource::Resource;
 use serde_json::{Value, json};
 
-/// A refusal: HTTP code, machine-readable reason, text.
+/// A refusal: HTTP code, machine-readable reason, text; of an eviction also what stands against it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     pub code: u16,
     pub reason: &'static str,
     pub message: String,
+    pub cause: Option<Cause>,
+    pub retry_after_seconds: Option<u64>,
+}
+
+/// One of a `Status`' causes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cause {
+    pub reason: &'static str,
+    pub message: String,
 }
 
 impl ApiError {
-    fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into() }
+    pub fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { code, reason, message: message.into(), cause: None, retry_after_seconds: None }
+    }
+
+    /// A disruption budget stands against an eviction.
+    pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
+        let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+        let cause = Some(Cause { reason: "DisruptionBudget", message: why.into() });
+        Self { cause, ..Self::too_many_requests(message, retry_after_seconds) }
+    }
+
+    pub fn too_many_requests(message: &str, retry_after_seconds: Option<u64>) -> Self {
+        Self { retry_after_seconds, ..Self::new(429, "TooManyRequests", message) }
     }
 
     pub fn not_found(resource: &Resource, name: &str) -> Self {
@@ -61,9 +81,16 @@ impl ApiError {
     }
 
     pub fn to_status(&self) -> Value {
-        json!({
+        let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
-        })
+        });
+        if let Some(Cause { reason, message }) = &self.cause {
+            status["details"]["causes"] = json!([{"reason": reason, "message": message}]);
+        }
+        if let Some(seconds) = self.retry_after_seconds {
+            status["details"]["retryAfterSeconds"] = json!(seconds);
+        }
+        status
     }
 }

@@ -1,4 +1,4 @@
-//! Faults a test orders in advance: the next bindings, evictions, status writes or token reviews go wrong.
+//! Faults a test orders in advance: the next bindings, evictions, writes of pods or status, or token reviews go wrong.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -9,6 +9,8 @@ use std::time::Duration;
 pub enum Operation {
     Binding,
     Eviction,
+    /// A patch or update of a pod itself.
+    Pod,
     /// A patch or update of `pods/…/status`.
     PodStatus,
     /// A patch or update of `nodes/…/status`.
@@ -24,6 +26,10 @@ pub enum Fault {
     Fails,
     /// 409, nothing written.
     Conflicts,
+    /// 403, nothing written.
+    Forbids,
+    /// 429 that names no time, nothing written.
+    TooMany,
     /// Nothing written, and no answer until the server stops.
     Hangs,
 }

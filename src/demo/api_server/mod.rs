@@ -8,6 +8,7 @@
 //! routes ── HTTP to operation ──► write, pods ──► store (objects, versions, log) ──► watch ── events to HTTP
 //! ```
 
+mod budgets;
 pub mod calls;
 mod defaults;
 pub mod error;
@@ -100,6 +101,8 @@ impl ApiServer {
     /// A client of this server; `name` is its User-Agent, by which the counters tell clients apart.
     pub fn client(&self, name: &str) -> kube::Result<kube::Client> {
         let mut config = kube::Config::new(self.uri());
+        // As Stowage's own client: what is refused is seen to be refused.
+        config.default_retry = false;
         if let Ok(name) = http::HeaderValue::from_str(name) {
             config.headers.push((http::header::USER_AGENT, name));
         }

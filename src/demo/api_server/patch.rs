@@ -180,11 +180,8 @@ fn missing(path: &str) -> ApiError {
 }
 
 fn failed(why: String) -> ApiError {
-    ApiError {
-        code: 422,
-        reason: "Invalid",
-        message: format!("the server rejected our request due to an error in our request: {why}"),
-    }
+    let message = format!("the server rejected our request due to an error in our request: {why}");
+    ApiError::new(422, "Invalid", message)
 }
 
 #[cfg(test)]

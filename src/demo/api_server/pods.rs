@@ -2,6 +2,7 @@
 //!
 //! Their refusals are what a binder's idempotence is built on, so the texts and codes follow the real server.
 
+use super::budgets;
 use super::defaults::object_at;
 use super::error::ApiError;
 use super::store::{Key, Store};
@@ -30,11 +31,12 @@ pub fn bind(store: &mut Store, key: &Key, binding: &Value, now: Timestamp) -> Re
     store.update(key, bound).map(drop)
 }
 
-/// Marks the pod as disrupted through the API and deletes it gracefully.
+/// Asks the pod's disruption budget, marks the pod as disrupted through the API, and deletes it gracefully.
 pub fn evict(store: &mut Store, key: &Key, eviction: &Value, now: Timestamp) -> Result<(), ApiError> {
     let current = store.get(key)?.clone();
     let options = &eviction["deleteOptions"];
     write::check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
+    budgets::take(store, &current, now)?;
     let mut marked = Value::clone(&current);
     let condition = json!({
         "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
@@ -72,7 +74,7 @@ fn check_binding(key: &Key, pod: &Value, binding: &Value) -> Result<(), ApiError
 }
 
 /// Adds a condition or replaces the one of its type; the transition time moves only with the status.
-fn set_condition(pod: &mut Value, mut condition: Value, now: Timestamp) {
+pub fn set_condition(pod: &mut Value, mut condition: Value, now: Timestamp) {
     let status = object_at(pod, "status");
     let conditions = status.entry("conditions").or_insert_with(|| json!([]));
     if !conditions.is_array() {

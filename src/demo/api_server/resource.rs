@@ -56,7 +56,7 @@ impl Resource {
 
     /// Whether `status` is written through its own subresource only.
     pub fn has_status(&self) -> bool {
-        matches!(self.plural, "pods" | "nodes")
+        matches!(self.plural, "pods" | "nodes" | "poddisruptionbudgets")
     }
 }
 

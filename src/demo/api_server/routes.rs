@@ -80,6 +80,10 @@ async fn answer(shared: &Arc<Shared>, verb: &str, asked: &Asked, fault: Option<F
                 "a fault was ordered",
             ));
         }
+        Some(Fault::Forbids) => return refusal(&ApiError::new(403, "Forbidden", "a fault was ordered")),
+        Some(Fault::TooMany) => {
+            return refusal(&ApiError::too_many_requests("a fault was ordered", None));
+        }
         Some(Fault::Hangs) => {
             shared.stop.cancelled().await;
             return refusal(&ApiError::internal("the server stops"));
@@ -130,6 +134,7 @@ impl Asked {
         match (self.target.with_subresource().as_str(), writes) {
             ("pods/binding", true) => Some(Operation::Binding),
             ("pods/eviction", true) => Some(Operation::Eviction),
+            ("pods", true) if self.target.name.is_some() => Some(Operation::Pod),
             ("pods/status", true) => Some(Operation::PodStatus),
             ("nodes/status", true) => Some(Operation::NodeStatus),
             ("tokenreviews", true) => Some(Operation::TokenReview),
@@ -254,7 +259,11 @@ fn success() -> Value {
 
 fn refusal(error: &ApiError) -> Response {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    json_response(code, &error.to_status())
+    let mut response = json_response(code, &error.to_status());
+    if let Some(seconds) = error.retry_after_seconds {
+        response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    }
+    response
 }
 
 fn json_response(code: StatusCode, body: &Value) -> Response {

@@ -39,7 +39,12 @@ pub fn create(
     defaults::complete(&mut object, resource, |class| {
         classes.iter().find(|(name, _)| name == class).map(|(_, value)| *value)
     });
-    store.create(Key { resource, namespace, name }, object, &time(now))
+    let key = Key { resource, namespace, name };
+    if resource.is_pods() && is_gated(&object) {
+        check_new_gated_pod(&key, &object)?;
+        super::pods::set_condition(&mut object, gated_condition(), now);
+    }
+    store.create(key, object, &time(now))
 }
 
 pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Result<Arc<Value>, ApiError> {
@@ -118,6 +123,26 @@ fn priority_classes(store: &Store) -> Vec<(String, i64)> {
     let named =
         |class: &Arc<Value>| Some((class["metadata"]["name"].as_str()?.to_owned(), class["value"].as_i64()?));
     store.list(resource).filter_map(named).collect()
+}
+
+fn is_gated(pod: &Value) -> bool {
+    pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
+}
+
+fn check_new_gated_pod(key: &Key, pod: &Value) -> Result<(), ApiError> {
+    if pod["spec"]["nodeName"].as_str().is_none_or(str::is_empty) {
+        return Ok(());
+    }
+    let why = "spec.nodeName: Forbidden: cannot be set until all schedulingGates have been cleared";
+    Err(ApiError::invalid(key.resource, &key.name, why))
+}
+
+/// It stands until a scheduler says something else.
+fn gated_condition() -> Value {
+    json!({
+        "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
+        "message": "Scheduling is blocked due to non-empty scheduling gates",
+    })
 }
 
 /// A body that names a UID or a version is about that object and no other.

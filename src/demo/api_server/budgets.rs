@@ -1,0 +1,118 @@
+//! Disruption budgets, as far as an eviction meets them.
+//!
+//! No controller counts pods here: what a budget allows is what its status says, and each eviction takes one of it. Left
+//! out: pods that are not ready count like any other.
+
+use super::defaults::object_at;
+use super::error::ApiError;
+use super::resource::Resource;
+use super::store::{Key, Store};
+use super::write;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Takes one disruption of the budget that covers the pod, if one does.
+pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiError> {
+    if is_nobodys_loss(pod) {
+        return Ok(());
+    }
+    match covering(store, pod).as_slice() {
+        [] => Ok(()),
+        [budget] => take_of(store, budget, pod, now),
+        _ => Err(ApiError::internal(
+            "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+        )),
+    }
+}
+
+/// Budgets are about pods that run.
+fn is_nobodys_loss(pod: &Value) -> bool {
+    let phase = pod["status"]["phase"].as_str();
+    matches!(phase, Some("Pending" | "Succeeded" | "Failed"))
+        || !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+fn covering(store: &Store, pod: &Value) -> Vec<Arc<Value>> {
+    let Some(budgets) = Resource::named("poddisruptionbudgets") else {
+        return Vec::new();
+    };
+    let covers = |budget: &&Arc<Value>| {
+        budget["metadata"]["namespace"] == pod["metadata"]["namespace"]
+            && selects(&budget["spec"]["selector"], &pod["metadata"]["labels"])
+    };
+    store.list(budgets).filter(covers).cloned().collect()
+}
+
+/// An empty selector is all pods of the namespace, none is no pod.
+fn selects(selector: &Value, labels: &Value) -> bool {
+    let Some(selector) = selector.as_object() else { return false };
+    let mut equal = selector.get("matchLabels").and_then(Value::as_object).into_iter().flatten();
+    let mut terms = selector.get("matchExpressions").and_then(Value::as_array).into_iter().flatten();
+    equal.all(|(key, value)| labels[key] == *value) && terms.all(|term| is_met(term, labels))
+}
+
+fn is_met(term: &Value, labels: &Value) -> bool {
+    let label = term["key"].as_str().and_then(|key| labels[key].as_str());
+    let is_named = || {
+        let values = term["values"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        label.is_some_and(|label| values.into_iter().any(|value| value == label))
+    };
+    match term["operator"].as_str() {
+        Some("In") => is_named(),
+        Some("NotIn") => !is_named(),
+        Some("Exists") => label.is_some(),
+        Some("DoesNotExist") => label.is_none(),
+        _ => false,
+    }
+}
+
+fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Result<(), ApiError> {
+    let name = budget["metadata"]["name"].as_str().unwrap_or_default();
+    let status = &budget["status"];
+    if status["observedGeneration"].as_i64() < budget["metadata"]["generation"].as_i64() {
+        let why = format!("The disruption budget {name} is still being processed by the server.");
+        return Err(ApiError::budget(why, Some(10)));
+    }
+    let number = |field: &str| status[field].as_i64().unwrap_or_default();
+    let allowed = number("disruptionsAllowed");
+    if allowed <= 0 {
+        let (needed, healthy) = (number("desiredHealthy"), number("currentHealthy"));
+        let why =
+            format!("The disruption budget {name} needs {needed} healthy pods and has {healthy} currently");
+        return Err(ApiError::budget(why, None));
+    }
+    let mut taken = Value::clone(budget);
+    let status = object_at(&mut taken, "status");
+    status.insert("disruptionsAllowed".into(), json!(allowed - 1));
+    let pod = pod["metadata"]["name"].as_str().unwrap_or_default();
+    object_at(&mut taken["status"], "disruptedPods").insert(pod.to_owned(), json!(write::time(now)));
+    let namespace = budget["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
+    let resource = Resource::named("poddisruptionbudgets").expect("it was listed under this name");
+    store.update(&Key { resource, namespace, name: name.to_owned() }, taken).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selector_without_terms_is_everyone_and_none_is_nobody() {
+        let labels = json!({ "app": "a", "tier": "x" });
+        for (selector, selected) in [
+            (json!({}), true),
+            (Value::Null, false),
+            (json!({ "matchLabels": { "app": "a" } }), true),
+            (json!({ "matchLabels": { "app": "a", "tier": "y" } }), false),
+            (json!({ "matchExpressions": [{ "key": "app", "operator": "In", "values": ["b", "a"] }] }), true),
+            (json!({ "matchExpressions": [{ "key": "app", "operator": "NotIn", "values": ["a"] }] }), false),
+            (json!({ "matchExpressions": [{ "key": "other", "operator": "NotIn", "values": ["a"] }] }), true),
+            (json!({ "matchExpressions": [{ "key": "tier", "operator": "Exists" }] }), true),
+            (json!({ "matchExpressions": [{ "key": "tier", "operator": "DoesNotExist" }] }), false),
+            (json!({ "matchExpressions": [{ "key": "tier", "operator": "Odd" }] }), false),
+        ] {
+            assert_eq!(selects(&selector, &labels), selected, "{selector}");
+        }
+        assert!(!selects(&json!({ "matchLabels": { "app": "a" } }), &Value::Null));
+    }
+}

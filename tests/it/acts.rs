@@ -1,0 +1,344 @@
+//! What the planner does to pods, against the stand-in API server: evictions, one write of status for any change, and the
+//! gate.
+
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::cluster::events::Notices;
+use stowage::cluster::{ApiControlPlane, CDI_KIND, Limits};
+use stowage::contract;
+use stowage::control_plane::{
+    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, Notice, NoticeKind,
+    PlanState, StatusChange,
+};
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+use stowage::units::Millis;
+use tokio::sync::mpsc::Receiver;
+
+/// Shorter than any test; what hangs is cut off here.
+const LIMIT: Duration = Duration::from_millis(300);
+
+/// A leader, with nothing running beside it.
+struct Leader {
+    api: ApiServer,
+    service: Arc<Service>,
+    control_plane: ApiControlPlane,
+    notices: Receiver<Notice>,
+}
+
+impl Leader {
+    async fn start() -> Self {
+        Self::with_limits(Limits::default()).await
+    }
+
+    async fn with_limits(limits: Limits) -> Self {
+        let api = ApiServer::start().await.unwrap();
+        let service = Service::new(Policy::default());
+        service.gate.set_leading(true);
+        service.gate.set_synced();
+        let (told, notices) = Notices::new(service.clone());
+        let client = api.client("stowage").unwrap();
+        let control_plane = ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
+        Self { api, service, control_plane, notices }
+    }
+
+    /// A pod that waits, under these gates.
+    fn waiting(&self, name: &str, gates: &[&str]) -> PodUid {
+        let gates: Vec<Value> = gates.iter().map(|gate| json!({ "name": gate })).collect();
+        let container = json!({ "name": "c", "image": "i" });
+        let pod = json!({
+            "metadata": { "name": name, "labels": { "app": "a" } },
+            "spec": { "containers": [container], "schedulingGates": gates },
+        });
+        let pod = self.api.create("pods", pod).unwrap();
+        PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap()
+    }
+
+    fn running(&self, name: &str) -> PodUid {
+        let uid = self.waiting(name, &[]);
+        let path = format!("pods/default/{name}");
+        self.api.bind(&path, &json!({ "target": { "kind": "Node", "name": "n" } })).unwrap();
+        self.api.patch_status(&path, &json!({ "status": { "phase": "Running" } })).unwrap();
+        uid
+    }
+
+    fn pod(&self, name: &str) -> Arc<Value> {
+        self.api.get(&format!("pods/default/{name}")).unwrap()
+    }
+
+    fn condition(&self, name: &str, kind: &str) -> Option<Value> {
+        let pod = self.pod(name);
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.find(|condition| condition["type"] == kind).cloned()
+    }
+
+    async fn evict(&self, name: &str, uid: &PodUid) -> EvictionOutcome {
+        self.control_plane.evict(&key(name), uid, &for_llama()).await
+    }
+
+    async fn write(&self, name: &str, uid: &PodUid, change: StatusChange) -> Result<(), ControlPlaneError> {
+        self.control_plane.write_status(&key(name), uid, &change).await
+    }
+
+    async fn lift(&self, name: &str, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        self.control_plane.lift_gate(&key(name), uid).await
+    }
+
+    fn is_leaving(&self, name: &str) -> bool {
+        self.pod(name)["metadata"]["deletionTimestamp"].is_string()
+    }
+
+    fn writes(&self, kind: &str, outcome: &str) -> u64 {
+        self.service.metrics.writes.with_label_values(&[kind, outcome]).get()
+    }
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey::parse("default", name).unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+fn stranger() -> PodUid {
+    PodUid::parse("another").unwrap()
+}
+
+fn for_llama() -> EvictionReason {
+    EvictionReason::Preempted { by: PodKey::parse("team-a", "llama").unwrap() }
+}
+
+#[tokio::test]
+async fn a_victim_is_told_why_on_itself_and_in_an_event() {
+    let mut leader = Leader::start().await;
+    let uid = leader.running("victim");
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
+    assert!(leader.is_leaving("victim"));
+    let condition = leader.condition("victim", contract::EVICTED_CONDITION).unwrap();
+    assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("Preempted")));
+    assert!(condition["message"].as_str().unwrap().contains("team-a/llama"), "{condition}");
+    let notice = leader.notices.try_recv().unwrap();
+    assert_eq!((notice.kind, notice.key, notice.uid), (NoticeKind::Evicted, key("victim"), uid));
+    assert!(notice.text.contains("team-a/llama"), "{}", notice.text);
+    assert_eq!((leader.writes("evict", "written"), leader.writes("eviction-reason", "written")), (1, 1));
+    assert_eq!(leader.api.calls().reads_by("stowage"), 0);
+}
+
+#[tokio::test]
+async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_touched() {
+    let mut leader = Leader::start().await;
+    leader.running("victim");
+    assert_eq!(leader.evict("victim", &stranger()).await, EvictionOutcome::Gone);
+    assert_eq!(leader.evict("nobody", &stranger()).await, EvictionOutcome::Gone);
+    assert!(!leader.is_leaving("victim"));
+    assert_eq!(leader.condition("victim", contract::EVICTED_CONDITION), None);
+    assert!(leader.notices.try_recv().is_err());
+    assert_eq!(
+        leader.write("victim", &stranger(), StatusChange::touch()).await,
+        Err(ControlPlaneError::Gone)
+    );
+    assert_eq!(
+        leader.write("nobody", &stranger(), StatusChange::touch()).await,
+        Err(ControlPlaneError::Gone)
+    );
+    assert_eq!(leader.lift("victim", &stranger()).await, Err(ControlPlaneError::Gone));
+    assert_eq!(leader.lift("nobody", &stranger()).await, Err(ControlPlaneError::Gone));
+}
+
+#[tokio::test]
+async fn a_victim_that_cannot_be_told_leaves_all_the_same_and_the_event_says_why() {
+    let mut leader = Leader::start().await;
+    let uid = leader.running("victim");
+    leader.api.faults().next(Operation::PodStatus, 1, Fault::Fails);
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
+    assert!(leader.is_leaving("victim"));
+    assert_eq!(leader.notices.try_recv().unwrap().kind, NoticeKind::Evicted);
+}
+
+#[tokio::test]
+async fn a_victim_is_told_before_it_leaves_and_trying_what_a_budget_does_not_allow_writes_nothing_anew() {
+    let mut leader = Leader::start().await;
+    let uid = leader.running("victim");
+    let budget = json!({
+        "metadata": { "name": "pdb", "namespace": "default" },
+        "spec": { "selector": { "matchLabels": { "app": "a" } } },
+        "status": { "disruptionsAllowed": 0 },
+    });
+    leader.api.create("poddisruptionbudgets", budget).unwrap();
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
+    assert!(!leader.is_leaving("victim") && leader.notices.try_recv().is_err());
+    let told = leader.pod("victim");
+    assert_eq!(
+        leader.condition("victim", contract::EVICTED_CONDITION).unwrap()["status"],
+        "True",
+        "told first"
+    );
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
+    assert_eq!(leader.pod("victim")["metadata"]["resourceVersion"], told["metadata"]["resourceVersion"]);
+
+    leader
+        .api
+        .patch_status("poddisruptionbudgets/default/pdb", &json!({ "status": { "disruptionsAllowed": 1 } }))
+        .unwrap();
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
+    assert_eq!((leader.writes("evict", "later"), leader.writes("evict", "written")), (2, 1));
+}
+
+#[tokio::test]
+async fn the_time_that_the_api_server_asks_for_is_passed_on() {
+    let leader = Leader::start().await;
+    let uid = leader.running("victim");
+    let uncounted = json!({
+        "metadata": { "name": "pdb", "namespace": "default", "generation": 2 },
+        "spec": { "selector": {} },
+        "status": { "disruptionsAllowed": 5, "observedGeneration": 1 },
+    });
+    leader.api.create("poddisruptionbudgets", uncounted).unwrap();
+    let after = Some(Duration::from_secs(10));
+    assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::TryLater { after });
+}
+
+#[tokio::test]
+async fn every_other_fate_of_an_eviction_has_its_outcome() {
+    let leader = Leader::with_limits(Limits { other: LIMIT, ..Limits::default() }).await;
+    let uid = leader.running("victim");
+    for (fault, is_so) in [
+        (Fault::Fails, (|outcome| matches!(outcome, EvictionOutcome::Unknown { .. })) as fn(_) -> bool),
+        (Fault::Hangs, |outcome| matches!(outcome, EvictionOutcome::Unknown { .. })),
+        (Fault::TooMany, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
+        // A conflict, and the pod is the one that was meant.
+        (Fault::Conflicts, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
+        (Fault::Forbids, |outcome| matches!(outcome, EvictionOutcome::Refused { .. })),
+    ] {
+        leader.api.faults().next(Operation::Eviction, 1, fault);
+        let outcome = leader.evict("victim", &uid).await;
+        assert!(is_so(outcome.clone()), "{fault:?}: {outcome:?}");
+        assert!(!leader.is_leaving("victim"));
+    }
+    let condition = leader.condition("victim", contract::EVICTED_CONDITION).unwrap();
+    assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("CalledOff")));
+    leader.api.faults().next(Operation::Eviction, 1, Fault::AnswersLate(Duration::from_secs(60)));
+    assert!(matches!(leader.evict("victim", &uid).await, EvictionOutcome::Unknown { .. }));
+    assert!(leader.is_leaving("victim"), "unknown: it was evicted all the same");
+}
+
+#[tokio::test]
+async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
+    let leader = Leader::start().await;
+    let uid = leader.waiting("p", &[contract::PLAN_GATE]);
+    let hold = Hold {
+        node: node("n"),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [].into(),
+        deadline: leader.service.now() + Millis::seconds(60),
+    };
+    let before = leader.api.calls().count("patch", "pods/status");
+    let change = StatusChange {
+        hold: StatusChange::hold(hold).hold,
+        ..StatusChange::nominate(node("n")).and_touch().and_plan(PlanState::Placed { node: node("n") })
+    };
+    leader.write("p", &uid, change).await.unwrap();
+    assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
+    let pod = leader.pod("p");
+    assert_eq!(pod["status"]["nominatedNodeName"], "n");
+    for (kind, status) in [
+        ("PodScheduled", "False"),
+        (contract::HOLD_CONDITION, "True"),
+        (contract::PLAN_CONDITION, "True"),
+        (contract::RETRY_CONDITION, "True"),
+    ] {
+        assert_eq!(leader.condition("p", kind).unwrap()["status"], status, "{kind}");
+    }
+
+    leader.write("p", &uid, StatusChange::end_hold()).await.unwrap();
+    assert_eq!(leader.pod("p")["status"]["nominatedNodeName"], "n", "not named, not changed");
+    leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
+    assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
+    assert_eq!(leader.condition("p", contract::HOLD_CONDITION).unwrap()["status"], "False");
+    let told = EvictionMark::Leaving(for_llama());
+    leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
+    leader.write("p", &uid, StatusChange::eviction(EvictionMark::CalledOff)).await.unwrap();
+    assert_eq!(leader.condition("p", contract::EVICTED_CONDITION).unwrap()["status"], "False");
+
+    let writes = leader.api.calls().count("patch", "pods/status");
+    leader.write("p", &uid, StatusChange::default()).await.unwrap();
+    assert_eq!(leader.api.calls().count("patch", "pods/status"), writes, "nothing to write, nothing written");
+}
+
+#[tokio::test]
+async fn a_touch_is_a_change_every_time() {
+    let leader = Leader::start().await;
+    let uid = leader.waiting("p", &[]);
+    let mut versions = Vec::new();
+    for _ in 0..3 {
+        leader.write("p", &uid, StatusChange::touch()).await.unwrap();
+        versions.push(leader.pod("p")["metadata"]["resourceVersion"].clone());
+    }
+    versions.dedup();
+    assert_eq!((versions.len(), leader.writes("wake", "written")), (3, 3));
+}
+
+#[tokio::test]
+async fn a_write_that_met_another_is_tried_once_more_and_its_fate_is_told() {
+    let leader = Leader::with_limits(Limits { other: LIMIT, ..Limits::default() }).await;
+    let uid = leader.waiting("p", &[contract::PLAN_GATE]);
+    leader.api.faults().next(Operation::PodStatus, 1, Fault::Conflicts);
+    leader.write("p", &uid, StatusChange::touch()).await.unwrap();
+    leader.api.faults().next(Operation::PodStatus, 2, Fault::Conflicts);
+    let twice = leader.write("p", &uid, StatusChange::touch()).await;
+    assert!(matches!(twice, Err(ControlPlaneError::Unknown(_))), "{twice:?}");
+    leader.api.faults().next(Operation::PodStatus, 1, Fault::Hangs);
+    let hung = leader.write("p", &uid, StatusChange::touch()).await;
+    assert!(matches!(hung, Err(ControlPlaneError::Unknown(_))), "{hung:?}");
+    leader.api.faults().next(Operation::PodStatus, 1, Fault::Forbids);
+    let forbidden = leader.write("p", &uid, StatusChange::touch()).await;
+    assert!(matches!(forbidden, Err(ControlPlaneError::Refused(_))), "{forbidden:?}");
+
+    leader.api.faults().next(Operation::Pod, 1, Fault::Conflicts);
+    leader.lift("p", &uid).await.unwrap();
+    assert_eq!(gates(&leader.pod("p")), [""; 0]);
+}
+
+fn gates(pod: &Value) -> Vec<&str> {
+    let gates = pod["spec"]["schedulingGates"].as_array().into_iter().flatten();
+    gates.map(|gate| gate["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn only_our_gate_is_lifted_wherever_it_stands_and_lifting_it_twice_is_no_error() {
+    let leader = Leader::start().await;
+    for (name, others, left) in [
+        ("first", vec![contract::PLAN_GATE, "quota"], vec!["quota"]),
+        ("last", vec!["quota", "team", contract::PLAN_GATE], vec!["quota", "team"]),
+        ("only", vec![contract::PLAN_GATE], vec![]),
+        ("none", vec!["quota"], vec!["quota"]),
+    ] {
+        let uid = leader.waiting(name, &others);
+        for _ in 0..2 {
+            leader.lift(name, &uid).await.unwrap();
+            assert_eq!(gates(&leader.pod(name)), left, "{name}");
+        }
+    }
+    assert_eq!(leader.writes("gate", "written"), 8);
+    assert_eq!(leader.api.calls().reads_by("stowage"), 0, "one write each, and no read");
+}
+
+#[tokio::test]
+async fn who_does_not_lead_any_more_acts_on_nobody() {
+    let leader = Leader::start().await;
+    let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[contract::PLAN_GATE]));
+    let version = leader.api.subscribe();
+    let before = *version.borrow();
+    leader.service.gate.set_leading(false);
+    assert_eq!(leader.evict("victim", &victim).await, EvictionOutcome::TryLater { after: None });
+    let written = leader.write("waits", &waits, StatusChange::nominate(node("n"))).await;
+    assert!(matches!(written, Err(ControlPlaneError::Refused(_))), "{written:?}");
+    assert!(matches!(leader.lift("waits", &waits).await, Err(ControlPlaneError::Refused(_))));
+    assert_eq!(*version.borrow(), before, "nothing was written");
+}
