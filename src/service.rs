@@ -9,6 +9,7 @@ pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
 use crate::scheduling::ledger::{Judgements, Ledger};
 use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::stock::StockView;
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
 use judge::{Judge, Remembered};
@@ -20,6 +21,8 @@ use tokio::sync::Notify;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
+    /// What the stock filters would see. Never taken together with the ledger.
+    pub stock: Mutex<StockView>,
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
@@ -35,6 +38,7 @@ impl Service {
         Arc::new(Self {
             judge: Judge::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
+            stock: Mutex::default(),
             gate: Gate::default(),
             standing: PolicyStanding::new(clock.now()),
             clock,

@@ -22,6 +22,8 @@ pub mod events;
 pub mod index;
 pub mod leader;
 pub mod planner;
+#[cfg(test)]
+mod testing;
 pub mod token_review;
 pub mod upkeep;
 pub mod watch;

@@ -73,74 +73,12 @@ impl Upkeep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control_plane::{
-        BindOrder, BindOutcome, ControlPlaneError, EvictionOutcome, EvictionReason, PodOnRecord,
-    };
-    use crate::scheduling::policy::Policy;
-    use futures::future::BoxFuture;
+    use crate::cluster::testing::Recorder;
+    use crate::scheduling::policy::{Mode, Policy};
     use serde_json::json;
 
-    #[derive(Default)]
-    struct Recorder {
-        told: Mutex<Vec<NoticeKind>>,
-        cleared: Mutex<Vec<PodUid>>,
-        woken: Mutex<Vec<PodUid>>,
-    }
-
-    impl ControlPlane for Recorder {
-        fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
-            unreachable!("time binds nobody")
-        }
-
-        fn read_pod<'a>(
-            &'a self,
-            _: &'a PodKey,
-        ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
-            unreachable!("time reads nobody")
-        }
-
-        fn write_status<'a>(
-            &'a self,
-            _: &'a PodKey,
-            uid: &'a PodUid,
-            change: &'a StatusChange,
-        ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-            match change {
-                change if *change == StatusChange::end_hold() => self.cleared.lock().push(uid.clone()),
-                change if *change == StatusChange::touch() => self.woken.lock().push(uid.clone()),
-                other => unreachable!("time writes no {other:?}"),
-            }
-            Box::pin(std::future::ready(Ok(())))
-        }
-
-        fn evict<'a>(
-            &'a self,
-            _: &'a PodKey,
-            _: &'a PodUid,
-            _: &'a EvictionReason,
-        ) -> BoxFuture<'a, EvictionOutcome> {
-            unreachable!("time evicts nobody")
-        }
-
-        fn lift_gate<'a>(
-            &'a self,
-            _: &'a PodKey,
-            _: &'a PodUid,
-        ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-            unreachable!("time lifts no gate")
-        }
-
-        fn notify(&self, notice: Notice) {
-            self.told.lock().push(notice.kind);
-        }
-    }
-
     /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
-    fn upkeep(recorder: &Arc<Recorder>) -> Upkeep {
-        upkeep_by(recorder, Policy::default())
-    }
-
-    fn upkeep_by(recorder: &Arc<Recorder>, policy: Policy) -> Upkeep {
+    fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> Upkeep {
         let service = Service::new(policy);
         let mut index = Index::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
@@ -163,58 +101,47 @@ mod tests {
         service.gate.set_synced();
         Upkeep {
             next_sweep: service.now() + SWEEP_EVERY,
+            planner: Planner::new(service.clone(), recorder.clone()),
             index: Arc::new(Mutex::new(index)),
             control_plane: recorder.clone(),
             service,
             was_open: false,
-            writes: JoinSet::new(),
         }
     }
 
     #[tokio::test]
     async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
         let recorder = Arc::new(Recorder::default());
-        let mut upkeep = upkeep(&recorder);
+        let mut upkeep = upkeep(&recorder, Policy::default());
         upkeep.service.gate.set_leading(true);
         upkeep.service.gate.set_synced();
         let now = upkeep.service.now();
-        upkeep.tick(now);
-        upkeep.tick(now);
-        upkeep.writes.join_next().await;
-        assert_eq!(*recorder.told.lock(), [NoticeKind::HoldEnded, NoticeKind::Unplaced]);
-        assert_eq!(recorder.cleared.lock().len(), 1);
+        upkeep.tick(now).await;
+        upkeep.tick(now).await;
+        upkeep.planner.next_write().await;
+        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
     #[tokio::test]
-    async fn in_shadow_mode_a_hold_of_before_is_cleared_and_nobody_is_woken() {
-        for (mode, woken) in [(Mode::Enforce, 1), (Mode::Shadow, 0)] {
-            let recorder = Arc::new(Recorder::default());
-            let mut policy = Policy::default();
-            policy.mode = mode;
-            let mut upkeep = upkeep_by(&recorder, policy);
-            upkeep.service.gate.set_leading(true);
-            upkeep.service.gate.set_synced();
-            let labels = json!({
-                "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
-            });
-            let node = json!({ "metadata": { "name": "b", "labels": labels } });
-            let node = serde_json::from_value(node).unwrap();
-            upkeep.index.lock().reset_nodes(&upkeep.service, &[node]);
-            let now = upkeep.service.now();
-            upkeep.tick(now);
-            upkeep.service.ledger().set_now(now + Millis::seconds(10));
-            upkeep.tick(now + Millis::seconds(10));
-            while upkeep.writes.join_next().await.is_some() {}
-            assert_eq!((recorder.cleared.lock().len(), recorder.woken.lock().len()), (1, woken), "{mode:?}");
-        }
+    async fn in_shadow_mode_a_hold_of_before_is_cleared_all_the_same() {
+        let recorder = Arc::new(Recorder::default());
+        let mut policy = Policy::default();
+        policy.mode = Mode::Shadow;
+        let mut upkeep = upkeep(&recorder, policy);
+        upkeep.service.gate.set_leading(true);
+        upkeep.service.gate.set_synced();
+        upkeep.tick(upkeep.service.now()).await;
+        upkeep.planner.next_write().await;
+        assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
     #[tokio::test]
     async fn who_does_not_lead_lets_the_hold_go_and_says_and_writes_nothing() {
         let recorder = Arc::new(Recorder::default());
-        let mut upkeep = upkeep(&recorder);
-        upkeep.tick(upkeep.service.now());
-        assert!(recorder.told.lock().is_empty() && upkeep.writes.is_empty());
+        let mut upkeep = upkeep(&recorder, Policy::default());
+        upkeep.tick(upkeep.service.now()).await;
         assert_eq!(upkeep.service.ledger().totals().holds, 0);
+        assert!(recorder.told().is_empty() && recorder.written().is_empty());
     }
 }

@@ -46,7 +46,6 @@ impl Planner {
             EvictionOutcome::Evicted => {
                 info!(pod = %key, "evicted");
                 course.note_eviction(victim, now, None);
-                self.service.ledger().note_evicted(victim);
             }
             EvictionOutcome::Gone => course.note_eviction(victim, now, None),
             EvictionOutcome::TryLater { after } => {

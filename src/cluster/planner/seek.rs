@@ -6,7 +6,7 @@ use super::course::Course;
 use super::outcome::Outcome;
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Gate, Ledger, Phase};
+use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase};
 use crate::scheduling::plan::{Place, Step, Why, plan};
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -16,16 +16,10 @@ const LOOKED_AT: usize = 256;
 
 impl Planner {
     pub(super) async fn seek(&mut self) {
-        let mut ledger = self.service.ledger();
-        let pending = ledger.pending(LOOKED_AT);
-        if pending.is_empty() {
-            return;
-        }
-        let scratch = ledger.clone();
-        drop(ledger);
-        let service = self.service.clone();
+        let Some((scratch, pending)) = self.queue() else { return };
+        let stock = self.service.stock.lock().snapshot();
         // The threads that answer filter are not for this.
-        let planned = tokio::task::spawn_blocking(move || plan(scratch, &service.stock(), &pending)).await;
+        let planned = tokio::task::spawn_blocking(move || plan(scratch, &stock, &pending)).await;
         for step in planned.into_iter().flatten() {
             match step {
                 Step::Place(places) => self.take(places),
@@ -33,6 +27,13 @@ impl Planner {
                 Step::Wait { uid, key, why } => self.wait(uid, key, why),
             }
         }
+    }
+
+    /// Who is due, and a copy of the books to place them on.
+    fn queue(&self) -> Option<(Ledger, Vec<Pending>)> {
+        let mut ledger = self.service.ledger();
+        let pending = ledger.pending(LOOKED_AT);
+        (!pending.is_empty()).then(|| (ledger.clone(), pending))
     }
 
     /// Holds the places, all or none.
@@ -147,7 +148,7 @@ impl Planner {
 fn hold_all<'a>(
     ledger: &mut Ledger,
     places: &'a [Place],
-) -> Result<(), (&'a Place, crate::scheduling::ledger::Conflict)> {
+) -> Result<(), (&'a Place, Conflict)> {
     for (n, place) in places.iter().enumerate() {
         if let Err(conflict) = ledger.hold(&place.uid, place.hold.clone()) {
             places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));

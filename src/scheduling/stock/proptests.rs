@@ -366,7 +366,7 @@ proptest! {
             }
         }
         let snapshot = view.snapshot();
-        let question = snapshot.ask(&case.pod, &case.wants);
+        let question = snapshot.ask(Some(&case.pod), &case.wants);
         for name in ["n1", "n2", "n3", "n4"] {
             let node = NodeName::parse(name).unwrap();
             let beside = Freed { leaving: &case.leaving, coming: &case.coming };

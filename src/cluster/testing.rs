@@ -1,0 +1,109 @@
+//! For tests of the edges that write: a control plane that takes note of what it is asked, and answers as it is told.
+
+use crate::control_plane::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason,
+    HoldChange, Nomination, Notice, PlanState, PodOnRecord, StatusChange,
+};
+use crate::ids::{PodKey, PodUid};
+use futures::future::BoxFuture;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+
+#[derive(Default)]
+pub struct Recorder {
+    /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
+    written: Mutex<Vec<String>>,
+    told: Mutex<Vec<Notice>>,
+    /// What evictions of a pod come to; those of all others succeed.
+    pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    /// Writes of a pod's status come to nothing.
+    pub deaf: Mutex<bool>,
+}
+
+impl Recorder {
+    /// What was written since the last call.
+    pub fn written(&self) -> Vec<String> {
+        std::mem::take(&mut self.written.lock())
+    }
+
+    /// Reasons of what was told since the last call.
+    pub fn told(&self) -> Vec<&'static str> {
+        std::mem::take(&mut *self.told.lock()).into_iter().map(|notice| notice.kind.reason()).collect()
+    }
+
+    fn write(&self, key: &PodKey, what: &str) {
+        self.written.lock().push(format!("{}: {what}", key.name));
+    }
+}
+
+fn said(change: &StatusChange) -> String {
+    let hold = change.hold.as_ref().map(|hold| match hold {
+        HoldChange::Held(hold) => format!("hold {}", hold.node),
+        HoldChange::Ended => "end hold".into(),
+    });
+    let nomination = change.nomination.as_ref().map(|nomination| match nomination {
+        Nomination::To(node) => format!("nominate {node}"),
+        Nomination::Cleared => "clear nomination".into(),
+    });
+    let plan = change.plan.as_ref().map(|plan| match plan {
+        PlanState::Placed { .. } => "placed".into(),
+        PlanState::MakingRoom { .. } => "making room".into(),
+        PlanState::Released { .. } => "released".into(),
+        other => format!("{other:?}"),
+    });
+    let eviction = change.eviction.as_ref().map(|mark| match mark {
+        EvictionMark::Leaving(why) => why.reason().into(),
+        EvictionMark::CalledOff => "stays".into(),
+    });
+    let touch = change.touch.map(|_| "touch".to_owned());
+    [hold, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
+impl ControlPlane for Recorder {
+    fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        unreachable!("the planner binds nobody")
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        _: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        unreachable!("the planner reads nobody")
+    }
+
+    fn write_status<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        change: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        let is_deaf = *self.deaf.lock();
+        self.write(key, &said(change));
+        let answer = if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) };
+        Box::pin(std::future::ready(answer))
+    }
+
+    fn evict<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+        why: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        self.write(key, &format!("evict {}", why.reason()));
+        let outcome = self.evictions.lock().get(&*key.name).cloned().unwrap_or(EvictionOutcome::Evicted);
+        Box::pin(std::future::ready(outcome))
+    }
+
+    fn lift_gate<'a>(
+        &'a self,
+        key: &'a PodKey,
+        _: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        self.write(key, "lift");
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    fn notify(&self, notice: Notice) {
+        self.told.lock().push(notice);
+    }
+}
