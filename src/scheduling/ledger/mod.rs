@@ -10,21 +10,27 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`wake`] knows who was refused and would fit now; here is how an entry changes.
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what that costs, [`groups`] who leaves together, [`evictions`] who did lately, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
 mod book;
 mod budgets;
+mod claim;
 mod entry;
+mod evictions;
+mod groups;
+mod loss;
 mod measured;
 mod occupants;
 mod plugin;
 mod promise;
 mod query;
 mod reload;
+mod room;
 mod sight;
 mod tenancy;
 mod wake;
 
+pub use claim::{Claim, Stays};
 pub use entry::{Assumed, Bound, Hint, Phase, PodEntry, Refused, Waiting};
 pub use occupants::{Occupant, Presence};
 pub use promise::{Assumption, Conflict};
@@ -41,9 +47,12 @@ use super::node::Node;
 use super::policy::{ExpiredRule, Policy, Usage};
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
+use super::stake::GroupKey;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
+pub(super) use book::used_on;
 use book::{Book, Entries};
+use evictions::Evictions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -72,6 +81,10 @@ pub struct Ledger {
     epoch: u64,
     /// What each tenant uses, by its place in the policy.
     usage: Vec<Usage>,
+    /// Pods that belong together.
+    groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
+    /// Who lost pods to eviction lately.
+    evictions: Evictions,
     /// In order of namespace and name.
     budgets: Vec<Budget>,
     budget_sight: BudgetSight,

@@ -80,7 +80,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.room_for(&uid(pod), &name("n"), &ledger.tenancy(&uid(pod))).unwrap().candidates.len()
+    ledger.room_for(&ledger.claim(&uid(pod)), &name("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {

@@ -205,11 +205,12 @@ impl Ledger {
     /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
     fn take_stake(&mut self, uid: &PodUid, shown: &Shown) {
         let now = self.now;
-        let Some(entry) = self.entries.get_mut(uid) else { return };
+        let Some(entry) = self.entries.get(uid) else { return };
         let stake = shown.at(now);
         if !stake.is_like(&entry.stake) {
-            entry.stake = Arc::new(stake);
+            self.set_stake(uid, stake);
         }
+        let Some(entry) = self.entries.get_mut(uid) else { return };
         if let (Phase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
             // A deletion is never taken back, and its grace only grows shorter.
             let by = leaving.by(now);
@@ -223,6 +224,7 @@ impl Ledger {
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
             book.note_departed(uid, self.now);
         }
+        self.leave_group(uid, &entry.stake);
         self.change(uid, |entries| {
             entries.remove(uid);
         });

@@ -232,13 +232,7 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     hold(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(Conflict::VictimGone));
-    assert!(
-        ledger
-            .room_for(&uid("two"), &node_name("n"), &ledger.tenancy(&uid("two")))
-            .unwrap()
-            .candidates
-            .is_empty()
-    );
+    assert!(ledger.room_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, whom_to_wak
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::preempt::{Shortfall, cheapest_victims};
+use crate::scheduling::preempt::{Rules, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -82,7 +82,12 @@ impl Bench {
                 attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
                 pressure: if uuid == "GPU-a" { on_a } else { Pressure::NONE },
             });
-        let reading = Reading { sampled: self.now, gpus: readings.collect(), holdings: Holdings::default() };
+        let reading = Reading {
+            sampled: self.now,
+            gpus: readings.collect(),
+            holdings: Holdings::default(),
+            in_flight: Vec::new(),
+        };
         self.ledger.read(&node(), reading);
     }
 
@@ -426,7 +431,12 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         attributed: Vec::new(),
         pressure: Pressure::NONE,
     });
-    let reading = Reading { sampled: bench.now, gpus: unread.into(), holdings: Holdings::default() };
+    let reading = Reading {
+        sampled: bench.now,
+        gpus: unread.into(),
+        holdings: Holdings::default(),
+        in_flight: Vec::new(),
+    };
     bench.ledger.read(&node(), reading);
     assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
     bench.read([(60, &[]), (0, &[])]);
@@ -489,8 +499,8 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.room_for(&uid("whole"), &node(), &bench.ledger.tenancy(&uid("whole"))).unwrap();
-    let found = cheapest_victims(&room, &whole, Shortfall::default()).unwrap();
+    let room = bench.ledger.room_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
+    let found = cheapest_victims(&room, &whole, Rules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
