@@ -287,15 +287,8 @@ pub struct HoldMessage {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
     pub victims: Arc<[PodUid]>,
-    /// On other nodes, who leave because others of their groups do.
-    #[serde(default, skip_serializing_if = "no_one")]
-    pub elsewhere: Arc<[PodUid]>,
     /// RFC 3339.
     pub deadline: jiff::Timestamp,
-}
-
-fn no_one(pods: &Arc<[PodUid]>) -> bool {
-    pods.is_empty()
 }
 
 impl HoldMessage {

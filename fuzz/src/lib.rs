@@ -8,7 +8,7 @@ use stowage::scheduling::device::{Device, Health};
 use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::preempt::{Shortfall, cheapest_victims};
+use stowage::scheduling::preempt::{Rules, cheapest_victims};
 use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use stowage::units::{Bytes, MilliCpu, Millis, Moment};
 
@@ -157,15 +157,14 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
 
 fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
     let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
-    let Some(room) = ledger.room_for(uid, node, &ledger.tenancy(uid)) else { return };
-    let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+    let Some(room) = ledger.room_for(&ledger.claim(uid), node) else { return };
+    let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
     let devices = &ledger.node(node).expect("the node has room").devices;
     let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
     let hold = Hold {
         node: node.clone(),
         devices,
-        victims: set.victims.into(),
-        elsewhere: [].into(),
+        victims: set.everyone().into(),
         deadline: now + Millis::seconds(30),
     };
     // Refused if the pod does not wait, or holds room already.

@@ -243,8 +243,8 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
 }
 
 fn recorded_hold(service: &Service, pod: &Pod) -> Option<Hold> {
-    let HoldMessage { node, devices, victims, elsewhere, deadline } = HoldMessage::read(pod)?;
-    Some(Hold { node, devices, victims, elsewhere, deadline: service.clock.to_moment(deadline) })
+    let HoldMessage { node, devices, victims, deadline } = HoldMessage::read(pod)?;
+    Some(Hold { node, devices, victims, deadline: service.clock.to_moment(deadline) })
 }
 
 /// A short name for metrics.

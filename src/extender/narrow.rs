@@ -8,8 +8,8 @@ use super::Extender;
 use super::filter::Asking;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionResult};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::{Ledger, Tenancy};
-use crate::scheduling::policy::Policy;
+use crate::scheduling::ledger::{Claim, Ledger};
+use crate::scheduling::policy::{Policy, ViolateBudgets};
 use crate::scheduling::preempt::Price;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub struct Narrowed {
     pub policy: Arc<Policy>,
 }
 
-/// Fewest disruption budgets violated, then the least price, then the node's name.
+/// Fewest disruption budgets violated, and none unless the policy lets them be; then the least price, then the node's name.
 pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Narrowed {
     let mut ledger = extender.service.ledger();
     asking.enter(&mut ledger);
@@ -35,9 +35,11 @@ pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>])
     if ledger.own_room(&asking.uid).is_some() {
         return refused("already-placed");
     }
-    let tenancy = ledger.tenancy(&asking.uid);
-    let priced = offered.iter().enumerate().filter_map(|(place, node)| {
-        let price = price(&ledger, &asking.uid, node, &tenancy)?;
+    let claim = ledger.claim(&asking.uid);
+    let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
+    let offered_to_us = || offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
+    let priced = offered_to_us().filter_map(|(place, node)| {
+        let price = price(&ledger, &claim, node)?;
         Some((node.pdb_violations, price, node.node, place))
     });
     match priced.min() {
@@ -48,14 +50,14 @@ pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>])
 
 /// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
 /// error of the whole preemption.
-fn price(ledger: &Ledger, uid: &PodUid, offered: &OfferedNode<'_>, tenancy: &Tenancy) -> Option<Price> {
+fn price(ledger: &Ledger, claim: &Claim, offered: &OfferedNode<'_>) -> Option<Price> {
     let node = NodeName::parse(offered.node).ok()?;
     let victims: Vec<PodUid> =
         offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
     if victims.is_empty() {
         return None;
     }
-    ledger.price_of_leaving(uid, &node, &victims, tenancy)
+    ledger.price_of_leaving(claim, &node, &victims)
 }
 
 /// The chosen node with the scheduler's own victims.

@@ -12,9 +12,9 @@ use super::{Extender, shadow};
 use crate::control_plane::{Notice, NoticeKind, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Ledger, Tenancy};
-use crate::scheduling::policy::{Digest, Mode};
-use crate::scheduling::preempt::{Room, Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::ledger::{Claim, Ledger};
+use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
+use crate::scheduling::preempt::{self, Effort, Resident, Room, Rules, Shortfall, VictimSet};
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
 use std::collections::BTreeMap;
@@ -24,13 +24,12 @@ use tracing::{info, warn};
 /// What pods that ask for no VRAM may take to leave; theirs is not in the ledger. Kubernetes' default.
 const OTHERS_GRACE: Millis = Millis::seconds(30);
 
-/// One node with all that its price depends on.
-struct Offer {
-    room: Room,
-    shortfall: Shortfall,
-    /// Victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
-    others: Vec<String>,
-    pdb_violations: i64,
+/// The nodes that were offered, with all that their price depends on.
+struct Offers {
+    rooms: Vec<Room>,
+    /// Of each, victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
+    others: BTreeMap<NodeName, Vec<String>>,
+    violate_budgets: ViolateBudgets,
 }
 
 pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
@@ -73,37 +72,60 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     // The search may take a while on a large cluster; the threads that answer filter are not for that.
     let demand = asking.demand.clone();
     let found = tokio::task::spawn_blocking(move || cheapest(offers, &demand)).await;
-    let Some((offer, mut victims)) = found.ok().flatten() else {
+    let Some((others, mut victims)) = found.ok().flatten() else {
         count("none", "no-candidate");
         return Ok(PreemptionResult::default());
     };
-    if !offer.others.is_empty() {
+    let leaves_nobody = victims.victims.is_empty() && others.is_empty();
+    if leaves_nobody && victims.awaited.is_empty() {
+        // Room has come since it was refused: whoever finds that wakes it, and nobody is evicted.
+        count("none", "fits-now");
+        return Ok(PreemptionResult::default());
+    }
+    if !others.is_empty() {
         victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
     }
     if !hold(extender, &asking, &victims).await {
         count("none", "not-held");
         return Ok(PreemptionResult::default());
     }
+    if leaves_nobody {
+        // The scheduler takes a node without victims as an error of the whole preemption.
+        count("none", "awaited");
+        return Ok(PreemptionResult::default());
+    }
     count("held", "");
-    Ok(answer(&offer, &victims))
+    Ok(answer(others, &victims))
 }
 
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
 /// that they are seen by.
-fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Vec<Offer>> {
+fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Offers> {
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
     if ledger.own_room(&asking.uid).is_some() {
         return None;
     }
-    let tenancy = ledger.tenancy(&asking.uid);
-    Some(offered.iter().filter_map(|node| offer(&ledger, &asking.uid, &tenancy, node)).collect())
+    let claim = ledger.claim(&asking.uid);
+    let violate_budgets = ledger.policy().violate_budgets;
+    let mut offers = Offers { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
+    for (room, others) in offered.iter().filter_map(|node| offer(&ledger, &asking.uid, &claim, node)) {
+        offers.others.insert(room.node.clone(), others);
+        offers.rooms.push(room);
+    }
+    Some(offers)
 }
 
-fn offer(ledger: &Ledger, uid: &PodUid, tenancy: &Tenancy, offered: &OfferedNode<'_>) -> Option<Offer> {
+fn offer(
+    ledger: &Ledger,
+    uid: &PodUid,
+    claim: &Claim,
+    offered: &OfferedNode<'_>,
+) -> Option<(Room, Vec<String>)> {
     let node = NodeName::parse(offered.node).ok()?;
-    let room = ledger.room_for(uid, &node, tenancy)?;
+    let mut room = ledger.room_for(claim, &node)?;
+    keep_whole_groups(&mut room);
     let mut residents = Vec::new();
     let mut others = Vec::new();
     for victim in &offered.victims {
@@ -119,20 +141,42 @@ fn offer(ledger: &Ledger, uid: &PodUid, tenancy: &Tenancy, offered: &OfferedNode
     // Of VRAM no more is missing than the node's sum falls short by; CPU and memory Stowage does not count.
     let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
-    Some(Offer { room, shortfall, others, pdb_violations: offered.pdb_violations })
+    room.shortfall = shortfall;
+    // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
+    let known = known_violations(&room, &residents);
+    room.violations = u32::try_from(offered.pdb_violations).unwrap_or(0).saturating_sub(known);
+    if others.is_empty() {
+        room.violations = 0;
+    }
+    Some((room, others))
 }
 
-/// Fewest disruption budgets violated, then the least price, then the node's name.
-fn cheapest(offers: Vec<Offer>, demand: &Demand) -> Option<(Offer, VictimSet)> {
-    let priced = offers.into_iter().filter_map(|offer| {
-        let victims = cheapest_victims(&offer.room, demand, offer.shortfall)?;
-        // The scheduler takes a node without victims as an error of the whole preemption.
-        (!victims.victims.is_empty() || !offer.others.is_empty()).then_some((offer, victims))
-    });
-    priced.min_by(|(a, a_victims), (b, b_victims)| {
-        let order = |offer: &Offer, victims: &VictimSet| (offer.pdb_violations, victims.price);
-        order(a, a_victims).cmp(&order(b, b_victims)).then_with(|| a_victims.node.cmp(&b_victims.node))
-    })
+/// The scheduler evicts pods of one node: a group with members on others stays.
+fn keep_whole_groups(room: &mut Room) {
+    let is_gone = |uid: &PodUid| room.candidates.iter().any(|resident| resident.uid == *uid);
+    let is_here: Vec<bool> = room.gangs.iter().map(|gang| gang.members.iter().all(is_gone)).collect();
+    room.candidates.retain(|resident| resident.gang.is_none_or(|gang| is_here[usize::from(gang)]));
+}
+
+/// By how much the budgets that are known are overdrawn if these leave.
+fn known_violations(room: &Room, residents: &[Resident]) -> u32 {
+    let leaves = |candidate: &&Resident| residents.iter().any(|resident| resident.uid == candidate.uid);
+    let covered = room.candidates.iter().filter(leaves).flat_map(|candidate| &candidate.budgets);
+    let mut counts = vec![0u32; room.budgets.len()];
+    covered.for_each(|budget| counts[usize::from(*budget)] += 1);
+    counts.iter().zip(&room.budgets).map(|(count, allowed)| count.saturating_sub(*allowed)).sum()
+}
+
+/// Least price, then the node's name; the sets that overdraw no disruption budget first, and others only where the policy lets
+/// them be.
+fn cheapest(offers: Offers, demand: &Demand) -> Option<(Vec<String>, VictimSet)> {
+    let Offers { rooms, mut others, violate_budgets } = offers;
+    let by = |rules| preempt::cheapest(&rooms, demand, rules, Effort::default());
+    let found = match violate_budgets {
+        ViolateBudgets::Never => by(Rules::Keep),
+        ViolateBudgets::WhenNothingElse => by(Rules::Keep).or_else(|| by(Rules::Violate)),
+    }?;
+    Some((others.remove(&found.node).unwrap_or_default(), found))
 }
 
 /// Takes the hold: first in the ledger, so that nobody else can have the room, then on the pod, so that it survives a
@@ -186,13 +230,8 @@ fn hold_in_ledger(
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
     let deadline = extender.service.now() + victims.longest_grace + policy.hold_slack;
-    let hold = Hold {
-        node: victims.node.clone(),
-        devices: devices?,
-        victims: victims.victims.clone().into(),
-        elsewhere: [].into(),
-        deadline,
-    };
+    let hold =
+        Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
     match ledger.hold(uid, hold.clone()) {
         Ok(()) => Some((hold, policy.digest)),
         Err(conflict) => {
@@ -202,9 +241,9 @@ fn hold_in_ledger(
     }
 }
 
-fn answer(offer: &Offer, victims: &VictimSet) -> PreemptionResult {
+fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {
     let chosen = victims.victims.iter().map(|uid| uid.to_string());
-    let pods = chosen.chain(offer.others.iter().cloned()).map(|uid| AnsweredVictim { uid }).collect();
-    let answered = AnsweredVictims { pods, num_pdb_violations: offer.pdb_violations };
+    let pods = chosen.chain(others).map(|uid| AnsweredVictim { uid }).collect();
+    let answered = AnsweredVictims { pods, num_pdb_violations: victims.price.violations.into() };
     PreemptionResult { node_name_to_meta_victims: BTreeMap::from([(victims.node.to_string(), answered)]) }
 }

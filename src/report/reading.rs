@@ -16,6 +16,7 @@ impl NodeReport {
             sampled: received.before(self.age_millis),
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &pressures)).collect(),
             holdings: self.holdings(),
+            in_flight: self.in_flight(fresh),
         })
     }
 
@@ -45,6 +46,19 @@ impl NodeReport {
             }
         }
         pressures
+    }
+
+    /// Requests by pod, in order of UID; of engines that drain, too: what they still have is lost as well.
+    fn in_flight(&self, fresh: Millis) -> Vec<(PodUid, u32)> {
+        let mut by_pod: BTreeMap<&PodUid, u64> = BTreeMap::new();
+        for engine in self.engines.iter().filter(|engine| engine.age_millis < fresh) {
+            if let Some(running) = engine.running {
+                let sum = by_pod.entry(&engine.pod).or_default();
+                *sum = sum.saturating_add(running);
+            }
+        }
+        let count = |(uid, sum): (&PodUid, u64)| (uid.clone(), u32::try_from(sum).unwrap_or(u32::MAX));
+        by_pod.into_iter().map(count).collect()
     }
 
     fn did_not_look_for_engines(&self) -> bool {

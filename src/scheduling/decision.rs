@@ -37,7 +37,5 @@ pub struct Hold {
     pub devices: Arc<[GpuUuid]>,
     /// Whose leaving it waits for.
     pub victims: Arc<[PodUid]>,
-    /// On other nodes, who leave because others of their groups do.
-    pub elsewhere: Arc<[PodUid]>,
     pub deadline: Moment,
 }

@@ -15,6 +15,8 @@ pub struct Reading {
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
     pub holdings: Holdings,
+    /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
+    pub in_flight: Vec<(PodUid, u32)>,
 }
 
 /// One GPU or MIG slice.
@@ -78,6 +80,12 @@ pub enum Freshness {
 impl Reading {
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Requests that the pod's engines work on; `None` if they do not say.
+    pub fn in_flight_of(&self, pod: &PodUid) -> Option<u32> {
+        let place = self.in_flight.binary_search_by(|(uid, _)| uid.cmp(pod)).ok()?;
+        Some(self.in_flight[place].1)
     }
 
     /// Whether processes of the pod were seen on any of its GPUs.

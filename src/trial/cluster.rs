@@ -183,7 +183,10 @@ fn read(ledger: &mut Ledger, node: &Node, tenants: &[Tenant]) -> Result<(), BadC
         let holding = Holding { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
-    ledger.read(&name, Reading { sampled: now, gpus, holdings: holdings.into_values().collect() });
+    ledger.read(
+        &name,
+        Reading { sampled: now, gpus, holdings: holdings.into_values().collect(), in_flight: Vec::new() },
+    );
     Ok(())
 }
 

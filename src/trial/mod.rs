@@ -13,11 +13,10 @@ pub use compare::{Change, Comparison, NodeChange, Verdict, compare};
 
 use crate::ids::{NodeName, PodUid};
 use crate::policy_file::raw::{Case, Expectation, PolicyTest};
-use crate::scheduling::decision::Hold;
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Policy, Subject};
-use crate::scheduling::preempt::{Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
 use crate::scheduling::rank::{Attempt, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use serde::Serialize;
@@ -124,25 +123,10 @@ fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> Answe
     Answer { policy, demand, nodes, list, gpus, victims }
 }
 
-/// Over all nodes; of equal ones the first by name. Nobody leaves where the room would not be held then.
-fn cheapest(ledger: &mut Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
-    let tenancy = ledger.tenancy(uid);
-    let rooms = nodes.iter().filter_map(|node| ledger.room_for(uid, node, &tenancy));
-    let sets = rooms.filter_map(|room| cheapest_victims(&room, demand, Shortfall::default()));
-    let mut sets: Vec<VictimSet> = sets.collect();
-    sets.sort_by(|a, b| (a.price, &a.node).cmp(&(b.price, &b.node)));
-    sets.into_iter().find(|set| could_be_held(ledger, uid, set))
-}
-
-fn could_be_held(ledger: &mut Ledger, uid: &PodUid, set: &VictimSet) -> bool {
-    let Some(node) = ledger.node(&set.node) else { return false };
-    let devices = set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect();
-    let victims = set.victims.clone().into();
-    let hold =
-        Hold { node: set.node.clone(), devices, victims, elsewhere: [].into(), deadline: ledger.now() };
-    let is_held = ledger.hold(uid, hold).is_ok();
-    ledger.drop_hold(uid);
-    is_held
+/// Over all nodes; of equal ones the first by name.
+fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
+    let rooms = ledger.rooms_for(&ledger.claim(uid), nodes);
+    preempt::cheapest(&rooms, demand, Rules::Keep, Effort::default())
 }
 
 fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {

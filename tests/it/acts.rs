@@ -236,7 +236,6 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
         node: node("n"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
-        elsewhere: [].into(),
         deadline: leader.service.now() + Millis::seconds(60),
     };
     let before = leader.api.calls().count("patch", "pods/status");

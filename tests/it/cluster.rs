@@ -200,7 +200,6 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         node: node_name("a"),
         devices: two.placement.devices.clone(),
         victims: [two.uid.clone()].into(),
-        elsewhere: [].into(),
         deadline: before.service.now() + Millis::seconds(300),
     };
     before.service.ledger().hold(&holder.uid, hold.clone()).unwrap();
@@ -379,7 +378,6 @@ async fn a_hold_that_runs_out_is_cleared_and_told_and_leaves_other_conditions_al
         node: node_name("a"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
-        elsewhere: [].into(),
         deadline: replica.service.now() + Millis(400),
     };
     let other = PodUid::parse("another").unwrap();

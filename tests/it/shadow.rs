@@ -18,7 +18,7 @@ use stowage::extender::request::Limits;
 use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage::extender::{Extender, server};
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::ledger::{Phase, whom_to_wake};
+use stowage::scheduling::ledger::Phase;
 use stowage::scheduling::policy::{Digest, Mode, Policy, Pool};
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -208,9 +208,8 @@ fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enfo
     let mut ledger = served.service.ledger();
     let later = ledger.now() + Millis::seconds(5);
     ledger.set_now(later);
-    let refusals = ledger.refusals(64);
-    let woken = whom_to_wake(refusals, &ledger.snapshot());
-    assert_eq!(woken.iter().map(|refusal| refusal.uid.as_str()).collect::<Vec<_>>(), ["uid-vram"]);
+    let due = ledger.pending(64);
+    assert_eq!(due.iter().map(|pending| pending.uid.as_str()).collect::<Vec<_>>(), ["uid-vram"]);
 }
 
 // ---- with the stand-in scheduler ----

@@ -139,7 +139,6 @@ fn it_holds_room_that_others_have_not_left() {
         node: name("node-a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
-        elsewhere: Arc::new([]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
     world.ledger.hold(&uid, hold).unwrap();

@@ -48,7 +48,6 @@ fn hold_condition(change: &HoldChange, clock: &Clock, now: jiff::Timestamp) -> P
                 node: hold.node.clone(),
                 devices: hold.devices.clone(),
                 victims: hold.victims.clone(),
-                elsewhere: hold.elsewhere.clone(),
                 deadline: clock.to_wall(hold.deadline),
             };
             message.condition(now)

@@ -3,14 +3,12 @@
 use super::Planner;
 use super::outcome::Outcome;
 use crate::control_plane::{
-    EvictionReason, HoldChange, Notice, NoticeKind, PlanState, StatusChange,
+    EvictionReason, Notice, NoticeKind, PlanState, StatusChange,
 };
 use crate::ids::PodUid;
-use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 /// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
 /// or took another way.
@@ -135,11 +133,10 @@ impl Planner {
 
     fn evict(&mut self, held: &Held, victim: &Remaining) {
         let by = held.key.clone();
-        let is_elsewhere = held.hold.elsewhere.contains(&victim.uid);
-        let why = match &victim.reclaimed_by {
-            Some(owner) => EvictionReason::Reclaimed { owner: owner.clone(), by },
-            None if is_elsewhere => EvictionReason::GroupLeaves { group: self.group_name(&victim.uid), by },
-            None => EvictionReason::Preempted { by },
+        let why = match (&victim.reclaimed_by, &victim.with_group) {
+            (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
+            (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
+            (None, None) => EvictionReason::Preempted { by },
         };
         let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
         let (holder, victim) = (held.uid.clone(), victim.uid.clone());
@@ -149,23 +146,12 @@ impl Planner {
         });
     }
 
-    fn group_name(&self, uid: &PodUid) -> Arc<str> {
-        let ledger = self.service.ledger();
-        let group = ledger.entry(uid).and_then(|entry| entry.stake.group.as_ref());
-        group.map_or_else(|| "group".into(), |group| group.to_string().into())
-    }
-
     /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
     pub(super) fn tell(&mut self, held: &Held) {
         let Some(course) = self.courses.get_mut(&held.uid) else { return };
         course.is_writing = true;
         let node = held.hold.node.clone();
         let mut change = StatusChange::nominate(node.clone()).and_touch();
-        // What nobody leaves for is not written down: nothing would be lost with it.
-        if !held.hold.victims.is_empty() {
-            let freed = Hold { victims: Arc::new([]), elsewhere: Arc::new([]), ..held.hold.clone() };
-            change.hold = Some(HoldChange::Held(freed));
-        }
         let is_gated = held.gate == Gate::Planned;
         if is_gated {
             change.plan = Some(PlanState::Placed { node });

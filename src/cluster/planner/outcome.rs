@@ -46,6 +46,7 @@ impl Planner {
             EvictionOutcome::Evicted => {
                 info!(pod = %key, "evicted");
                 course.note_eviction(victim, now, None);
+                self.service.ledger().note_evicted(victim);
             }
             EvictionOutcome::Gone => course.note_eviction(victim, now, None),
             EvictionOutcome::TryLater { after } => {
@@ -76,9 +77,7 @@ impl Planner {
     }
 
     fn give_up(&mut self, uid: &PodUid, because: &str) {
-        let held = self.service.ledger().held();
-        if let Some(held) = held.iter().find(|held| held.uid == *uid) {
-            self.call_off(held, because);
-        }
+        let held = self.service.ledger().held_by(uid);
+        held.iter().for_each(|held| self.call_off(held, because));
     }
 }

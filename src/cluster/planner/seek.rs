@@ -57,13 +57,12 @@ impl Planner {
         let node = &hold.node;
         info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, "place planned");
         let is_gated = self.gate_of(&uid) == Some(Gate::Planned);
-        if hold.victims.is_empty() && hold.elsewhere.is_empty() {
-            let held = self.service.ledger().held().into_iter().find(|held| held.uid == uid);
+        if hold.victims.is_empty() {
+            let held = self.service.ledger().held_by(&uid);
             return held.iter().for_each(|held| self.tell(held));
         }
         let gpus = hold.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
-        let leaving = hold.victims.len() + hold.elsewhere.len();
-        let text = format!("{leaving} pod(s) leave {node} for this pod; it gets {gpus}");
+        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", hold.victims.len());
         self.control_plane.notify(Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::RoomHeld, text });
         let mut change = StatusChange::hold(hold.clone());
         if is_gated {

@@ -5,7 +5,7 @@ use super::Options;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Device, GpuSet};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Ledger, Occupant, Phase, PodEntry, Presence, Tenancy};
+use crate::scheduling::ledger::{Claim, Ledger, Occupant, Phase, PodEntry, Presence};
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::{Limit, Policy, Usage};
 use crate::scheduling::rank::{Attempt, OwnRoom};
@@ -36,7 +36,7 @@ pub struct Facts {
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
     /// How tenants stand to each other; only a pod that waits needs to know.
-    pub tenancy: Tenancy,
+    pub claim: Claim,
 }
 
 impl Facts {
@@ -59,7 +59,7 @@ impl Facts {
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
-            tenancy: if waits { ledger.tenancy(uid) } else { Tenancy::default() },
+            claim: if waits { ledger.claim(uid) } else { Claim::default() },
             entry,
         })
     }

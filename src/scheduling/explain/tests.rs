@@ -177,7 +177,6 @@ fn who_holds_room_is_told_whom_it_waits_for() {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([job.uid()]),
-        elsewhere: Arc::new([]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
     world.ledger.hold(&uid, hold).unwrap();

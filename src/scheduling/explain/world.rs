@@ -168,6 +168,7 @@ impl World {
             sampled: self.ledger.now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
+            in_flight: Vec::new(),
         };
         self.ledger.read(&name(node), reading);
     }

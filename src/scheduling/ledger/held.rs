@@ -2,9 +2,11 @@
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
+use super::claim::Stays;
 use super::entry::{Gate, Phase, PodEntry, Waiting};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
+use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
@@ -32,6 +34,8 @@ pub struct Remaining {
     pub key: PodKey,
     /// It has been told.
     pub is_leaving: bool,
+    /// It is on another node, and leaves because others of its group do.
+    pub with_group: Option<GroupKey>,
     /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a hold may be forged.
     pub is_protected: bool,
     /// The tenant that lent it its share and takes it back.
@@ -48,23 +52,23 @@ impl Ledger {
         held
     }
 
-    fn held_by(&self, uid: &PodUid) -> Option<Held> {
+    /// That of one pod.
+    pub fn held_by(&self, uid: &PodUid) -> Option<Held> {
         let entry = self.entries.get(uid)?;
         let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, .. }) = &entry.phase else { return None };
         let book = self.books.get(&hold.node)?;
-        let leaving = hold.victims.iter().chain(hold.elsewhere.iter());
         Some(Held {
             uid: uid.clone(),
             key: entry.key.clone(),
             hold: hold.clone(),
             gate: *gate,
             nominated: nominated.clone(),
-            remaining: leaving.filter_map(|victim| self.remaining(victim, entry)).collect(),
+            remaining: hold.victims.iter().filter_map(|victim| self.remaining(victim, entry, hold)).collect(),
             is_free: self.victims_on(hold, book) == 0,
         })
     }
 
-    fn remaining(&self, uid: &PodUid, preemptor: &PodEntry) -> Option<Remaining> {
+    fn remaining(&self, uid: &PodUid, preemptor: &PodEntry, hold: &Hold) -> Option<Remaining> {
         let victim = self.entries.get(uid)?;
         let Phase::Bound(bound) = &victim.phase else { return None };
         let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
@@ -72,7 +76,11 @@ impl Ledger {
             uid: uid.clone(),
             key: victim.key.clone(),
             is_leaving: bound.leaving.is_some(),
-            is_protected: !self.may_leave(victim, &preemptor.demand),
+            with_group: victim.stake.group.clone().filter(|_| bound.node != hold.node),
+            is_protected: !matches!(
+                self.stays_whoever_asks(victim, &preemptor.demand),
+                None | Some(Stays::Leaving)
+            ),
             reclaimed_by: tenant.and_then(|id| self.policy.tenant(id)).map(|tenant| tenant.name.as_str().into()),
         })
     }

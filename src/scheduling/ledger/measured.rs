@@ -146,6 +146,11 @@ impl Book {
                 }
             }
         }
+        for (uid, _) in &mut reading.in_flight {
+            if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
+                *uid = self.tenants[found].uid.clone();
+            }
+        }
         if let Some(known) = self.reading.as_ref().filter(|known| known.holdings == reading.holdings) {
             reading.holdings = known.holdings.clone();
         }

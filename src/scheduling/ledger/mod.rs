@@ -10,12 +10,18 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`queue`] knows who waits for a place, [`held`] how far each hold is; here is how an entry changes.
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
+//! that costs, [`groups`] who belongs together, [`evictions`] who was evicted lately, [`queue`] knows who waits for a place,
+//! [`held`] how far each hold is; here is how an entry changes.
 
 mod book;
 mod budgets;
+mod claim;
 mod entry;
+mod evictions;
+mod groups;
 mod held;
+mod loss;
 mod measured;
 mod occupants;
 mod plugin;
@@ -23,9 +29,11 @@ mod promise;
 mod query;
 mod queue;
 mod reload;
+mod room;
 mod sight;
 mod tenancy;
 
+pub use claim::{Claim, Stays};
 pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
 pub use held::{Held, Remaining};
 pub use occupants::{Occupant, Presence};
@@ -46,7 +54,9 @@ use super::snapshot::Snapshot;
 use super::stake::GroupKey;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
+pub(super) use book::used_on;
 use book::{Book, Entries};
+use evictions::Evictions;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -63,8 +73,6 @@ pub struct Ledger {
     refused: BTreeSet<PodUid>,
     /// The last of them that was looked at.
     looked_at: Option<PodUid>,
-    /// Pods of each group, whatever becomes of them.
-    groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
     /// Pods that may be behind the planner's gate alone.
     gated: BTreeSet<PodUid>,
     /// When nodes' readings go stale or expire.
@@ -79,6 +87,10 @@ pub struct Ledger {
     epoch: u64,
     /// What each tenant uses, by its place in the policy.
     usage: Vec<Usage>,
+    /// Pods that belong together.
+    groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
+    /// Who lost pods to eviction lately.
+    evictions: Evictions,
     /// In order of namespace and name.
     budgets: Vec<Budget>,
     budget_sight: BudgetSight,

@@ -5,8 +5,8 @@
 
 use super::Ledger;
 use super::book::{Book, Entries};
-use super::entry::PodEntry;
-use super::tenancy::Tenancy;
+use super::claim::Claim;
+use super::entry::{Phase, PodEntry};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::fit::shut;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};
@@ -22,24 +22,22 @@ impl Ledger {
         self.refresh(name);
     }
 
-    /// What it costs if exactly these pods leave `node`, so that the pod of `uid`, which asks a device plugin, goes there.
+    /// What it costs if exactly these pods leave `node`, so that the pod whose claim it is, which asks a device plugin, goes there.
     /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
-    pub fn price_of_leaving(
-        &self,
-        uid: &PodUid,
-        node: &NodeName,
-        victims: &[PodUid],
-        tenancy: &Tenancy,
-    ) -> Option<Price> {
+    pub fn price_of_leaving(&self, claim: &Claim, node: &NodeName, victims: &[PodUid]) -> Option<Price> {
+        let uid = claim.uid.as_ref()?;
         let preemptor = &self.entries.get(uid)?.demand;
         let book = self.books.get(node).filter(|book| book.exists)?;
         let mut price = Price::default();
         let mut leaving = Vec::new();
         for victim in victims {
-            match self.leaver(victim, preemptor, book, tenancy) {
+            match self.leaver(victim, preemptor, book, claim) {
                 Leaver::Stays => return None,
                 Leaver::Unknown => {}
                 Leaver::Goes(entry, resident) => {
+                    if self.would_break(entry, victims) {
+                        return None;
+                    }
                     price = price.plus(&resident);
                     leaving.push(entry);
                 }
@@ -48,17 +46,26 @@ impl Ledger {
         self.fits_without(uid, preemptor, book, &leaving).then_some(price)
     }
 
-    fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, tenancy: &Tenancy) -> Leaver<'_> {
+    fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, claim: &Claim) -> Leaver<'_> {
         // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
         let Some(entry) = self.entries.get(victim) else { return Leaver::Unknown };
-        let gives_way = self.gives_way(victim, entry, preemptor, book, tenancy);
-        match self.resident(victim, entry, book).filter(|_| gives_way) {
-            Some(resident) => {
-                let standing = tenancy.standing(victim, entry);
-                Leaver::Goes(entry, Box::new(Resident { standing, ..resident }))
-            }
+        let stays = self.stays(victim, entry, preemptor, book.most_used_by(preemptor), claim);
+        let resident = || self.priced(victim, entry, book, preemptor, claim);
+        match stays.is_none().then(resident).flatten() {
+            Some(resident) => Leaver::Goes(entry, Box::new(resident)),
             None => Leaver::Stays,
         }
+    }
+
+    /// Whether a member of its group would stay behind.
+    pub(super) fn would_break(&self, leaver: &PodEntry, leavers: &[PodUid]) -> bool {
+        let Some(group) = &leaver.stake.group else { return false };
+        let stays = |uid: &&PodUid| {
+            let entry = &self.entries[*uid];
+            let is_there = !matches!(entry.phase, Phase::Waiting(_)) && self.departure_of(entry).is_none();
+            is_there && !leavers.contains(uid)
+        };
+        self.members_of(group).any(|uid| stays(&uid))
     }
 
     fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &Book, leaving: &[&PodEntry]) -> bool {

@@ -81,7 +81,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.room_for(&uid(pod), &name("n"), &ledger.tenancy(&uid(pod))).unwrap().candidates.len()
+    ledger.room_for(&ledger.claim(&uid(pod)), &name("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -298,7 +298,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), Conflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [device("n", 0).uuid].into();
-    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), elsewhere: [].into(), deadline })
+    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), deadline })
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let hold = Hold { node: name("n"), devices, victims, elsewhere: [].into(), deadline };
+    let hold = Hold { node: name("n"), devices, victims, deadline };
     assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
 }
 
@@ -415,7 +415,7 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut hold = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [device("n", gpu).uuid].into();
-        let hold = Hold { node: name("n"), devices, victims, elsewhere: [].into(), deadline: Moment(u64::MAX) };
+        let hold = Hold { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
         ledger.hold(&uid("urgent"), hold).is_ok()
     };
     assert_eq!((hold("foreign", 1), hold("own", 0)), (false, true));

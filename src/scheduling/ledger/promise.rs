@@ -2,7 +2,9 @@
 
 use super::Ledger;
 use super::book::Book;
+use super::claim::{Departure, Stays};
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
+use super::room::given_back;
 use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
@@ -13,7 +15,7 @@ use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Limit, Policy, StartGate, Usage};
-use crate::scheduling::preempt::{discharge, settle_bars};
+use crate::scheduling::preempt::{Resident, discharge, settle_bars};
 use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
@@ -159,7 +161,8 @@ impl Ledger {
         }
     }
 
-    /// Keeps room for a waiting pod until its victims are gone.
+    /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
+    /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
@@ -169,23 +172,11 @@ impl Ledger {
         shut(&book.view, &entry.demand)?;
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let bars = book.bars(uid, &self.entries);
-        let leaving = self.victims_of_holds(book);
-        let tenancy = self.tenancy(uid);
         // A tenant at its limit may put one of its pods in the place of others of its own.
         let mut given_back = Usage::default();
-        for victim in hold.victims.iter() {
-            if leaving.contains(victim) {
-                return Err(Conflict::VictimGone);
-            }
-            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let resident = self.resident(victim, there, book).ok_or(Conflict::VictimGone)?;
-            if !self.gives_way(victim, there, &entry.demand, book, &tenancy) {
-                return Err(Conflict::VictimStays);
-            }
-            if there.demand.tenant == entry.demand.tenant {
-                given_back += book.use_of(there).unwrap_or_default();
-            }
-            discharge(&mut gpus, &resident);
+        for (resident, returned) in self.leavers(uid, &entry.demand, &hold, book)? {
+            given_back += returned;
+            resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
         settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
         let demand = &entry.demand;
@@ -196,6 +187,48 @@ impl Ledger {
         self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
         self.set_hold(uid, Some(hold));
         Ok(())
+    }
+
+    /// Everyone who must have left before the held room is free, with what each gives back to the pod's own tenant; of those on
+    /// other nodes nothing is discharged here.
+    fn leavers(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        hold: &Hold,
+        book: &Book,
+    ) -> Result<Vec<(Option<Resident>, Usage)>, Conflict> {
+        let claim = self.claim_without_price(uid);
+        let wanted = book.most_used_by(demand);
+        let leaver = |victim: &PodUid| {
+            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
+            let home = there.node().and_then(|node| self.books.get(node)).ok_or(Conflict::VictimGone)?;
+            let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
+            match self.stays(victim, there, demand, wanted, &claim) {
+                Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
+                    return Err(Conflict::VictimGone);
+                }
+                Some(Stays::Leaving) if is_soon => {}
+                None if demand.may_preempt && !self.would_break(there, &hold.victims) => {}
+                _ => return Err(Conflict::VictimStays),
+            }
+            let is_here = there.node() == Some(&hold.node);
+            let resident = self.resident(victim, there, home).filter(|_| is_here);
+            if resident.is_none() && !self.leaves_with_another(there, hold) {
+                return Err(Conflict::VictimGone);
+            }
+            Ok((resident, given_back(there, home, demand)))
+        };
+        hold.victims.iter().map(leaver).collect()
+    }
+
+    /// Whether a member of its group leaves the node of the hold.
+    fn leaves_with_another(&self, leaver: &PodEntry, hold: &Hold) -> bool {
+        let is_member_there = |uid: &PodUid| {
+            let entry = self.entries.get(uid);
+            entry.is_some_and(|e| e.node() == Some(&hold.node) && e.stake.group == leaver.stake.group)
+        };
+        leaver.stake.group.is_some() && hold.victims.iter().any(is_member_there)
     }
 
     pub fn drop_hold(&mut self, uid: &PodUid) {

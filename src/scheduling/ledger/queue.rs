@@ -130,8 +130,7 @@ impl Ledger {
 
     /// All pods of a group.
     pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodEntry)> {
-        let uids = self.groups.get(key).into_iter().flatten();
-        uids.filter_map(|uid| Some((uid, self.entries.get(uid)?)))
+        self.members_of(key).filter_map(|uid| Some((uid, self.entries.get(uid)?)))
     }
 
     /// The pod was woken.

@@ -10,9 +10,8 @@ use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::Reading;
 use crate::scheduling::request::{Demand, MAX_GPUS};
-use crate::scheduling::stake::{GroupKey, Shown, Stake, Stamp};
+use crate::scheduling::stake::{Shown, Stake, Stamp};
 use crate::units::{Millis, Moment};
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
@@ -213,18 +212,12 @@ impl Ledger {
     /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
     fn take_stake(&mut self, uid: &PodUid, shown: &Shown) {
         let now = self.now;
-        let Some(entry) = self.entries.get_mut(uid) else { return };
+        let Some(entry) = self.entries.get(uid) else { return };
         let stake = shown.at(now);
         if !stake.is_like(&entry.stake) {
-            let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
-            let group = entry.stake.group.clone();
-            if before.group != group {
-                leave_group(&mut self.groups, before.group.as_ref(), uid);
-                group.into_iter().for_each(|group| {
-                    self.groups.entry(group).or_default().insert(uid.clone());
-                });
-            }
+            self.set_stake(uid, stake);
         }
+        let Some(entry) = self.entries.get_mut(uid) else { return };
         if let (Phase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
             // A deletion is never taken back, and its grace only grows shorter.
             let by = leaving.by(now);
@@ -238,7 +231,7 @@ impl Ledger {
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
             book.note_departed(uid, self.now);
         }
-        leave_group(&mut self.groups, entry.stake.group.as_ref(), uid);
+        self.leave_group(uid, &entry.stake);
         self.change(uid, |entries| {
             entries.remove(uid);
         });
@@ -379,16 +372,6 @@ fn remark_of(stamp: Stamp) -> Remark {
         Stamp::Unreadable => Remark::CheckpointUnreadable,
         stamp if stamp.is_ahead() => Remark::CheckpointAhead,
         _ => Remark::Nothing,
-    }
-}
-
-fn leave_group(groups: &mut BTreeMap<GroupKey, BTreeSet<PodUid>>, group: Option<&GroupKey>, uid: &PodUid) {
-    let Some(group) = group else { return };
-    if let Some(members) = groups.get_mut(group) {
-        members.remove(uid);
-        if members.is_empty() {
-            groups.remove(group);
-        }
     }
 }
 

@@ -37,12 +37,29 @@ pub struct Tenancy {
     spared: BTreeMap<TenantId, u32>,
 }
 
+/// What a pod's tenant says when another pod asks for its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bond {
+    /// Nothing: both are of one tenant, or nobody counts.
+    Loose,
+    /// It lives on what others may take back.
+    Borrowed,
+    /// It lives on its tenant's guarantee.
+    Kept,
+}
+
 impl Tenancy {
-    /// Whether the pod's tenant lets it be evicted for the one who asks, and would use that much.
-    pub(super) fn lets_go(&self, victim: &PodUid, entry: &PodEntry, wanted: Usage) -> bool {
-        let is_own = entry.demand.tenant == self.of_preemptor;
-        let may_reclaim = || self.reclaimable.is_some_and(|left| wanted.is_within(left));
-        self.is_off || is_own || (may_reclaim() && !self.guaranteed.contains(victim))
+    /// How a pod is bound to stay by its tenant.
+    pub(super) fn bond(&self, victim: &PodUid, entry: &PodEntry) -> Bond {
+        if self.is_off || entry.demand.tenant == self.of_preemptor {
+            return Bond::Loose;
+        }
+        if self.guaranteed.contains(victim) { Bond::Kept } else { Bond::Borrowed }
+    }
+
+    /// Whether the one who asks, and would use that much, may take back what others borrowed.
+    pub(super) fn may_reclaim(&self, wanted: Usage) -> bool {
+        self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
     pub fn standing(&self, victim: &PodUid, entry: &PodEntry) -> Standing {
@@ -142,7 +159,7 @@ impl Ledger {
     }
 
     /// What a pod, or the room held for it, uses.
-    fn use_of(&self, uid: &PodUid) -> Usage {
+    pub(super) fn use_of(&self, uid: &PodUid) -> Usage {
         let used = || {
             let entry = self.entries.get(uid)?;
             let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;

@@ -182,7 +182,6 @@ fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), Conflict
         node: node_name("n"),
         devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
-        elsewhere: [].into(),
         deadline: Moment(60_000),
     };
     ledger.hold(&uid(pod), hold)
@@ -234,13 +233,7 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     hold(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(Conflict::VictimGone));
-    assert!(
-        ledger
-            .room_for(&uid("two"), &node_name("n"), &ledger.tenancy(&uid("two")))
-            .unwrap()
-            .candidates
-            .is_empty()
-    );
+    assert!(ledger.room_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
-    let room = ledger.room_for_demand(engine, demand, node, &ledger.tenancy(engine))?;
+    let room = ledger.rooms_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
     let here = room.candidates.iter().filter(|resident| resident.gpus.contains(place));
     let cheapest = here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
     let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());

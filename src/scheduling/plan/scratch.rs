@@ -73,7 +73,6 @@ impl<'a> Scratch<'a> {
             node: node.name.clone(),
             devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
             victims: Arc::new([]),
-            elsewhere: Arc::new([]),
             deadline: self.ledger.now() + self.ledger.policy().hold_slack,
         };
         self.hold(pod, hold, Price::default(), true)

@@ -29,6 +29,8 @@ pub struct Class {
     pub min_runtime: Millis,
     /// What its pods need to leave, beyond their grace period.
     pub drain_time: Millis,
+    /// The most that work lost by its pods counts for; `None` for what the policy says of all.
+    pub lost_work_at_most: Option<Millis>,
 }
 
 /// How long an engine that starts keeps others from starting on its GPUs. It opens earlier when the engine is
@@ -170,6 +172,7 @@ impl Class {
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
             drain_time: Millis::default(),
+            lost_work_at_most: None,
         }
     }
 

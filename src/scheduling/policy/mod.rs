@@ -2,9 +2,11 @@
 //! been checked already.
 //!
 //! [`class`] says what a pod is, by what it shows ([`traits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
-//! what a node is for; [`scoring`] what makes one place better than another; [`planning`] what the planner does of itself.
+//! what a node is for; [`scoring`] what makes one place better than another, [`eviction`] what making room may cost, and
+//! [`planning`] what the planner does of itself.
 
 pub mod class;
+pub mod eviction;
 pub mod expression;
 pub mod planning;
 pub mod pool;
@@ -13,12 +15,13 @@ pub mod tenant;
 pub mod traits;
 
 pub use class::{Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, StartGate, Terms, Unmet};
+pub use eviction::{EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Expression, ExpressionError, Subject};
 pub use planning::{
     Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,
 };
 pub use pool::{Admission, Pool, PoolId};
-pub use scoring::{EvictionCosts, Weights};
+pub use scoring::Weights;
 pub use tenant::{Borrowing, Limit, MAX_TENANTS, Reclaim, Tenant, TenantId, Usage};
 pub use traits::{Judgement, Traits};
 
@@ -50,6 +53,8 @@ pub struct Policy {
     /// scheduler to come round again.
     pub hold_slack: Millis,
     pub eviction_costs: EvictionCosts,
+    pub eviction_rates: EvictionRates,
+    pub violate_budgets: ViolateBudgets,
     pub telemetry: TelemetryRules,
     pub loading: LoadingSpeeds,
     pub planning: Planning,
@@ -308,6 +313,8 @@ impl Default for Policy {
             hint_lifetime: Millis::seconds(2),
             hold_slack: Millis::seconds(30),
             eviction_costs: EvictionCosts::default(),
+            eviction_rates: EvictionRates::default(),
+            violate_budgets: ViolateBudgets::default(),
             telemetry: TelemetryRules::default(),
             loading: LoadingSpeeds::default(),
             planning: Planning::default(),

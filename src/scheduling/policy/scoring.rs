@@ -1,6 +1,5 @@
-//! What makes one place better than another, in the owner's weights, and what an eviction costs.
+//! What makes one place better than another, in the owner's weights.
 
-use crate::units::Millis;
 use serde::{Deserialize, Serialize};
 
 /// How much each part of a score counts. A part is 0 (nothing to say against the place) to 1,000; the place with the least
@@ -25,21 +24,5 @@ pub struct Weights {
 impl Default for Weights {
     fn default() -> Self {
         Self { packing: 1, kv_headroom: 40, time_to_ready: 20, interference: 0, topology: 5, spread: 0 }
-    }
-}
-
-/// What the eviction of a pod costs, in GPU-seconds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EvictionCosts {
-    /// Of each of its GPUs, for stopping and starting again.
-    pub per_pod: Millis,
-    /// The most that the work it loses counts for.
-    pub work_at_most: Millis,
-}
-
-impl Default for EvictionCosts {
-    /// A minute to come and go, and an hour of work: who checkpoints less often than that does not mind losing it.
-    fn default() -> Self {
-        Self { per_pod: Millis::seconds(60), work_at_most: Millis::seconds(3600) }
     }
 }

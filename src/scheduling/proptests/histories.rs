@@ -12,7 +12,7 @@ use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginResource, PluginShare};
 use crate::scheduling::policy::{Eviction, Policy};
-use crate::scheduling::preempt::{Shortfall, cheapest_victims};
+use crate::scheduling::preempt::{Rules, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -110,7 +110,12 @@ fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]
             pressure: Pressure::of(Percent::new((used % 101) as u8), None),
         }
     };
-    Reading { sampled, gpus: used.iter().enumerate().map(gpu).collect(), holdings: Holdings::default() }
+    Reading {
+        sampled,
+        gpus: used.iter().enumerate().map(gpu).collect(),
+        holdings: Holdings::default(),
+        in_flight: Vec::new(),
+    }
 }
 
 /// A ledger beside a plain record of what was promised, and of what the API server would show.
@@ -365,7 +370,7 @@ impl Bench {
 
     fn hold(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.room_for(&uid(pod), &name(node), &self.ledger.tenancy(&uid(pod))) else {
+        let Some(room) = self.ledger.room_for(&self.ledger.claim(&uid(pod)), &name(node)) else {
             return;
         };
         for candidate in &room.candidates {
@@ -373,13 +378,12 @@ impl Bench {
             assert!(victim.priority < demand.priority, "a victim has lower priority");
             assert_eq!(self.ledger.policy().class(victim.class).eviction, Eviction::ForHigherPriority);
         }
-        let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();
         let hold = Hold {
             node: name(node),
             devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
-            victims: set.victims.into(),
-            elsewhere: [].into(),
+            victims: set.everyone().into(),
             deadline: self.now + Millis::seconds(60),
         };
         let result = self.ledger.hold(&uid(pod), hold);

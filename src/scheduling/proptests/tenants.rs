@@ -10,7 +10,7 @@ use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
     Borrowing, Class, Eviction, Limit, Match, Policy, Pool, Reclaim, Tenant, Traits, Usage,
 };
-use crate::scheduling::preempt::{Shortfall, Standing, cheapest_victims};
+use crate::scheduling::preempt::{Rules, Standing, cheapest_victims};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
@@ -212,8 +212,8 @@ impl Bench {
 
     fn hold(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let tenancy = self.ledger.tenancy(&uid(pod));
-        let Some(room) = self.ledger.room_for(&uid(pod), &name(node), &tenancy) else { return };
+        let claim = self.ledger.claim(&uid(pod));
+        let Some(room) = self.ledger.room_for(&claim, &name(node)) else { return };
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
             let victim = self.ledger.entry(&candidate.uid).unwrap();
@@ -233,11 +233,11 @@ impl Bench {
             let lives_on_guarantee = guaranteed.contains(&candidate.uid);
             assert_eq!(candidate.standing == Standing::Guaranteed, lives_on_guarantee);
         }
-        let Some(set) = cheapest_victims(&room, &demand, Shortfall::default()) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
-        let hold = Hold { node: name(node), devices, victims: set.victims.into(), elsewhere: [].into(), deadline };
+        let hold = Hold { node: name(node), devices, victims: set.everyone().into(), deadline };
         let _ = self.ledger.hold(&uid(pod), hold);
     }
 
@@ -351,8 +351,8 @@ fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_ro
     bench.apply(&arrive(2, 0, 60, 2));
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &Bench, pod: u8| {
-        let tenancy = bench.ledger.tenancy(&uid(pod));
-        bench.ledger.room_for(&uid(pod), &name(1), &tenancy).unwrap().candidates.len()
+        let claim = bench.ledger.claim(&uid(pod));
+        bench.ledger.room_for(&claim, &name(1)).unwrap().candidates.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

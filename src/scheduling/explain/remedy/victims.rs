@@ -6,8 +6,8 @@ use crate::scheduling::explain::Books;
 use crate::scheduling::explain::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explain::nodes::Outline;
 use crate::scheduling::fit::{evictions_could_resolve, shut};
-use crate::scheduling::ledger::{Ledger, is_allowed};
-use crate::scheduling::preempt::{Resident, Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::preempt::{Resident, Room, Rules, Shortfall, VictimSet, cheapest_victims};
 use crate::scheduling::request::Demand;
 
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
@@ -36,6 +36,8 @@ struct Found {
 }
 
 fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &Demand) -> Option<Found> {
+    // Whoever is forbidden to ask is told what asking would do.
+    let demand = &Demand { may_preempt: true, ..demand.clone() };
     let nodes = facts.snapshot.nodes();
     let could_help = |place: &usize| {
         shut(&nodes[*place], demand).is_ok() && evictions_could_resolve(&nodes[*place].gpus, demand)
@@ -45,16 +47,15 @@ fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &D
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let (room, missing) = books.look(|ledger: &mut Ledger| {
-            let room = ledger.room_for_demand(&facts.uid, demand, name, &facts.tenancy)?;
+            let room = ledger.rooms_for_demand(&facts.claim, demand, [name]).pop()?;
             Some((room, demand.vram().minus(ledger.sum_left_on(name))))
         })?;
         // What the scheduler itself must see freed, which counts by the node's sum.
-        let shortfall = Shortfall { vram: missing, ..Shortfall::default() };
-        let set = cheapest_victims(&room, demand, shortfall).filter(|set| !set.victims.is_empty())?;
-        let is_allowed = is_allowed(facts.allowance, &room.gpus, demand, set.gpus);
+        let room = Room { shortfall: Shortfall { vram: missing, ..Shortfall::default() }, ..room };
+        let set = cheapest_victims(&room, demand, Rules::Keep).filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &Resident| set.victims.contains(&resident.uid);
         let victims = room.candidates.into_iter().filter(leaves).collect();
-        is_allowed.then_some(Found { place, set, victims })
+        Some(Found { place, set, victims })
     });
     found.min_by_key(|found| (found.set.price, found.place))
 }

@@ -9,7 +9,7 @@ use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::preempt::{Shortfall, cheapest_victims};
+use crate::scheduling::preempt::{Rules, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -84,7 +84,12 @@ impl Bench {
                 attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
                 pressure: if uuid == "GPU-a" { on_a } else { Pressure::NONE },
             });
-        let reading = Reading { sampled: self.now, gpus: readings.collect(), holdings: Holdings::default() };
+        let reading = Reading {
+            sampled: self.now,
+            gpus: readings.collect(),
+            holdings: Holdings::default(),
+            in_flight: Vec::new(),
+        };
         self.ledger.read(&node(), reading);
     }
 
@@ -351,7 +356,7 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.ledger.release(&uid("job"));
     let verdict = |bench: &Bench| bench.ledger.own_room(&uid("urgent")).unwrap().1;
@@ -426,7 +431,12 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         attributed: Vec::new(),
         pressure: Pressure::NONE,
     });
-    let reading = Reading { sampled: bench.now, gpus: unread.into(), holdings: Holdings::default() };
+    let reading = Reading {
+        sampled: bench.now,
+        gpus: unread.into(),
+        holdings: Holdings::default(),
+        in_flight: Vec::new(),
+    };
     bench.ledger.read(&node(), reading);
     assert_eq!(bench.free(), [30, 85], "and where nothing was known, a margin");
     bench.read([(60, &[]), (0, &[])]);
@@ -456,7 +466,7 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.wait("urgent", 40, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
@@ -473,7 +483,7 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), elsewhere: [].into(), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
@@ -489,12 +499,12 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.room_for(&uid("whole"), &node(), &bench.ledger.tenancy(&uid("whole"))).unwrap();
-    let found = cheapest_victims(&room, &whole, Shortfall::default()).unwrap();
+    let room = bench.ledger.room_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
+    let found = cheapest_victims(&room, &whole, Rules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
     let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), elsewhere: [].into(), deadline };
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), deadline };
     assert_eq!(bench.ledger.hold(&uid("whole"), hold), Ok(()));
 }
 

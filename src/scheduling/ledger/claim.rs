@@ -1,0 +1,148 @@
+//! One pod's claim to room that others have: what it brings to every node, worked out once, and who may leave for it.
+
+use super::Ledger;
+use super::entry::{Bound, Phase, PodEntry};
+use super::tenancy::{Bond, Tenancy};
+use crate::ids::{ModelId, PodUid};
+use crate::scheduling::loading::Holding;
+use crate::scheduling::policy::{Eviction, Usage};
+use crate::scheduling::preempt::TenantRoom;
+use crate::scheduling::request::Demand;
+use crate::scheduling::stake::GroupKey;
+use crate::units::Millis;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What one pod that wants room brings to every node. It is of the moment at which it was made.
+#[derive(Debug, Default)]
+pub struct Claim {
+    pub(super) uid: Option<PodUid>,
+    pub tenancy: Tenancy,
+    /// Victims of other pods' holds: their room is not to be had a second time.
+    pub(super) spoken_for: BTreeSet<PodUid>,
+    /// Of each model, what is nearest to a GPU on any node.
+    pub(super) soonest: BTreeMap<ModelId, Holding>,
+    pub(super) tenant: TenantRoom,
+}
+
+/// Why a pod does not leave for another.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stays {
+    #[error("it is not bound yet")]
+    NotBound,
+    #[error("nobody knows on which GPUs it is")]
+    Unplaced,
+    #[error("it is leaving already")]
+    Leaving,
+    #[error("it is to leave for another pod")]
+    SpokenFor,
+    #[error("its priority is not lower")]
+    Priority,
+    #[error("its class is not preemptible")]
+    Class,
+    #[error("it has run for {} s of the {} s that its class gives it", ran.0 / 1000, least.0 / 1000)]
+    MinRuntime { ran: Millis, least: Millis },
+    #[error("karpenter.sh/do-not-disrupt is set on it")]
+    DoNotDisrupt,
+    #[error("Kueue manages it")]
+    QueueManaged,
+    #[error("its tenant keeps it")]
+    Tenant,
+    #[error("a member of its {0} stays, and a group leaves together or not at all")]
+    Group(GroupKey),
+}
+
+/// Whether a pod that is being deleted may be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Departure {
+    /// Its room is on its way; it may take so long.
+    Soon(Millis),
+    /// Its grace is long over: something keeps it, and nobody knows for how long.
+    Stuck,
+}
+
+impl Ledger {
+    /// The claim of a pod that waits.
+    pub fn claim(&self, uid: &PodUid) -> Claim {
+        Claim { soonest: self.soonest(), ..self.claim_without_price(uid) }
+    }
+
+    /// The same, by which nothing is priced.
+    pub(super) fn claim_without_price(&self, uid: &PodUid) -> Claim {
+        let holds = self.deadlines.iter().filter(|(_, holder)| holder != uid);
+        let holds = holds.filter_map(|(_, holder)| self.entries.get(holder)?.hold());
+        Claim {
+            uid: Some(uid.clone()),
+            tenancy: self.tenancy(uid),
+            spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
+            soonest: BTreeMap::new(),
+            tenant: self.tenant_room(uid),
+        }
+    }
+
+    /// Why a pod does not leave for one that would use that much; `None` if it may be evicted. Its group is not asked.
+    pub(super) fn stays(
+        &self,
+        uid: &PodUid,
+        entry: &PodEntry,
+        preemptor: &Demand,
+        wanted: Usage,
+        claim: &Claim,
+    ) -> Option<Stays> {
+        let stays = self.stays_whoever_asks(entry, preemptor);
+        stays.or_else(|| claim.spoken_for.contains(uid).then_some(Stays::SpokenFor)).or_else(|| {
+            let goes = match claim.tenancy.bond(uid, entry) {
+                Bond::Loose => true,
+                Bond::Borrowed => claim.tenancy.may_reclaim(wanted),
+                Bond::Kept => false,
+            };
+            (!goes).then_some(Stays::Tenant)
+        })
+    }
+
+    /// What the policy and the pod itself say.
+    pub(super) fn stays_whoever_asks(&self, entry: &PodEntry, preemptor: &Demand) -> Option<Stays> {
+        let class = self.policy.class(entry.demand.class);
+        let Phase::Bound(bound) = &entry.phase else { return Some(Stays::NotBound) };
+        let ran = self.now.since(bound.started);
+        let reasons = [
+            (bound.leaving.is_some(), Stays::Leaving),
+            (class.eviction == Eviction::Never, Stays::Class),
+            (entry.demand.priority >= preemptor.priority, Stays::Priority),
+            (entry.stake.do_not_disrupt, Stays::DoNotDisrupt),
+            (entry.stake.queue_managed, Stays::QueueManaged),
+            (ran < class.min_runtime, Stays::MinRuntime { ran, least: class.min_runtime }),
+        ];
+        reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
+    }
+
+    pub(super) fn departure(&self, bound: &Bound) -> Option<Departure> {
+        let by = bound.leaving?;
+        let is_soon = self.now <= by + self.policy.hold_slack;
+        Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
+    }
+
+    /// How a pod that is being deleted leaves, if it is one.
+    pub(super) fn departure_of(&self, entry: &PodEntry) -> Option<Departure> {
+        match &entry.phase {
+            Phase::Bound(bound) => self.departure(bound),
+            _ => None,
+        }
+    }
+
+    fn soonest(&self) -> BTreeMap<ModelId, Holding> {
+        let mut soonest: BTreeMap<ModelId, Holding> = BTreeMap::new();
+        let rank = |holding: &Holding| (holding.tier, holding.bytes);
+        for holding in
+            self.books.values().filter(|book| book.exists).flat_map(|book| book.view.holdings.iter())
+        {
+            match soonest.get_mut(&holding.model) {
+                Some(known) if rank(known) >= rank(holding) => {}
+                Some(known) => *known = holding.clone(),
+                None => {
+                    soonest.insert(holding.model.clone(), holding.clone());
+                }
+            }
+        }
+        soonest
+    }
+}

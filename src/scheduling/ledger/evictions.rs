@@ -1,0 +1,71 @@
+//! Who lost pods to eviction lately: whoever did is spared the next time, as far as others do as well.
+//!
+//! Not durable: after a restart everybody begins anew.
+
+use super::Ledger;
+use crate::ids::{OwnerUid, PodUid};
+use crate::units::Moment;
+use std::collections::BTreeMap;
+
+/// Evictions that are remembered at most, over all owners; the eldest are forgotten first. At the usual limit of sixty a minute it
+/// is more than a day's.
+const REMEMBERED: usize = 100_000;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Evictions {
+    /// Oldest first.
+    when: std::collections::VecDeque<(Moment, OwnerUid)>,
+    count: BTreeMap<OwnerUid, u64>,
+}
+
+impl Ledger {
+    /// The pod was evicted, or will be: its controller's next ones are spared for a while. To be told while the pod is still in the
+    /// books.
+    pub fn note_evicted(&mut self, uid: &PodUid) {
+        let now = self.now;
+        self.forget_old_evictions();
+        if let Some(owner) = self.entries.get(uid).and_then(|entry| entry.stake.owner.clone()) {
+            self.evictions.add(now, owner);
+        }
+    }
+
+    /// How many pods of that controller were evicted lately, as far as it counts.
+    pub fn evictions_of(&self, owner: &OwnerUid) -> u64 {
+        if !self.evictions.count.contains_key(owner) {
+            return 0;
+        }
+        let since = self.now.before(self.policy.eviction_costs.again_within);
+        let lately = self.evictions.when.iter().rev().take_while(|(when, _)| *when > since);
+        lately.filter(|(_, of)| of == owner).count() as u64
+    }
+
+    fn forget_old_evictions(&mut self) {
+        let since = self.now.before(self.policy.eviction_costs.again_within);
+        self.evictions.forget(|when| when <= since);
+    }
+}
+
+impl Evictions {
+    fn add(&mut self, now: Moment, owner: OwnerUid) {
+        let is_full = self.when.len() >= REMEMBERED;
+        self.forget(|_| is_full);
+        *self.count.entry(owner.clone()).or_default() += 1;
+        self.when.push_back((now, owner));
+    }
+
+    /// The eldest of them: all if they are old, one if there are too many.
+    fn forget(&mut self, is_over: impl Fn(Moment) -> bool) {
+        while self.when.front().is_some_and(|(when, _)| is_over(*when)) {
+            let Some((_, owner)) = self.when.pop_front() else { return };
+            match self.count.get_mut(&owner) {
+                Some(count) if *count > 1 => *count -= 1,
+                _ => {
+                    self.count.remove(&owner);
+                }
+            }
+            if self.when.len() == REMEMBERED - 1 {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Which pods belong together, by what they show.
+
+use super::Ledger;
+use crate::ids::PodUid;
+use crate::scheduling::stake::{GroupKey, Stake};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+impl Ledger {
+    /// All pods of a group that are in the books, in order of UID.
+    pub fn members_of(&self, group: &GroupKey) -> impl Iterator<Item = &PodUid> {
+        self.groups.get(group).into_iter().flatten()
+    }
+
+    /// Groups of which any pod is in the books.
+    pub fn groups(&self) -> impl Iterator<Item = (&GroupKey, &BTreeSet<PodUid>)> {
+        self.groups.iter()
+    }
+
+    /// What a pod shows counts from now on.
+    pub(super) fn set_stake(&mut self, uid: &PodUid, stake: Stake) {
+        let Some(entry) = self.entries.get_mut(uid) else { return };
+        let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
+        let after = entry.stake.clone();
+        if before.group == after.group {
+            return;
+        }
+        self.leave_group(uid, &before);
+        if let Some(group) = &after.group {
+            self.groups.entry(group.clone()).or_default().insert(uid.clone());
+        }
+    }
+
+    pub(super) fn leave_group(&mut self, uid: &PodUid, stake: &Stake) {
+        let Some(group) = &stake.group else { return };
+        if let Some(members) = self.groups.get_mut(group) {
+            members.remove(uid);
+            if members.is_empty() {
+                self.groups.remove(group);
+            }
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! What the eviction of a pod loses, from what the books know of it: its share of its GPUs, when it last saved its work, how soon
+//! its model loads again, what its engine works on.
+
+use super::Ledger;
+use super::book::Book;
+use super::claim::Claim;
+use super::entry::{Phase, PodEntry};
+use crate::ids::PodUid;
+use crate::scheduling::loading::time_to_ready;
+use crate::scheduling::policy::EvictionCosts;
+use crate::scheduling::preempt::Loss;
+use crate::scheduling::reading::Freshness;
+use crate::scheduling::stake::Checkpoint;
+use crate::units::Millis;
+
+impl Ledger {
+    /// The parts of the price of one pod, which is on `book`.
+    pub(super) fn loss(&self, uid: &PodUid, entry: &PodEntry, book: &Book, claim: &Claim) -> Loss {
+        let EvictionCosts { per_pod, per_request, .. } = self.policy.eviction_costs;
+        let part = book.use_of(entry).unwrap_or_default().milli_gpus;
+        // Whole seconds, so that pods that began together cost the same.
+        let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
+        let evictions = entry.stake.owner.as_ref().map_or(0, |owner| self.evictions_of(owner));
+        Loss {
+            restart: per_pod.0,
+            work: of_its_gpus(self.unsaved(entry)),
+            reload: of_its_gpus(self.reload(entry, claim)),
+            drain: of_its_gpus(self.time_to_leave(entry)),
+            in_flight: per_request.0.saturating_mul(requests_in_flight(uid, book)),
+            again: per_pod.0.saturating_mul(evictions),
+        }
+    }
+
+    /// How long a pod that is asked to leave may take.
+    pub(super) fn time_to_leave(&self, entry: &PodEntry) -> Millis {
+        entry.demand.grace + self.policy.class(entry.demand.class).drain_time
+    }
+
+    /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
+    /// it: more than the cap counts for nobody.
+    fn unsaved(&self, entry: &PodEntry) -> Millis {
+        let Phase::Bound(bound) = &entry.phase else { return Millis::default() };
+        let since = match entry.stake.checkpoint {
+            Checkpoint::At(moment) => bound.started.max(moment),
+            Checkpoint::Never => bound.started,
+        };
+        let class = self.policy.class(entry.demand.class);
+        let at_most = class.lost_work_at_most.unwrap_or(self.policy.eviction_costs.work_at_most);
+        self.now.since(since).min(at_most)
+    }
+
+    /// How long its model takes to load again, where it is ready soonest; nothing for a pod that has none.
+    fn reload(&self, entry: &PodEntry, claim: &Claim) -> Millis {
+        let Some(model) = &entry.demand.model else { return Millis::default() };
+        time_to_ready(claim.soonest.get(model), entry.demand.weights(), &self.policy.loading)
+    }
+}
+
+/// By the latest reading, as long as it may be believed at all.
+fn requests_in_flight(uid: &PodUid, book: &Book) -> u64 {
+    let is_believed = matches!(book.freshness, Freshness::Fresh | Freshness::Stale);
+    let reading = book.reading.as_ref().filter(|_| is_believed);
+    reading.and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
+}

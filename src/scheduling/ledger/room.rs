@@ -1,0 +1,318 @@
+//! Nodes as a search for victims sees them: who could leave for a pod, alone or with its group, who leaves anyway, and what each
+//! of them costs.
+
+use super::Ledger;
+use super::book::Book;
+use super::claim::{Claim, Departure, Stays};
+use super::entry::{Phase, PodEntry};
+use super::tenancy::Bond;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::fit::shut;
+use crate::scheduling::policy::{Traits, Usage};
+use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::stake::GroupKey;
+use crate::units::{Bytes, Millis};
+use std::collections::BTreeMap;
+
+/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
+const SEVERAL: usize = usize::MAX;
+
+/// The members of a group that would leave for one pod.
+struct Leavers {
+    /// In order of UID, with the budgets that cover each.
+    members: Vec<(Resident, Vec<usize>)>,
+    /// Only who may take its guarantee back has them leave.
+    is_reclaimed: bool,
+}
+
+/// One room on its way, and what was found of groups so far: their members are on many nodes.
+struct Survey<'l> {
+    ledger: &'l Ledger,
+    claim: &'l Claim,
+    demand: &'l Demand,
+    groups: BTreeMap<&'l GroupKey, Result<Leavers, Stays>>,
+}
+
+impl Ledger {
+    /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
+    /// all.
+    pub fn room_for(&self, claim: &Claim, node: &NodeName) -> Option<Room> {
+        let demand = &self.entries.get(claim.uid.as_ref()?)?.demand;
+        self.rooms_for_demand(claim, demand, [node]).pop()
+    }
+
+    /// The same of many nodes; those where it may not be placed are left out.
+    pub fn rooms_for<'n>(&self, claim: &Claim, nodes: impl IntoIterator<Item = &'n NodeName>) -> Vec<Room> {
+        let entry = claim.uid.as_ref().and_then(|uid| self.entries.get(uid));
+        entry.map_or_else(Vec::new, |entry| self.rooms_for_demand(claim, &entry.demand, nodes))
+    }
+
+    /// The same, if the pod asked for this instead.
+    pub fn rooms_for_demand<'n>(
+        &self,
+        claim: &Claim,
+        demand: &Demand,
+        nodes: impl IntoIterator<Item = &'n NodeName>,
+    ) -> Vec<Room> {
+        if demand.asks_plugin() {
+            return Vec::new();
+        }
+        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        nodes.into_iter().filter_map(|node| survey.room(node)).collect()
+    }
+
+    /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
+    pub fn why_stays(&self, claim: &Claim, demand: &Demand, uid: &PodUid) -> Option<Stays> {
+        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        let Some(entry) = self.entries.get(uid) else { return Some(Stays::NotBound) };
+        let Some(book) = entry.node().and_then(|node| self.books.get(node)) else {
+            return Some(Stays::NotBound);
+        };
+        let wanted = book.most_used_by(demand);
+        self.stays(uid, entry, demand, wanted, claim)
+            .or_else(|| self.resident(uid, entry, book).is_none().then_some(Stays::Unplaced))
+            .or_else(|| survey.group_stays(entry, wanted))
+    }
+
+    /// A pod as part of what its node holds, if it is placed there.
+    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<Resident> {
+        self.resident(uid, self.entries.get(uid)?, self.books.get(node)?)
+    }
+
+    /// The same, without its price.
+    pub(super) fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
+        let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
+        Some(Resident {
+            uid: uid.clone(),
+            gpus: charge.gpus,
+            per_gpu: entry.demand.per_gpu,
+            // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
+            beyond: match entry.demand.sharing {
+                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, charge.gpus),
+                Sharing::Exclusive => Bytes::ZERO,
+            },
+            sharing: entry.demand.sharing,
+            priority: entry.demand.priority,
+            class: entry.demand.class,
+            companion: entry.demand.companion,
+            grace: self.time_to_leave(entry),
+            loss: Loss::default(),
+            deletion_cost: entry.stake.deletion_cost,
+            standing: Standing::Borrowed { spared: 0 },
+            given_back: Usage::default(),
+            budgets: Vec::new(),
+            gang: None,
+        })
+    }
+
+    /// With its price for `preemptor`.
+    pub(super) fn priced(
+        &self,
+        uid: &PodUid,
+        entry: &PodEntry,
+        book: &Book,
+        preemptor: &Demand,
+        claim: &Claim,
+    ) -> Option<Resident> {
+        Some(Resident {
+            loss: self.loss(uid, entry, book, claim),
+            standing: claim.tenancy.standing(uid, entry),
+            given_back: given_back(entry, book, preemptor),
+            ..self.resident(uid, entry, book)?
+        })
+    }
+
+    /// What the pod's tenant may have, and has beside this pod.
+    pub(super) fn tenant_room(&self, uid: &PodUid) -> TenantRoom {
+        let of = || {
+            let id = self.entries.get(uid)?.demand.tenant?;
+            let tenant = self.policy.tenant(id)?;
+            Some(TenantRoom { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
+        };
+        of().unwrap_or_default()
+    }
+
+    /// The places of the budgets that cover a pod.
+    fn budgets_over(&self, pod: &Traits) -> Vec<usize> {
+        let first = self.budgets.partition_point(|budget| budget.namespace < pod.namespace);
+        let of_namespace =
+            self.budgets[first..].iter().take_while(|budget| budget.namespace == pod.namespace);
+        let over = of_namespace.enumerate().filter(|(_, budget)| budget.covers(pod));
+        let mut over: Vec<usize> = over.map(|(place, _)| first + place).collect();
+        if over.len() > 1 {
+            over.push(SEVERAL);
+        }
+        over
+    }
+}
+
+/// What a pod gives back of what the tenant of the one who asks may have.
+pub(super) fn given_back(entry: &PodEntry, book: &Book, preemptor: &Demand) -> Usage {
+    let is_own = entry.demand.tenant.is_some() && entry.demand.tenant == preemptor.tenant;
+    if is_own { book.use_of(entry).unwrap_or_default() } else { Usage::default() }
+}
+
+impl<'l> Survey<'l> {
+    fn room(&mut self, node: &NodeName) -> Option<Room> {
+        let Self { ledger, claim, demand, .. } = *self;
+        let book = ledger.books.get(node).filter(|book| book.exists && shut(&book.view, demand).is_ok())?;
+        let asks = claim.uid.as_ref()?;
+        let gpus = match book.pods.contains(asks) {
+            true => book.gpus_without(asks, &ledger.entries, &ledger.policy),
+            false => book.gpus(&ledger.policy),
+        };
+        let mut room = Room {
+            bars: book.bars(asks, &ledger.entries),
+            budgets_known: ledger.budgets_known(),
+            tenant: claim.tenant,
+            ..Room::new(node.clone(), gpus)
+        };
+        let wanted = book.most_used_by(demand);
+        let mut places = Places::default();
+        for uid in book.pods.iter().filter(|uid| *uid != asks) {
+            let entry = &ledger.entries[uid];
+            if entry.node() == Some(node) {
+                self.enter(&mut room, &mut places, book, (uid, entry), wanted);
+            }
+        }
+        room.budgets = places.budgets.iter().map(|budget| self.allowed(*budget)).collect();
+        Some(room)
+    }
+
+    fn enter(
+        &mut self,
+        room: &mut Room,
+        places: &mut Places<'l>,
+        book: &Book,
+        (uid, entry): (&PodUid, &'l PodEntry),
+        wanted: Usage,
+    ) {
+        let Self { ledger, claim, demand, .. } = *self;
+        if let Some(Departure::Soon(left)) = ledger.departure_of(entry) {
+            let resident = ledger.resident(uid, entry, book).filter(|_| !claim.spoken_for.contains(uid));
+            let given_back = given_back(entry, book, demand);
+            room.awaited.extend(resident.map(|resident| Resident { grace: left, given_back, ..resident }));
+            return;
+        }
+        if !demand.may_preempt || ledger.stays(uid, entry, demand, wanted, claim).is_some() {
+            return;
+        }
+        let Some(gang) = self.gang(room, places, entry, wanted) else { return };
+        let Some(resident) = ledger.priced(uid, entry, book, demand, claim) else { return };
+        let over = ledger.budgets_over(&entry.demand.traits);
+        let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
+        room.candidates.push(Resident { budgets, gang, ..resident });
+    }
+
+    /// The place in the room of the group with which a pod leaves, if there is one; `None` if that group stays.
+    fn gang(
+        &mut self,
+        room: &mut Room,
+        places: &mut Places<'l>,
+        entry: &'l PodEntry,
+        wanted: Usage,
+    ) -> Option<Option<u16>> {
+        let Some(key) = self.group_of(entry) else { return Some(None) };
+        if let Some(known) = places.gangs.get(key) {
+            return Some(Some(*known));
+        }
+        let (ledger, may_reclaim) = (self.ledger, self.claim.tenancy.may_reclaim(wanted));
+        let leavers = self.leavers(key).as_ref().ok()?;
+        if leavers.is_reclaimed && !may_reclaim {
+            return None;
+        }
+        let place = room.gangs.len() as u16;
+        room.gangs.push(leavers.gang(ledger, &room.node, places));
+        places.gangs.insert(key, place);
+        Some(Some(place))
+    }
+
+    fn group_stays(&mut self, entry: &'l PodEntry, wanted: Usage) -> Option<Stays> {
+        let key = self.group_of(entry)?;
+        let may_reclaim = self.claim.tenancy.may_reclaim(wanted);
+        match self.leavers(key) {
+            Ok(leavers) if leavers.is_reclaimed && !may_reclaim => Some(Stays::Group(key.clone())),
+            Ok(_) => None,
+            Err(stays) => Some(stays.clone()),
+        }
+    }
+
+    /// The group of a pod that is not alone in it.
+    fn group_of(&self, entry: &'l PodEntry) -> Option<&'l GroupKey> {
+        let key = entry.stake.group.as_ref()?;
+        (self.ledger.members_of(key).nth(1).is_some()).then_some(key)
+    }
+
+    fn leavers(&mut self, key: &'l GroupKey) -> &Result<Leavers, Stays> {
+        if !self.groups.contains_key(key) {
+            let leavers = self.find_leavers(key).ok_or_else(|| Stays::Group(key.clone()));
+            self.groups.insert(key, leavers);
+        }
+        &self.groups[key]
+    }
+
+    /// All members that are there and not leaving already; `None` if one of them stays.
+    fn find_leavers(&self, key: &GroupKey) -> Option<Leavers> {
+        let Self { ledger, claim, demand, .. } = *self;
+        let mut leavers = Leavers { members: Vec::new(), is_reclaimed: false };
+        for uid in ledger.members_of(key) {
+            let entry = &ledger.entries[uid];
+            let is_there = !matches!(entry.phase, Phase::Waiting(_)) && ledger.departure_of(entry).is_none();
+            if !is_there {
+                continue;
+            }
+            // Whether the claim reaches so far depends on the node that the pod would get.
+            if ledger.stays(uid, entry, demand, Usage::default(), claim).is_some() {
+                return None;
+            }
+            leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == Bond::Borrowed;
+            let book = ledger.books.get(entry.node()?)?;
+            let resident = ledger.priced(uid, entry, book, demand, claim)?;
+            leavers.members.push((resident, ledger.budgets_over(&entry.demand.traits)));
+        }
+        Some(leavers)
+    }
+
+    fn allowed(&self, budget: usize) -> u32 {
+        self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed)
+    }
+}
+
+impl Leavers {
+    /// As the node sees them: its own members are candidates there, the others are summed up.
+    fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut Places<'_>) -> Gang {
+        let mut gang = Gang {
+            members: self.members.iter().map(|(member, _)| member.uid.clone()).collect(),
+            price: Price::default(),
+            grace: Millis::default(),
+            given_back: Usage::default(),
+            budgets: Vec::new(),
+        };
+        let is_elsewhere = |uid: &PodUid| ledger.entries[uid].node() != Some(node);
+        for (member, over) in self.members.iter().filter(|(member, _)| is_elsewhere(&member.uid)) {
+            gang.price = gang.price.plus(member);
+            gang.grace = gang.grace.max(member.grace);
+            gang.given_back += member.given_back;
+            gang.budgets.extend(over.iter().map(|budget| places.budget(*budget)));
+        }
+        gang
+    }
+}
+
+/// Where groups and budgets stand in one room.
+#[derive(Default)]
+struct Places<'l> {
+    gangs: BTreeMap<&'l GroupKey, u16>,
+    budgets: Vec<usize>,
+}
+
+impl Places<'_> {
+    fn budget(&mut self, budget: usize) -> u16 {
+        let known = self.budgets.iter().position(|known| *known == budget);
+        known.unwrap_or_else(|| {
+            self.budgets.push(budget);
+            self.budgets.len() - 1
+        }) as u16
+    }
+}

@@ -1,0 +1,184 @@
+//! What a set of victims will cost at least: the reason why few sets have to be looked at.
+//!
+//! Each thing that is lacking (VRAM on a seat, or on the node's sum) must be covered by somebody. The fields of a price are
+//! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
+//! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
+
+use super::price::Price;
+use super::room::Shortfall;
+use super::unit::Unit;
+use crate::scheduling::device::Gpu;
+use crate::scheduling::request::{Demand, Sharing};
+use std::cmp::Reverse;
+
+/// One thing that is lacking, and who could relieve it by how much.
+#[derive(Debug)]
+pub struct Lack {
+    /// The GPU's place; of a sum, nothing.
+    pub place: usize,
+    pub need: u64,
+    /// By unit, if it relieves anything; the best value for its cost first.
+    by_value: Vec<Relief>,
+    /// The same, the lowest priority first, and the least spared first.
+    by_priority: Vec<Relief>,
+    by_spared: Vec<Relief>,
+    pub least: Price,
+}
+
+/// What of sums over the node is lacking.
+#[derive(Debug, Default)]
+pub struct Lacks {
+    pub all: Vec<Lack>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Relief {
+    unit: u32,
+    amount: u64,
+    from_guarantee: bool,
+    priority: u32,
+    spared: u32,
+    cost: u64,
+}
+
+impl Lack {
+    /// `None` if not even all units together are enough.
+    pub fn of_seat(
+        place: usize,
+        gpu: &Gpu,
+        demand: &Demand,
+        units: &[Unit<'_>],
+        base: Price,
+    ) -> Option<Self> {
+        Self::of(place, seat_need(gpu, demand), units, base, |unit| {
+            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
+            let amounts = there.map(|resident| match demand.sharing {
+                Sharing::Exclusive => 1,
+                Sharing::Shared => (gpu.price(resident.per_gpu, resident.sharing) + resident.beyond).0,
+            });
+            amounts.fold(0, u64::saturating_add)
+        })
+    }
+
+    fn of(
+        place: usize,
+        need: u64,
+        units: &[Unit<'_>],
+        base: Price,
+        amount: impl Fn(&Unit<'_>) -> u64,
+    ) -> Option<Self> {
+        let relief = |(place, unit): (usize, &Unit<'_>)| {
+            let Price { from_guarantee, priority, spared, cost, .. } = unit.price;
+            Relief { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
+        };
+        let relieves = |relief: &Relief| relief.amount > 0;
+        let by_priority: Vec<Relief> = units.iter().enumerate().map(relief).filter(relieves).collect();
+        let (mut by_priority, mut by_value, mut by_spared) =
+            (by_priority.clone(), by_priority.clone(), by_priority);
+        by_priority.sort_by_key(|relief| relief.priority);
+        by_spared.sort_by_key(|relief| relief.spared);
+        by_value.sort_by(|a, b| {
+            let value = |a: &Relief, b: &Relief| u128::from(a.amount) * u128::from(b.cost);
+            value(b, a).cmp(&value(a, b)).then(Reverse(a.amount).cmp(&Reverse(b.amount)))
+        });
+        let mut lack = Self { place, need, by_value, by_priority, by_spared, least: base };
+        lack.least = lack.least(need, base, |_| true)?;
+        Some(lack)
+    }
+
+    /// The least that a set costs which covers `need`, if what is chosen already costs `base` and only units that are `open` may
+    /// still be chosen. `None` if they are not enough.
+    pub fn least(&self, need: u64, base: Price, open: impl Fn(usize) -> bool) -> Option<Price> {
+        if need == 0 {
+            return Some(base);
+        }
+        let open = |relief: &&Relief| open(relief.unit as usize);
+        let borrowed = |relief: &&Relief| base.from_guarantee || !relief.from_guarantee;
+        let from_guarantee =
+            base.from_guarantee || !covers(self.by_value.iter().filter(open).filter(borrowed), need);
+        let allowed = |relief: &&Relief| from_guarantee || !relief.from_guarantee;
+        let in_order = self.by_priority.iter().filter(open).filter(allowed);
+        let priority = threshold(in_order, need, base.priority, |relief| relief.priority)?;
+        let allowed = |relief: &&Relief| allowed(relief) && relief.priority <= priority;
+        let in_order = self.by_spared.iter().filter(open).filter(allowed);
+        let spared = threshold(in_order, need, base.spared, |relief| relief.spared)?;
+        let allowed = |relief: &&Relief| allowed(relief) && relief.spared <= spared;
+        let cost =
+            base.cost.saturating_add(least_cost(self.by_value.iter().filter(open).filter(allowed), need));
+        Some(Price { from_guarantee, priority, spared, cost, ..base })
+    }
+}
+
+impl Lacks {
+    /// `None` if not even all units together are enough.
+    pub fn of_sums(missing: &Shortfall, units: &[Unit<'_>], base: Price) -> Option<Self> {
+        let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
+        let all = sums.map(|(place, need)| Lack::of(place, need, units, base, |unit| sums_of(unit)[place]));
+        Some(Self { all: all.collect::<Option<_>>()? })
+    }
+}
+
+fn sums(shortfall: &Shortfall) -> [u64; 3] {
+    [shortfall.vram.0, shortfall.companion.cpu.0, shortfall.companion.memory.0]
+}
+
+fn sums_of(unit: &Unit<'_>) -> [u64; 3] {
+    sums(&unit.freed)
+}
+
+/// What a sum still lacks.
+pub fn sum_need(lack: &Lack, freed: &Shortfall) -> u64 {
+    lack.need.saturating_sub(sums(freed)[lack.place])
+}
+
+/// What must be given back on a seat at least: bytes, or the number of tenants for one who wants no other.
+pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
+    match demand.sharing {
+        Sharing::Exclusive => gpu.tenants.into(),
+        Sharing::Shared if demand.per_gpu.0 == 0 => 0,
+        Sharing::Shared => (gpu.charged + gpu.taken + demand.per_gpu).minus(gpu.capacity).0,
+    }
+}
+
+fn covers<'a>(reliefs: impl Iterator<Item = &'a Relief>, need: u64) -> bool {
+    reached(reliefs, need, |_| ()).is_some()
+}
+
+/// What is said of the one by whom the need is covered.
+fn reached<'a, T>(
+    reliefs: impl Iterator<Item = &'a Relief>,
+    need: u64,
+    said: impl Fn(&Relief) -> T,
+) -> Option<T> {
+    let mut left = need;
+    for relief in reliefs {
+        left = left.saturating_sub(relief.amount);
+        if left == 0 {
+            return Some(said(relief));
+        }
+    }
+    None
+}
+
+/// How far one must go through reliefs in order of `key` to cover the need, but no less than one has gone already.
+fn threshold<'a>(
+    in_order: impl Iterator<Item = &'a Relief>,
+    need: u64,
+    already: u32,
+    key: impl Fn(&Relief) -> u32,
+) -> Option<u32> {
+    reached(in_order, need, key).map(|last| last.max(already))
+}
+
+fn least_cost<'a>(by_value: impl Iterator<Item = &'a Relief>, need: u64) -> u64 {
+    let (mut left, mut cost) = (need, 0u64);
+    for relief in by_value {
+        if relief.amount >= left {
+            let part = u128::from(relief.cost) * u128::from(left);
+            return cost.saturating_add(part.div_ceil(u128::from(relief.amount)) as u64);
+        }
+        left -= relief.amount;
+        cost = cost.saturating_add(relief.cost);
+    }
+    cost
+}

@@ -1,0 +1,104 @@
+//! Who must leave so that a pod fits: the cheapest set of pods on the very GPUs that it needs, on one node of many. Found
+//! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
+//!
+//! [`room`] is what is known of one node, [`price`] what makes one set better than another. Pods that leave together are one
+//! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them.
+
+mod bound;
+pub mod price;
+pub mod room;
+mod search;
+mod unit;
+
+pub use price::{Loss, Price, Standing};
+pub use room::{Bar, Gang, Resident, Room, Shortfall, TenantRoom, discharge, settle_bars};
+
+use super::device::GpuSet;
+use super::request::Demand;
+use crate::ids::{NodeName, PodUid};
+use crate::units::Millis;
+use search::Search;
+use serde::{Deserialize, Serialize};
+use unit::Case;
+
+/// What to make of disruption budgets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rules {
+    /// A set that overdraws one is none.
+    Keep,
+    /// Such a set is dearer than any that overdraws less.
+    Violate,
+}
+
+/// How many branches are looked at before the best set found so far has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    pub per_node: u32,
+    pub in_all: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VictimSet {
+    pub node: NodeName,
+    /// The GPUs the pod will get.
+    pub gpus: GpuSet,
+    /// Pods of the node that must be evicted, in order of UID.
+    pub victims: Vec<PodUid>,
+    /// Pods of other nodes that leave with their groups, in order of UID.
+    pub elsewhere: Vec<PodUid>,
+    /// Pods of the node that are leaving anyway and must have left, in order of UID.
+    pub awaited: Vec<PodUid>,
+    pub price: Price,
+    pub longest_grace: Millis,
+    /// False if the search ended early: cheaper sets may exist.
+    pub exact: bool,
+}
+
+impl Default for Effort {
+    /// Pods of equal size and price are told apart by name only, so that few nodes take a hundred branches; a full budget is
+    /// some ten milliseconds.
+    fn default() -> Self {
+        Self { per_node: 5_000, in_all: 20_000 }
+    }
+}
+
+impl Effort {
+    /// As long as it takes.
+    pub const UNLIMITED: Self = Self { per_node: u32::MAX, in_all: u32::MAX };
+}
+
+impl VictimSet {
+    /// Everyone who must have left before the pod can come, in order of UID: what its hold names.
+    pub fn everyone(&self) -> Vec<PodUid> {
+        let mut all: Vec<PodUid> =
+            self.victims.iter().chain(&self.elsewhere).chain(&self.awaited).cloned().collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Who is to be evicted for it, on whichever node.
+    pub fn evicted(&self) -> impl Iterator<Item = &PodUid> {
+        self.victims.iter().chain(&self.elsewhere)
+    }
+}
+
+/// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
+/// first by name. It may be empty, if nobody has to leave; `None` if no set is enough in any room.
+pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
+    let mut cases: Vec<Case<'_>> = rooms.iter().filter_map(|room| Case::new(room, demand, rules)).collect();
+    cases.sort_by(|a, b| (a.least, &a.room.node).cmp(&(b.least, &b.room.node)));
+    let mut search = Search::new(effort);
+    for case in &cases {
+        search.try_room(case);
+    }
+    search.best()
+}
+
+/// The same in one room.
+pub fn cheapest_victims(room: &Room, demand: &Demand, rules: Rules) -> Option<VictimSet> {
+    cheapest(std::slice::from_ref(room), demand, rules, Effort::default())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,174 @@
+//! One node as a search for victims sees it: its GPUs, who could leave them, who leaves anyway, and what it would take for the
+//! pod to be placed there. Data; the ledger fills it in.
+
+use super::price::{Loss, Price, Standing};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::policy::{ClassId, ClassSet, Limit, Usage};
+use crate::scheduling::reading::Pressure;
+use crate::scheduling::request::{Companion, Sharing};
+use crate::units::{Bytes, MilliCpu, Millis};
+use std::sync::Arc;
+
+#[derive(Debug, Clone)]
+pub struct Room {
+    pub node: NodeName,
+    pub gpus: Vec<Gpu>,
+    /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed, not protected, and
+    /// not already leaving for someone else.
+    pub candidates: Vec<Resident>,
+    /// Pods that are being deleted: their room is on its way at no cost.
+    pub awaited: Vec<Resident>,
+    /// Groups of which candidates here are members: those leave together or not at all.
+    pub gangs: Vec<Gang>,
+    /// Who keeps classes off which GPUs: a class is let in again when the last that bars it has left.
+    pub bars: Vec<Bar>,
+    /// How many pods each disruption budget that covers a candidate lets leave.
+    pub budgets: Vec<u32>,
+    /// False if budgets may stand that nobody could read.
+    pub budgets_known: bool,
+    /// What the tenant of the one who asks may have, and has beside it.
+    pub tenant: TenantRoom,
+    /// What the scheduler itself must see freed.
+    pub shortfall: Shortfall,
+    /// By how much budgets are overdrawn here whoever of the candidates leaves.
+    pub violations: u32,
+}
+
+/// A tenant of some GPUs that does not share them with everyone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Bar {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub classes: ClassSet,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resident {
+    pub uid: PodUid,
+    pub gpus: GpuSet,
+    pub per_gpu: Bytes,
+    /// What its processes have beyond that, on each of its GPUs at least.
+    pub beyond: Bytes,
+    pub sharing: Sharing,
+    pub priority: i32,
+    pub class: ClassId,
+    pub companion: Companion,
+    /// How long it may take to leave.
+    pub grace: Millis,
+    pub loss: Loss,
+    pub deletion_cost: i32,
+    pub standing: Standing,
+    /// What it gives back of what the tenant of the one who asks may have.
+    pub given_back: Usage,
+    /// The budgets that cover it, by their place in [`Room::budgets`].
+    pub budgets: Vec<u16>,
+    /// Its group, by its place in [`Room::gangs`].
+    pub gang: Option<u16>,
+}
+
+/// Members of a group: those on this node are candidates, and with any of them all leave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gang {
+    /// Everyone who leaves with it, on whichever node, in order of UID.
+    pub members: Arc<[PodUid]>,
+    /// Of those on other nodes: their price, the longest that one may take to leave, what they give back, and the budgets that
+    /// cover them.
+    pub price: Price,
+    pub grace: Millis,
+    pub given_back: Usage,
+    pub budgets: Vec<u16>,
+}
+
+/// What a tenant may have, and has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TenantRoom {
+    pub ceiling: Limit,
+    pub used: Usage,
+}
+
+/// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shortfall {
+    pub vram: Bytes,
+    pub companion: Companion,
+}
+
+impl Room {
+    /// A room in which nobody could leave.
+    pub fn new(node: NodeName, gpus: Vec<Gpu>) -> Self {
+        Self {
+            node,
+            gpus,
+            candidates: Vec::new(),
+            awaited: Vec::new(),
+            gangs: Vec::new(),
+            bars: Vec::new(),
+            budgets: Vec::new(),
+            budgets_known: true,
+            tenant: TenantRoom::default(),
+            shortfall: Shortfall::default(),
+            violations: 0,
+        }
+    }
+}
+
+impl Resident {
+    pub fn vram(&self) -> Bytes {
+        self.per_gpu.times(u64::from(self.gpus.len()))
+    }
+}
+
+impl TenantRoom {
+    /// Whether it may have so much more, once it has given that much back.
+    pub fn allows(&self, wanted: Usage, given_back: Usage) -> bool {
+        self.ceiling == Limit::default() || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
+    }
+}
+
+impl Shortfall {
+    pub fn of<'a>(residents: impl Iterator<Item = &'a Resident>) -> Self {
+        residents.fold(Self::default(), |sum, resident| sum.plus(resident))
+    }
+
+    pub(super) fn plus(self, resident: &Resident) -> Self {
+        Self {
+            vram: self.vram + resident.vram(),
+            companion: Companion {
+                cpu: MilliCpu(self.companion.cpu.0 + resident.companion.cpu.0),
+                memory: self.companion.memory + resident.companion.memory,
+            },
+        }
+    }
+
+    pub(super) fn is_covered_by(&self, freed: &Self) -> bool {
+        self.vram <= freed.vram
+            && self.companion.cpu <= freed.companion.cpu
+            && self.companion.memory <= freed.companion.memory
+    }
+}
+
+/// Lets in whom nobody bars any more.
+pub fn settle_bars(bars: &[Bar], state: &mut [Gpu], has_left: impl Fn(&PodUid) -> bool) {
+    if bars.is_empty() {
+        return;
+    }
+    state.iter_mut().for_each(|gpu| gpu.barred = ClassSet::NONE);
+    for bar in bars.iter().filter(|bar| !has_left(&bar.uid)) {
+        bar.gpus.iter().for_each(|place| state[place].barred = state[place].barred.with(bar.classes));
+    }
+}
+
+/// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
+/// engine is busy.
+pub fn discharge(state: &mut [Gpu], resident: &Resident) {
+    for place in resident.gpus.iter() {
+        let gpu = &mut state[place];
+        gpu.discharge(resident.per_gpu, resident.sharing);
+        gpu.taken = gpu.taken.minus(resident.beyond);
+        if gpu.tenants == 0 {
+            gpu.pressure = Pressure::NONE;
+            gpu.starting = false;
+        }
+    }
+}

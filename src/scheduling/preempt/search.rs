@@ -1,0 +1,331 @@
+//! The search itself: room after room, the ones that could be cheapest first, and in each a branch and bound over who leaves
+//! for each set of seats. The best set found so far bounds all that come after it, in its own room and in the next.
+//!
+//! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
+
+use super::bound::{Lack, seat_need, sum_need};
+use super::price::Price;
+use super::room::{Shortfall, settle_bars};
+use super::unit::{Case, Unit};
+use super::{Effort, Rules, VictimSet};
+use crate::ids::PodUid;
+use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::ledger::used_on;
+use crate::scheduling::policy::Usage;
+use crate::units::Millis;
+use std::ops::ControlFlow;
+
+pub struct Search {
+    effort: Effort,
+    steps: u32,
+    /// Some room or the whole was left before its end.
+    is_cut_short: bool,
+    best: Option<VictimSet>,
+}
+
+/// One room in the search.
+struct Visit<'s, 'a> {
+    search: &'s mut Search,
+    case: &'a Case<'a>,
+    steps: u32,
+}
+
+/// One search for one set of seats: who could leave (those on the seats first), who has been chosen, and what is free then.
+struct Branch<'a> {
+    gpus: GpuSet,
+    seats: Vec<&'a Lack>,
+    order: Vec<u32>,
+    /// How many of `order` are on the seats.
+    on_seats: usize,
+    /// By unit: not decided yet.
+    open: Vec<bool>,
+    chosen: Vec<u32>,
+    state: Vec<Gpu>,
+    /// The GPUs that were changed, as they were before.
+    before: Vec<(usize, Gpu)>,
+    price: Price,
+    sums: Sums,
+}
+
+/// What those who were chosen add up to.
+#[derive(Default, Clone)]
+struct Sums {
+    freed: Shortfall,
+    given_back: Usage,
+    /// How many pods of each budget leave.
+    covered: Vec<u32>,
+}
+
+impl Search {
+    pub fn new(effort: Effort) -> Self {
+        Self { effort, steps: 0, is_cut_short: false, best: None }
+    }
+
+    pub fn try_room(&mut self, case: &Case<'_>) {
+        if self.beats(case.least, case) {
+            let mut visit = Visit { search: self, case, steps: 0 };
+            let _ = visit.for_each_seats(&case.seats, &mut Vec::new());
+        }
+    }
+
+    pub fn best(self) -> Option<VictimSet> {
+        let exact = !self.is_cut_short;
+        self.best.map(|best| VictimSet { exact, ..best })
+    }
+
+    /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
+    /// one node the first that is found, which is always the same.
+    fn beats(&self, price: Price, case: &Case<'_>) -> bool {
+        self.best.as_ref().is_none_or(|best| (price, &case.room.node) < (best.price, &best.node))
+    }
+}
+
+impl<'a> Visit<'_, 'a> {
+    /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
+    fn for_each_seats(&mut self, seats: &'a [Lack], chosen: &mut Vec<&'a Lack>) -> ControlFlow<()> {
+        let missing = self.case.demand.gpus as usize - chosen.len();
+        if missing == 0 {
+            return self.try_seats(chosen);
+        }
+        for (place, seat) in seats.iter().enumerate().take((seats.len() + 1).saturating_sub(missing)) {
+            if !self.search.beats(seat.least, self.case) {
+                break;
+            }
+            chosen.push(seat);
+            let flow = self.for_each_seats(&seats[place + 1..], chosen);
+            chosen.pop();
+            flow?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn try_seats(&mut self, seats: &[&'a Lack]) -> ControlFlow<()> {
+        let mut branch = Branch::new(self.case, seats);
+        self.descend(&mut branch, 0);
+        if self.is_spent() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
+    fn is_spent(&self) -> bool {
+        let Effort { per_node, in_all } = self.search.effort;
+        self.steps >= per_node || self.search.steps >= in_all
+    }
+
+    /// Decides over `branch.order[next]` and all after it.
+    fn descend(&mut self, branch: &mut Branch<'a>, next: usize) {
+        if self.is_spent() {
+            self.search.is_cut_short = true;
+            return;
+        }
+        self.steps += 1;
+        self.search.steps += 1;
+        if branch.is_enough(self.case) {
+            return self.offer(branch);
+        }
+        let least = branch.least(self.case);
+        if least.is_none_or(|least| !self.search.beats(least, self.case)) {
+            return;
+        }
+        if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
+            return;
+        }
+        // Past those on the seats, the rest can only help to cover sums.
+        if next >= branch.on_seats && !branch.has_seats(self.case, &branch.state) {
+            return;
+        }
+        self.take(branch, next);
+        self.skip(branch, next);
+    }
+
+    fn take(&mut self, branch: &mut Branch<'a>, next: usize) {
+        let unit = branch.order[next];
+        let before = (branch.price, branch.sums.clone(), branch.before.len());
+        branch.open[unit as usize] = false;
+        branch.take(self.case, unit);
+        let is_kept = self.case.rules == Rules::Violate || branch.price.violations == 0;
+        if is_kept && self.search.beats(branch.price, self.case) {
+            self.descend(branch, next + 1);
+        }
+        branch.put_back(self.case, before);
+        branch.open[unit as usize] = true;
+    }
+
+    /// Without this one its equals are no better: it would have been taken in their place.
+    fn skip(&mut self, branch: &mut Branch<'a>, next: usize) {
+        let units = &self.case.units;
+        let first = &units[branch.order[next] as usize];
+        let is_like = |unit: &&u32| units[**unit as usize].is_like(first);
+        let equals = branch.order[next..].iter().take_while(is_like).count();
+        let mark = |branch: &mut Branch<'_>, is_open| {
+            for unit in &branch.order[next..next + equals] {
+                branch.open[*unit as usize] = is_open;
+            }
+        };
+        mark(branch, false);
+        self.descend(branch, next + equals);
+        mark(branch, true);
+    }
+
+    /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
+    fn offer(&mut self, branch: &Branch<'a>) {
+        let needed = self.without_idle(branch);
+        let price = needed.price;
+        if self.search.beats(price, self.case) {
+            self.search.best = Some(needed.victim_set(self.case));
+        }
+    }
+
+    /// The branch without those whose staying would still do; the dearest are spared first.
+    fn without_idle(&self, branch: &Branch<'a>) -> Branch<'a> {
+        let mut chosen = branch.chosen.clone();
+        chosen.sort_unstable();
+        let mut place = chosen.len();
+        while place > 0 {
+            place -= 1;
+            let spared = chosen.remove(place);
+            if !branch.with_exactly(self.case, &chosen).is_enough(self.case) {
+                chosen.insert(place, spared);
+            }
+        }
+        branch.with_exactly(self.case, &chosen)
+    }
+}
+
+impl<'a> Branch<'a> {
+    fn new(case: &'a Case<'a>, seats: &[&'a Lack]) -> Self {
+        let gpus: GpuSet = seats.iter().map(|seat| seat.place).collect();
+        let all = 0..case.units.len() as u32;
+        let (mut order, mut others): (Vec<u32>, Vec<u32>) =
+            all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
+        let on_seats = order.len();
+        order.append(&mut others);
+        Self {
+            gpus,
+            seats: seats.to_vec(),
+            order,
+            on_seats,
+            open: vec![true; case.units.len()],
+            chosen: Vec::new(),
+            state: case.room.gpus.clone(),
+            before: Vec::new(),
+            price: Price { violations: case.room.violations, ..Price::default() },
+            sums: Sums { covered: vec![0; case.room.budgets.len()], ..Sums::default() },
+        }
+    }
+
+    /// The same seats, with these chosen and nobody else.
+    fn with_exactly(&self, case: &'a Case<'a>, chosen: &[u32]) -> Self {
+        let mut branch = Self::new(case, &self.seats);
+        chosen.iter().for_each(|unit| branch.take(case, *unit));
+        branch
+    }
+
+    fn take(&mut self, case: &Case<'_>, place: u32) {
+        let unit = &case.units[place as usize];
+        self.before.extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
+        unit.discharge(&mut self.state);
+        self.chosen.push(place);
+        let Sums { freed, given_back, covered } = &mut self.sums;
+        *freed = unit.residents.iter().fold(*freed, |sum, resident| sum.plus(resident));
+        *given_back += unit.given_back;
+        unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
+        self.price = Price { violations: case.violations(covered), ..self.price.and(unit.price) };
+        self.settle_bars(case);
+    }
+
+    fn put_back(&mut self, case: &Case<'_>, (price, sums, changes): (Price, Sums, usize)) {
+        for (gpu, before) in self.before.drain(changes..).rev() {
+            self.state[gpu] = before;
+        }
+        self.chosen.pop();
+        (self.price, self.sums) = (price, sums);
+        self.settle_bars(case);
+    }
+
+    fn settle_bars(&mut self, case: &Case<'_>) {
+        let Self { chosen, state, .. } = self;
+        let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
+        settle_bars(&case.room.bars, state, leaves);
+    }
+
+    fn is_enough(&self, case: &Case<'_>) -> bool {
+        self.has_seats(case, &self.state)
+            && case.room.shortfall.is_covered_by(&self.sums.freed)
+            && self.is_allowed(case, self.sums.given_back)
+    }
+
+    fn has_seats(&self, case: &Case<'_>, state: &[Gpu]) -> bool {
+        self.gpus.iter().all(|place| state[place].has_room(case.demand))
+    }
+
+    /// Whether the pod's tenant may have these seats once so much was given back.
+    fn is_allowed(&self, case: &Case<'_>, given_back: Usage) -> bool {
+        case.room.tenant.allows(used_on(&case.room.gpus, case.demand, self.gpus), given_back)
+    }
+
+    /// The least that a set costs which is chosen on from here; `None` if none would be enough.
+    fn least(&self, case: &Case<'_>) -> Option<Price> {
+        let open = |unit: usize| self.open[unit];
+        let of_seat =
+            |seat: &&Lack| seat.least(seat_need(&self.state[seat.place], case.demand), self.price, open);
+        let of_sum = |sum: &Lack| sum.least(sum_need(sum, &self.sums.freed), self.price, open);
+        let mut least = self.price;
+        for seat in &self.seats {
+            least = least.max(of_seat(seat)?);
+        }
+        for sum in &case.sums.all {
+            least = least.max(of_sum(sum)?);
+        }
+        Some(least)
+    }
+
+    /// Whether it would do if everyone left who is still undecided.
+    fn could_be_enough(&self, case: &Case<'_>, next: usize) -> bool {
+        let mut state = self.state.clone();
+        let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
+        let rest = || self.order[next..].iter().map(|unit| &case.units[*unit as usize]);
+        for unit in rest() {
+            unit.discharge(&mut state);
+            freed = unit.residents.iter().fold(freed, |sum, resident| sum.plus(resident));
+            given_back += unit.given_back;
+        }
+        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
+        settle_bars(&case.room.bars, &mut state, |uid| chosen().chain(rest()).any(|unit| unit.has(uid)));
+        self.has_seats(case, &state)
+            && case.room.shortfall.is_covered_by(&freed)
+            && self.is_allowed(case, given_back)
+    }
+
+    fn victim_set(&self, case: &Case<'_>) -> VictimSet {
+        let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
+        let here = |is_awaited: bool| {
+            let units = chosen().filter(move |unit| unit.is_awaited == is_awaited);
+            sorted(units.flat_map(|unit| &unit.residents).map(|resident| resident.uid.clone()))
+        };
+        let victims = here(false);
+        let members = chosen().filter_map(|unit| unit.gang).flat_map(|gang| gang.members.iter());
+        let elsewhere = sorted(members.filter(|uid| victims.binary_search(uid).is_err()).cloned());
+        VictimSet {
+            node: case.room.node.clone(),
+            gpus: self.gpus,
+            elsewhere,
+            awaited: here(true),
+            victims,
+            price: self.price,
+            longest_grace: chosen().map(|unit| unit.grace).max().unwrap_or(Millis(0)),
+            // The search knows when it is over.
+            exact: true,
+        }
+    }
+}
+
+impl Unit<'_> {
+    fn has(&self, uid: &PodUid) -> bool {
+        self.residents.iter().any(|resident| resident.uid == *uid)
+    }
+}
+
+fn sorted(uids: impl Iterator<Item = PodUid>) -> Vec<PodUid> {
+    let mut uids: Vec<PodUid> = uids.collect();
+    uids.sort_unstable();
+    uids
+}

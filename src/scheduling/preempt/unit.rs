@@ -1,0 +1,167 @@
+//! A room made ready for the search: pods that leave together as one, in the order in which they are tried, and the seats that
+//! the pod could get.
+
+use super::Rules;
+use super::bound::{Lack, Lacks};
+use super::price::Price;
+use super::room::{Gang, Resident, Room, Shortfall, discharge, settle_bars};
+use crate::ids::PodUid;
+use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::fit::usable;
+use crate::scheduling::policy::Usage;
+use crate::scheduling::request::Demand;
+use crate::units::Millis;
+
+/// Pods that leave together: one, or the members of a group.
+#[derive(Debug)]
+pub struct Unit<'a> {
+    /// Those of this node, in order of UID.
+    pub residents: Vec<&'a Resident>,
+    pub gang: Option<&'a Gang>,
+    /// It leaves anyway.
+    pub is_awaited: bool,
+    /// Of all of them, but for overdrawn budgets.
+    pub price: Price,
+    pub gpus: GpuSet,
+    pub freed: Shortfall,
+    pub given_back: Usage,
+    /// A budget stands here once for each pod that it covers.
+    pub budgets: Vec<u16>,
+    pub grace: Millis,
+}
+
+/// One room, one demand.
+#[derive(Debug)]
+pub struct Case<'a> {
+    pub room: &'a Room,
+    pub demand: &'a Demand,
+    pub rules: Rules,
+    /// The cheapest first; such as do the same at the same price stand side by side.
+    pub units: Vec<Unit<'a>>,
+    /// The GPUs it could get if everyone left, with what is lacking there; the cheapest first.
+    pub seats: Vec<Lack>,
+    /// What the scheduler itself lacks.
+    pub sums: Lacks,
+    /// No set of this room costs less.
+    pub least: Price,
+}
+
+impl<'a> Case<'a> {
+    /// `None` if nobody's leaving would be enough.
+    pub fn new(room: &'a Room, demand: &'a Demand, rules: Rules) -> Option<Self> {
+        let base = Price { violations: room.violations, ..Price::default() };
+        if rules == Rules::Keep && room.violations > 0 {
+            return None;
+        }
+        let units = units(room, rules);
+        let emptied = emptied(room, &units);
+        let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].has_room(demand);
+        let seats = (0..emptied.len()).filter(could_do);
+        let mut seats: Vec<Lack> =
+            seats.filter_map(|place| Lack::of_seat(place, &room.gpus[place], demand, &units, base)).collect();
+        seats.sort_by_key(|seat| (seat.least, seat.place));
+        let sums = Lacks::of_sums(&room.shortfall, &units, base)?;
+        // A set with so many seats has one that is at least as dear as the last of the cheapest.
+        let last = seats.get((demand.gpus as usize).checked_sub(1)?)?;
+        let least = sums.all.iter().map(|lack| lack.least).fold(last.least, Price::max);
+        Some(Self { room, demand, rules, units, seats, sums, least })
+    }
+
+    /// How much budgets are overdrawn when so many leave that each covers.
+    pub fn violations(&self, covered: &[u32]) -> u32 {
+        let over = covered.iter().zip(&self.room.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
+        over.fold(self.room.violations, u32::saturating_add)
+    }
+}
+
+impl<'a> Unit<'a> {
+    fn one(resident: &'a Resident) -> Self {
+        Self {
+            residents: vec![resident],
+            gang: None,
+            is_awaited: false,
+            price: Price::default().plus(resident),
+            gpus: resident.gpus,
+            freed: Shortfall::of(std::iter::once(resident)),
+            given_back: resident.given_back,
+            budgets: resident.budgets.clone(),
+            grace: resident.grace,
+        }
+    }
+
+    fn awaited(resident: &'a Resident) -> Self {
+        let price = Price { awaited: 1, ..Price::default() };
+        Self { is_awaited: true, price, budgets: Vec::new(), ..Self::one(resident) }
+    }
+
+    fn gang(gang: &'a Gang, residents: Vec<&'a Resident>) -> Self {
+        let all = || residents.iter().copied();
+        Self {
+            gang: Some(gang),
+            is_awaited: false,
+            price: all().fold(gang.price, |price, resident| price.plus(resident)),
+            gpus: all().flat_map(|resident| resident.gpus.iter()).collect(),
+            freed: Shortfall::of(all()),
+            given_back: all().map(|resident| resident.given_back).fold(gang.given_back, |a, b| a + b),
+            budgets: all().flat_map(|resident| &resident.budgets).chain(&gang.budgets).copied().collect(),
+            grace: all().map(|resident| resident.grace).fold(gang.grace, Millis::max),
+            residents,
+        }
+    }
+
+    /// Its first pod here: what tells it from others.
+    pub fn name(&self) -> &'a PodUid {
+        &self.residents[0].uid
+    }
+
+    /// What makes it as good as another that stands beside it. A group is like no other.
+    fn likeness(&self) -> impl Ord + use<'_, 'a> {
+        let resident = self.residents[0];
+        let group = self.gang.map(|gang| &gang.members);
+        let Resident { gpus, per_gpu, beyond, sharing, class, .. } = *resident;
+        let sums = (self.freed.companion.cpu, self.freed.companion.memory);
+        let given_back = (self.given_back.vram, self.given_back.milli_gpus);
+        (gpus, per_gpu, beyond, sharing, class, sums, given_back, &self.budgets, group)
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.price == other.price && self.likeness() == other.likeness()
+    }
+
+    pub fn discharge(&self, state: &mut [Gpu]) {
+        self.residents.iter().for_each(|resident| discharge(state, resident));
+    }
+}
+
+fn units<'a>(room: &'a Room, rules: Rules) -> Vec<Unit<'a>> {
+    let is_kept = |unit: &Unit<'_>| rules == Rules::Keep && (!room.budgets_known || overdraws(room, unit));
+    let alone = room.candidates.iter().filter(|resident| resident.gang.is_none()).map(Unit::one);
+    let gangs = room.gangs.iter().enumerate().filter_map(|(place, gang)| {
+        let of_gang = |resident: &&Resident| resident.gang == Some(place as u16);
+        let mut here: Vec<&Resident> = room.candidates.iter().filter(of_gang).collect();
+        here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
+        (!here.is_empty()).then(|| Unit::gang(gang, here))
+    });
+    let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
+    let mut units: Vec<Unit<'a>> = evicted.chain(room.awaited.iter().map(Unit::awaited)).collect();
+    units.sort_by(|a, b| {
+        let by_price = a.price.cmp(&b.price);
+        by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
+    });
+    units
+}
+
+/// Whether budgets forbid that it leaves, even alone.
+fn overdraws(room: &Room, unit: &Unit<'_>) -> bool {
+    let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
+    unit.budgets.iter().any(|budget| covered(*budget) > room.budgets[usize::from(*budget)])
+}
+
+/// The node without any of these.
+fn emptied(room: &Room, units: &[Unit<'_>]) -> Vec<Gpu> {
+    let mut state = room.gpus.clone();
+    units.iter().for_each(|unit| unit.discharge(&mut state));
+    let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));
+    settle_bars(&room.bars, &mut state, leaves);
+    state
+}
