@@ -1,4 +1,4 @@
-//! What the edges of one running Stowage share: the ledger behind its lock, the judge of pods, the clock, whether to act, the metrics.
+//! What the edges of one running Stowage share: the ledger and the stock view behind their locks, the judge of pods, the clock, whether to act, the metrics.
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
@@ -9,6 +9,7 @@ pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
 use crate::scheduling::ledger::{Judgements, Ledger};
 use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::stock::StockView;
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
 use judge::{Judge, Remembered};
@@ -20,6 +21,7 @@ use tokio::sync::Notify;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
+    stock: Mutex<StockView>,
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
@@ -35,6 +37,7 @@ impl Service {
         Arc::new(Self {
             judge: Judge::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
+            stock: Mutex::default(),
             gate: Gate::default(),
             standing: PolicyStanding::new(clock.now()),
             clock,
@@ -47,6 +50,12 @@ impl Service {
         let mut ledger = self.ledger.lock();
         ledger.set_now(self.now());
         ledger
+    }
+
+    /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
+    /// the ledger while this is locked, or the other way round.
+    pub fn stock(&self) -> MutexGuard<'_, StockView> {
+        self.stock.lock()
     }
 
     /// What the policy in force makes of a pod.
