@@ -1,4 +1,4 @@
-//! What the edges of one running Stowage share: the ledger behind its lock, the judge of pods, the clock, whether to act, the metrics.
+//! What the edges of one running Stowage share: the ledger and the stock view behind their locks, the judge of pods, the clock, whether to act, the metrics.
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
@@ -21,8 +21,7 @@ use tokio::sync::Notify;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
-    /// What the stock filters would see. Never taken together with the ledger.
-    pub stock: Mutex<StockView>,
+    stock: Mutex<StockView>,
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
@@ -51,6 +50,12 @@ impl Service {
         let mut ledger = self.ledger.lock();
         ledger.set_now(self.now());
         ledger
+    }
+
+    /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
+    /// the ledger while this is locked, or the other way round.
+    pub fn stock(&self) -> MutexGuard<'_, StockView> {
+        self.stock.lock()
     }
 
     /// What the policy in force makes of a pod.

@@ -1,4 +1,4 @@
-//! A dump in place of an API server: what `kubectl get nodes,pods -A -o yaml` (or `-o json`) prints.
+//! A dump in place of an API server: what `kubectl get nodes,pods,poddisruptionbudgets -A -o yaml` (or `-o json`) prints.
 //!
 //! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For trying things out,
 //! for tests and for benchmarks.
@@ -14,6 +14,7 @@ use crate::service::Service;
 use futures::FutureExt;
 use futures::future::{BoxFuture, ready};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -54,6 +55,7 @@ pub struct Dump {
 enum Object {
     Node(Box<Node>),
     Pod(Box<Pod>),
+    Budget(Box<PodDisruptionBudget>),
 }
 
 impl Dump {
@@ -136,6 +138,7 @@ impl Dump {
         let object = match kind {
             "Node" => source.read().map(Object::Node).map(Some),
             "Pod" => source.read().map(Object::Pod).map(Some),
+            "PodDisruptionBudget" => source.read().map(Object::Budget).map(Some),
             _ => Ok(None),
         };
         object.map_err(|error| DumpError::Item { path: self.path.clone(), item, kind: kind.into(), error })
@@ -167,15 +170,19 @@ impl DumpControlPlane {
         let mut pods = BTreeMap::new();
         index.begin_nodes();
         index.begin_pods(service);
+        index.begin_budgets(service);
         dump.each(|object| match object {
             Object::Node(node) => index.apply_node(service, &node),
             Object::Pod(pod) => {
                 index.apply_pod(service, &pod);
                 pods.extend(on_record(&pod));
             }
+            Object::Budget(budget) => index.apply_budget(service, &budget),
         })?;
         index.end_nodes(service);
         index.end_pods(service);
+        // A dump without budgets says that there are none.
+        index.end_budgets(service);
         if index.nodes().is_empty() {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }

@@ -1,4 +1,5 @@
-//! What the watches show, brought into the ledger: pods and nodes as they come, go and are listed anew.
+//! What the watches show, brought into the ledger and the stock view: pods, nodes and disruption budgets as they come, go and
+//! are listed anew.
 //!
 //! Synchronous, and it knows no client: a watch, a dump and a test feed it alike. It keeps names, never objects: with
 //! sixteen thousand pods the objects would be most of this process.
@@ -7,6 +8,9 @@
 //!  begin_pods ─► apply_pod* ─► end_pods      a list: what was known before and is not in it is gone
 //!  apply_pod · delete_pod                    what changes after it
 //! ```
+
+mod budgets;
+mod stock;
 
 use crate::contract::{self, HoldMessage};
 use crate::control_plane::{Notice, NoticeKind};
@@ -32,8 +36,11 @@ pub struct Index {
     /// While a list comes in: what was known when it began and has not been in it yet.
     unlisted_pods: FxHashSet<PodUid>,
     unlisted_nodes: BTreeSet<NodeName>,
+    /// By namespace and name.
+    unlisted_budgets: BTreeSet<(String, String)>,
     pods_listed: bool,
     nodes_listed: bool,
+    budgets_listed: bool,
     /// Pods in the ledger that no watch had shown at the last sweep.
     strangers: BTreeSet<PodUid>,
 }
@@ -51,11 +58,12 @@ impl Index {
 
     /// A pod as it is now. Answers what a person who looks at it should know.
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<Notice> {
+        let (uid, key) = contract::identity(pod).ok()?;
+        self.unlisted_pods.remove(&uid);
+        stock::see(service, &uid, pod);
         if !contract::asks_for_gpu(pod) {
             return None;
         }
-        let (uid, key) = contract::identity(pod).ok()?;
-        self.unlisted_pods.remove(&uid);
         if contract::is_finished(pod) {
             self.release(service, &uid, &key);
             return None;
@@ -85,6 +93,7 @@ impl Index {
 
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
+        self.unlisted_pods.extend(service.stock().pods().cloned());
     }
 
     /// The list is complete: who was known when it began and is not in it is gone.
@@ -92,6 +101,7 @@ impl Index {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
             service.ledger().release(uid);
+            service.stock().remove_pod(uid);
             self.remarks.remove(uid);
         }
         self.pods.retain(|_, uid| !gone.contains(uid));
@@ -129,12 +139,14 @@ impl Index {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
-        let labels = node.metadata.labels.clone().unwrap_or_default();
+        let machine = contract::stock::machine(node);
+        let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
         let mut ledger = service.ledger();
         ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
         ledger.set_plugin_devices(&name, contract::plugin_devices(node));
-        ledger.set_labels(&name, labels);
+        ledger.share_labels(&name, labels);
         drop(ledger);
+        machine.into_iter().for_each(|machine| service.stock().set_machine(machine));
         self.nodes.insert(name, record);
     }
 
@@ -167,15 +179,16 @@ impl Index {
         &self.nodes
     }
 
-    /// Whether every pod and every node has been seen once.
+    /// Whether every pod, every node and every disruption budget has been seen once, as far as they may be read.
     pub fn is_complete(&self) -> bool {
-        self.pods_listed && self.nodes_listed
+        self.pods_listed && self.nodes_listed && self.budgets_listed
     }
 
     // ---- inside ----
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.ledger().release(uid);
+        service.stock().remove_pod(uid);
         self.remarks.remove(uid);
         if self.pods.get(key) == Some(uid) {
             self.pods.remove(key);
@@ -215,6 +228,7 @@ impl Index {
 
     fn remove_node(&mut self, service: &Service, name: &NodeName) {
         service.ledger().remove_node(name);
+        service.stock().remove_machine(name);
         self.nodes.remove(name);
     }
 }

@@ -1,7 +1,8 @@
 //! The Kubernetes edge: what the API server shows comes into the ledger, what was decided goes out to it.
 //!
 //! ```text
-//!  pods, nodes ─► watch ─► index ─► ledger          (in: everything, by watches)
+//!  pods, nodes ─► watch ─► index ─► ledger, stock   (in: everything, by watches)
+//!  budgets ──────┘           │
 //!                            │
 //!              upkeep ───────┤                      (time: holds run out)
 //!              capacity ─────┘─► nodes/status
@@ -85,7 +86,8 @@ pub fn start(
         });
     };
     run(Box::pin(watch::pods(client.clone(), feed.clone())));
-    run(Box::pin(watch::nodes(client.clone(), feed)));
+    run(Box::pin(watch::nodes(client.clone(), feed.clone())));
+    run(Box::pin(watch::budgets(client.clone(), feed)));
     run(Box::pin(upkeep::run(service.clone(), index.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index)));
     run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));

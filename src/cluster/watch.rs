@@ -1,4 +1,4 @@
-//! The watches: every pod and every node, into the index.
+//! The watches: every pod, every node and every disruption budget, into the index.
 //!
 //! Nothing is decided here. A watch that breaks goes on where it was, or lists anew; the index takes either. No object
 //! outlives its event.
@@ -6,19 +6,24 @@
 use super::index::Index;
 use crate::control_plane::{ControlPlane, Notice};
 use crate::service::Service;
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a page, read and parsed, stays in
 /// the low megabytes.
 const PAGE: u32 = 250;
 /// A server ends a watch after this many seconds and we resume it; a connection that died silently is noticed then.
 const WATCH_SECONDS: u32 = 60;
+
+/// A permission comes back when a person gives it; asking every few seconds is often enough.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// What every watch feeds.
 #[derive(Clone)]
@@ -30,38 +35,80 @@ pub struct Feed {
 }
 
 pub async fn pods(client: Client, feed: Feed) {
-    watch::<Pod>(client, &feed, "pods", |feed, event| feed.pod(event), Index::expect_pods).await;
+    let taking = Taking { take: Feed::pod, fails: wait_for_it, expect_list: Index::expect_pods };
+    watch(client, &feed, "pods", taking).await;
 }
 
 pub async fn nodes(client: Client, feed: Feed) {
-    watch::<Node>(client, &feed, "nodes", |feed, event| feed.node(event), Index::expect_nodes).await;
+    let taking = Taking { take: Feed::node, fails: wait_for_it, expect_list: Index::expect_nodes };
+    watch(client, &feed, "nodes", taking).await;
+}
+
+pub async fn budgets(client: Client, feed: Feed) {
+    let taking =
+        Taking { take: Feed::budget, fails: Feed::budgets_failed, expect_list: Index::expect_budgets };
+    watch(client, &feed, "poddisruptionbudgets", taking).await;
+}
+
+/// What becomes of one kind of object.
+struct Taking<K> {
+    take: fn(&Feed, Event<K>),
+    fails: fn(&Feed, &watcher::Error) -> After,
+    expect_list: fn(&mut Index),
+}
+
+/// What becomes of a watch.
+enum After {
+    /// It goes on where it was, after a pause of its own.
+    Retry,
+    /// What it showed is not to be trusted any more: it begins anew, after a pause.
+    ListAnew,
+    /// It begins anew at once: this replica begins to lead.
+    Leads,
+    Ended,
+}
+
+/// Without pods and nodes there is nothing to do but to wait for them.
+fn wait_for_it(_: &Feed, _: &watcher::Error) -> After {
+    After::Retry
 }
 
 /// Feeds what a watch shows, and begins it anew with a list whenever the gate asks for one.
-async fn watch<K>(
-    client: Client,
-    feed: &Feed,
-    what: &'static str,
-    take: impl Fn(&Feed, Event<K>),
-    expect_list: impl Fn(&mut Index),
-) where
+async fn watch<K>(client: Client, feed: &Feed, what: &'static str, taking: Taking<K>)
+where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     loop {
-        let mut events = events::<K>(client.clone(), what);
-        let mut relist = std::pin::pin!(feed.service.gate.relist());
-        loop {
-            tokio::select! {
-                biased;
-                () = &mut relist => break,
-                event = events.next() => match event {
-                    Some(event) => take(feed, event),
-                    None => return,
-                },
+        match one_watch(client.clone(), feed, what, &taking).await {
+            After::Leads => {
+                (taking.expect_list)(&mut feed.index.lock());
+                tracing::info!(what, "listing anew: this replica begins to lead");
             }
+            After::ListAnew => tokio::time::sleep(REFUSED_PAUSE).await,
+            After::Retry | After::Ended => return,
         }
-        expect_list(&mut feed.index.lock());
-        tracing::info!(what, "listing anew: this replica begins to lead");
+    }
+}
+
+async fn one_watch<K>(client: Client, feed: &Feed, what: &'static str, taking: &Taking<K>) -> After
+where
+    K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
+{
+    let mut events = events::<K>(client, what);
+    let mut relist = std::pin::pin!(feed.service.gate.relist());
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut relist => return After::Leads,
+            event = events.next() => match event {
+                Some(Ok(event)) => (taking.take)(feed, event),
+                Some(Err(error)) => match (taking.fails)(feed, &error) {
+                    After::Retry => {}
+                    after => return after,
+                },
+                None => return After::Ended,
+            },
+        }
     }
 }
 
@@ -99,6 +146,31 @@ impl Feed {
         self.note_sync(&index);
     }
 
+    fn budget(&self, event: Event<PodDisruptionBudget>) {
+        let mut index = self.index.lock();
+        match event {
+            Event::Init => index.begin_budgets(&self.service),
+            Event::InitApply(budget) | Event::Apply(budget) => index.apply_budget(&self.service, &budget),
+            Event::Delete(budget) => index.delete_budget(&self.service, &budget),
+            Event::InitDone => index.end_budgets(&self.service),
+        }
+        self.note_sync(&index);
+    }
+
+    /// Placing pods needs no budgets: where they may not be read it goes on, and nobody is evicted.
+    fn budgets_failed(&self, error: &watcher::Error) -> After {
+        let Some(after) = after_refusal(error) else { return After::Retry };
+        let mut index = self.index.lock();
+        if index.forbid_budgets(&self.service) {
+            tracing::error!(
+                %error,
+                "disruption budgets may not be read: nobody is evicted until they can be; let Stowage's service account list and watch poddisruptionbudgets of policy/v1, as manifests/stowage.yaml does"
+            );
+        }
+        self.note_sync(&index);
+        after
+    }
+
     fn note_sync(&self, index: &Index) {
         if index.is_complete() && !self.service.gate.is_synced() {
             self.service.gate.set_synced();
@@ -116,7 +188,7 @@ impl Feed {
 }
 
 /// The events of a watch that never ends. Failures are logged and retried, each after a longer pause.
-fn events<K>(client: Client, what: &'static str) -> impl Stream<Item = Event<K>> + Unpin
+fn events<K>(client: Client, what: &'static str) -> impl Stream<Item = watcher::Result<Event<K>>> + Unpin
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
@@ -125,10 +197,49 @@ where
         // Who last wrote which field is half of an object and of no use here.
         .modify(|object| object.meta_mut().managed_fields = None)
         .default_backoff()
-        .filter_map(move |event| {
-            let event =
-                event.inspect_err(|error| tracing::warn!(what, %error, "the watch failed and is retried"));
-            std::future::ready(event.ok())
-        })
+        .inspect_err(move |error| tracing::warn!(what, %error, "the watch failed and is retried"))
         .boxed()
+}
+
+/// What to do when nobody may read this, or nobody serves it; `None` for any other failure. A list that is refused is tried
+/// again by itself; a watch that is refused would go on as if it had shown everything meanwhile.
+fn after_refusal(error: &watcher::Error) -> Option<After> {
+    use kube::Error::Api;
+    let (code, after) = match error {
+        watcher::Error::InitialListFailed(Api(status)) => (status.code, After::Retry),
+        watcher::Error::WatchStartFailed(Api(status))
+        | watcher::Error::WatchFailed(Api(status))
+        | watcher::Error::WatchError(status) => (status.code, After::ListAnew),
+        _ => return None,
+    };
+    matches!(code, 401 | 403 | 404).then_some(after)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+
+    fn refusal(code: u16) -> kube::Error {
+        kube::Error::Api(Status::failure("no", "Forbidden").with_code(code).boxed())
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_api_server_means_that_budgets_cannot_be_read() {
+        let list = |code| after_refusal(&watcher::Error::InitialListFailed(refusal(code)));
+        assert!(matches!(list(403), Some(After::Retry)));
+        assert!(matches!(list(404), Some(After::Retry)));
+        assert!(list(500).is_none() && list(429).is_none());
+        assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
+    }
+
+    #[test]
+    fn a_watch_that_is_refused_lists_anew() {
+        assert!(matches!(
+            after_refusal(&watcher::Error::WatchStartFailed(refusal(403))),
+            Some(After::ListAnew)
+        ));
+        let gone = Status::failure("too old", "Expired").with_code(410).boxed();
+        assert!(after_refusal(&watcher::Error::WatchError(gone)).is_none());
+    }
 }

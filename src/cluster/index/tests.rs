@@ -5,7 +5,9 @@ use crate::ids::GpuUuid;
 use crate::scheduling::audit::audit;
 use crate::scheduling::ledger::Assumption;
 use crate::scheduling::policy::Policy;
+use crate::scheduling::stock::{Freed, Requirements};
 use crate::units::Millis;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -305,14 +307,122 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
 }
 
 #[test]
-fn the_index_is_complete_once_both_lists_are_in() {
+fn the_index_is_complete_once_all_lists_are_in() {
     let mut bench = Bench::new();
-    assert!(!bench.index.is_complete());
+    bench.index.begin_budgets(&bench.service);
+    bench.index.end_budgets(&bench.service);
     bench.index.begin_pods(&bench.service);
     bench.apply(&pod("p", "1", 10));
     assert!(!bench.index.is_complete());
     bench.index.end_pods(&bench.service);
     assert!(bench.index.is_complete());
+    bench.index.expect_budgets();
+    assert!(!bench.index.is_complete());
+}
+
+#[test]
+fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
+    let mut bench = Bench::new();
+    bench.index.reset_pods(&bench.service, &[]);
+    assert!(!bench.index.is_complete());
+    assert!(bench.index.forbid_budgets(&bench.service));
+    assert!(bench.index.is_complete());
+    assert!(!bench.service.ledger().budgets_known());
+    assert!(!bench.index.forbid_budgets(&bench.service), "it is told once");
+    bench.index.begin_budgets(&bench.service);
+    bench.index.end_budgets(&bench.service);
+    assert!(bench.service.ledger().budgets_known());
+}
+
+fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
+    read(json!({
+        "metadata": { "name": name, "namespace": "team-a" },
+        "spec": { "selector": {} },
+        "status": { "disruptionsAllowed": allowed, "observedGeneration": 1 },
+    }))
+}
+
+#[test]
+fn a_budget_that_a_new_list_does_not_have_is_gone() {
+    let mut bench = Bench::new();
+    let known = |bench: &Bench| {
+        let ledger = bench.service.ledger();
+        ledger.budgets().iter().map(|budget| (budget.name.clone(), budget.allowed)).collect::<Vec<_>>()
+    };
+    for (name, allowed) in [("a", 1), ("b", 2), ("c", 3)] {
+        bench.index.apply_budget(&bench.service, &budget(name, allowed));
+    }
+    bench.index.delete_budget(&bench.service, &budget("c", 3));
+    assert_eq!(known(&bench), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
+    bench.index.begin_budgets(&bench.service);
+    bench.index.apply_budget(&bench.service, &budget("b", 0));
+    bench.index.end_budgets(&bench.service);
+    assert_eq!(known(&bench), [("b".to_owned(), 0)]);
+}
+
+/// Node `a` takes one pod; whether it would take another one.
+fn takes_one_more(bench: &Bench) -> bool {
+    let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
+    bench.service.stock().verdict(&uid, &Requirements::default(), &node, &Freed::default()).accepts()
+}
+
+fn with_room_for_one_pod() -> Bench {
+    let mut bench = Bench::new();
+    let mut only = node("a", 2);
+    only.status = Some(read(json!({ "allocatable": { "pods": "1" } })));
+    bench.index.apply_node(&bench.service, &only);
+    bench
+}
+
+fn without_gpu(uid: &str, phase: &str) -> Value {
+    json!({
+        "metadata": { "name": uid, "namespace": "team-a", "uid": uid },
+        "spec": { "nodeName": "a", "containers": [] },
+        "status": { "phase": phase },
+    })
+}
+
+#[test]
+fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
+    let mut bench = with_room_for_one_pod();
+    assert!(takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Running"));
+    assert!(!takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Succeeded"));
+    assert!(takes_one_more(&bench));
+    bench.apply(&without_gpu("web", "Running"));
+    bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
+    assert!(takes_one_more(&bench));
+    assert!(bench.service.ledger().entries().is_empty(), "the ledger is not bothered");
+}
+
+#[test]
+fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
+    let mut bench = with_room_for_one_pod();
+    bench.apply(&without_gpu("web", "Running"));
+    bench.index.reset_pods(&bench.service, &[]);
+    assert!(takes_one_more(&bench));
+    assert_eq!(bench.service.stock().pods().count(), 0);
+}
+
+#[test]
+fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
+    let mut bench = with_room_for_one_pod();
+    bench.apply(&pod("p", "1", 10));
+    assert!(bench.service.stock().wants(&uid_of("1")).is_some());
+    bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
+    assert!(bench.service.stock().wants(&uid_of("1")).is_none());
+    assert!(!takes_one_more(&bench));
+    // Its name stands for another pod now.
+    bench.apply(&pod("p", "2", 10));
+    assert!(takes_one_more(&bench));
+}
+
+#[test]
+fn a_node_that_is_gone_takes_nobody() {
+    let mut bench = with_room_for_one_pod();
+    bench.index.delete_node(&bench.service, &node("a", 2));
+    assert!(!takes_one_more(&bench));
 }
 
 #[test]

@@ -17,7 +17,7 @@ const LOOKED_AT: usize = 256;
 impl Planner {
     pub(super) async fn seek(&mut self) {
         let Some((scratch, pending)) = self.queue() else { return };
-        let stock = self.service.stock.lock().snapshot();
+        let stock = self.service.stock().snapshot();
         // The threads that answer filter are not for this.
         let planned = tokio::task::spawn_blocking(move || plan(scratch, &stock, &pending)).await;
         for step in planned.into_iter().flatten() {

@@ -1,4 +1,5 @@
-//! Faults a test orders in advance: the next bindings, evictions, writes of pods or status, or token reviews go wrong.
+//! Faults a test orders in advance: the next bindings, evictions, writes of pods or status, token reviews, or lists of
+//! disruption budgets go wrong.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,6 +17,7 @@ pub enum Operation {
     /// A patch or update of `nodes/…/status`.
     NodeStatus,
     TokenReview,
+    ListBudgets,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

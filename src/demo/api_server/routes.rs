@@ -138,6 +138,7 @@ impl Asked {
             ("pods/status", true) => Some(Operation::PodStatus),
             ("nodes/status", true) => Some(Operation::NodeStatus),
             ("tokenreviews", true) => Some(Operation::TokenReview),
+            ("poddisruptionbudgets", false) => Some(Operation::ListBudgets),
             _ => None,
         }
     }

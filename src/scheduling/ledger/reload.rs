@@ -55,10 +55,15 @@ impl Ledger {
 
     /// The labels of a node, by which it is in a pool.
     pub fn set_labels(&mut self, name: &NodeName, labels: BTreeMap<String, String>) {
+        self.share_labels(name, Arc::new(labels));
+    }
+
+    /// The same, of labels that others keep, too.
+    pub fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
         let policy = self.policy.clone();
-        let Some(book) = self.books.get_mut(name).filter(|book| *book.labels != labels) else { return };
+        let Some(book) = self.books.get_mut(name).filter(|book| book.labels != labels) else { return };
         book.admission = policy.admission(&labels);
-        book.labels = Arc::new(labels);
+        book.labels = labels;
         self.refresh(name);
     }
 

@@ -69,11 +69,16 @@ pub struct Question<'a> {
 
 impl StockView {
     /// A node as it is now.
-    pub fn set_machine(&mut self, machine: Machine) {
+    pub fn set_machine(&mut self, mut machine: Machine) {
         let page = self.seen.pages.entry(machine.name.clone()).or_default();
-        if page.machine.as_deref() != Some(&machine) {
-            Arc::make_mut(page).machine = Some(Arc::new(machine));
+        if page.machine.as_deref() == Some(&machine) {
+            return;
         }
+        // The ledger has the same labels, shared: they seldom change, and are most of a node.
+        if let Some(known) = page.machine.as_ref().filter(|known| known.labels == machine.labels) {
+            machine.labels = known.labels.clone();
+        }
+        Arc::make_mut(page).machine = Some(Arc::new(machine));
     }
 
     /// The node is gone; its pods stay until they are seen to go.

@@ -1,0 +1,51 @@
+//! Disruption budgets into the ledger, listed anew like pods and nodes, and what it means when they may not be read.
+
+use super::Index;
+use crate::contract;
+use crate::scheduling::budget::BudgetSight;
+use crate::service::Service;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+
+impl Index {
+    pub fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+        let Some(budget) = contract::budget(budget) else { return };
+        self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
+        service.ledger().set_budget(budget);
+    }
+
+    pub fn delete_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
+        if let Some(budget) = contract::budget(budget) {
+            service.ledger().remove_budget(&budget.namespace, &budget.name);
+        }
+    }
+
+    /// What was listed does not count any more: a new list is on its way.
+    pub fn expect_budgets(&mut self) {
+        self.budgets_listed = false;
+    }
+
+    pub fn begin_budgets(&mut self, service: &Service) {
+        let ledger = service.ledger();
+        let named = ledger.budgets().iter().map(|budget| (budget.namespace.clone(), budget.name.clone()));
+        self.unlisted_budgets = named.collect();
+    }
+
+    /// The list is complete: these are all there are.
+    pub fn end_budgets(&mut self, service: &Service) {
+        let mut ledger = service.ledger();
+        for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
+            ledger.remove_budget(&namespace, &name);
+        }
+        ledger.set_budget_sight(BudgetSight::Complete);
+        self.budgets_listed = true;
+    }
+
+    /// They may not be read. Nobody waits for them: pods are placed without, and nobody is evicted. Answers whether that is new.
+    pub fn forbid_budgets(&mut self, service: &Service) -> bool {
+        self.budgets_listed = true;
+        let mut ledger = service.ledger();
+        let is_new = ledger.budgets_known();
+        ledger.set_budget_sight(BudgetSight::Forbidden);
+        is_new
+    }
+}
