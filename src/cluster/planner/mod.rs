@@ -15,6 +15,9 @@ mod ended;
 mod outcome;
 mod seek;
 
+#[cfg(test)]
+mod tests;
+
 use crate::control_plane::ControlPlane;
 use crate::ids::PodUid;
 use crate::scheduling::policy::Mode;

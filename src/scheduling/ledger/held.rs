@@ -23,7 +23,7 @@ pub struct Held {
     pub nominated: Option<NodeName>,
     /// Victims that have not left yet, in the order of the hold.
     pub remaining: Vec<Remaining>,
-    /// The last victim has left its node, its memory too.
+    /// The last victim has left its node, its memory too, and the room is there.
     pub is_free: bool,
 }
 
@@ -64,7 +64,7 @@ impl Ledger {
             gate: *gate,
             nominated: nominated.clone(),
             remaining: hold.victims.iter().filter_map(|victim| self.remaining(victim, entry, hold)).collect(),
-            is_free: self.victims_on(hold, book) == 0,
+            is_free: book.exists && self.room_of_hold(uid, &entry.demand, hold, book).is_ok(),
         })
     }
 

@@ -360,7 +360,7 @@ impl Ledger {
         is_within.then_some(chosen).ok_or(Misfit::BeyondLimitHere { left })
     }
 
-    fn room_of_hold(
+    pub(super) fn room_of_hold(
         &self,
         uid: &PodUid,
         demand: &Demand,

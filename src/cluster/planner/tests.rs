@@ -1,0 +1,338 @@
+//! The planner's acts, one tick at a time, against a control plane that takes note.
+
+use super::*;
+use crate::cluster::index::Index;
+use crate::cluster::testing::Recorder;
+use crate::control_plane::EvictionOutcome;
+use crate::scheduling::policy::Policy;
+use crate::units::Millis;
+use serde_json::{Value, json};
+
+struct Bench {
+    service: Arc<Service>,
+    recorder: Arc<Recorder>,
+    index: Index,
+    planner: Planner,
+    pods: Vec<Value>,
+}
+
+impl Bench {
+    /// Nodes with one 80 GiB GPU each, of which 72 GiB can be promised.
+    fn new(nodes: &[&str]) -> Self {
+        Self::by(Policy::default(), nodes)
+    }
+
+    fn by(policy: Policy, nodes: &[&str]) -> Self {
+        let service = Service::new(policy);
+        let recorder = Arc::new(Recorder::default());
+        let mut index = Index::default();
+        let node = |name: &&str| {
+            let labels = json!({
+                "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
+            });
+            let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
+            let node = json!({
+                "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable },
+            });
+            serde_json::from_value(node).unwrap()
+        };
+        index.reset_nodes(&service, &nodes.iter().map(node).collect::<Vec<_>>());
+        index.reset_pods(&service, &[]);
+        service.gate.set_synced();
+        service.gate.set_leading(true);
+        service.gate.set_synced();
+        let planner = Planner::new(service.clone(), recorder.clone());
+        Self { service, recorder, index, planner, pods: Vec::new() }
+    }
+
+    fn show(&mut self, pod: Value) {
+        let read = serde_json::from_value(pod.clone()).unwrap();
+        self.index.apply_pod(&self.service, &read);
+        self.pods.retain(|known| known["metadata"]["name"] != pod["metadata"]["name"]);
+        self.pods.push(pod);
+    }
+
+    fn pod(&self, name: &str) -> Value {
+        self.pods.iter().find(|pod| pod["metadata"]["name"] == name).unwrap().clone()
+    }
+
+    fn gone(&mut self, name: &str) {
+        let pod = serde_json::from_value(self.pod(name)).unwrap();
+        self.index.delete_pod(&self.service, &pod);
+    }
+
+    /// As if so much time had passed.
+    fn pass(&mut self, seconds: u64) {
+        let mut ledger = self.service.ledger();
+        let later = ledger.now() + Millis::seconds(seconds);
+        let ended = ledger.expire(later);
+        drop(ledger);
+        self.planner.end(ended);
+    }
+
+    /// One tick with all that it writes, in words.
+    async fn tick(&mut self) -> Vec<String> {
+        self.planner.tick().await;
+        while !self.planner.writes.is_empty() {
+            self.planner.next_write().await;
+        }
+        self.recorder.written()
+    }
+}
+
+fn waiting(name: &str, gib: u64, priority: i32) -> Value {
+    let resources = json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") } });
+    json!({
+        "metadata": { "name": name, "namespace": "default", "uid": format!("uid-{name}"), "labels": {} },
+        "spec": {
+            "schedulerName": "stowage", "priority": priority,
+            "containers": [{ "name": "engine", "resources": resources }],
+        },
+        "status": {},
+    })
+}
+
+fn gated(name: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }]);
+    pod
+}
+
+fn bound(name: &str, node: &str, gib: u64, priority: i32) -> Value {
+    let mut pod = waiting(name, gib, priority);
+    pod["spec"]["nodeName"] = json!(node);
+    pod["metadata"]["annotations"] =
+        json!({ "stowage.dev/devices": "0", "stowage.dev/vram-granted": (gib << 30).to_string() });
+    let devices = crate::ids::GpuUuid::from_index(0);
+    pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(devices.as_str());
+    pod
+}
+
+fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
+    let mut pod = gated(name, gib, 100);
+    pod["metadata"]["labels"]["stowage.dev/group"] = json!(group);
+    pod["metadata"]["annotations"] = json!({ "stowage.dev/group-min": size.to_string() });
+    pod
+}
+
+#[tokio::test]
+async fn a_gated_pod_is_nominated_and_let_through() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 40, 0));
+    assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
+    assert!(bench.tick().await.is_empty(), "the watch will show it");
+    assert_eq!(bench.service.ledger().totals().holds, 1, "the room is its own until it is bound");
+}
+
+#[tokio::test]
+async fn a_pod_under_another_gate_too_is_left_alone() {
+    let mut bench = Bench::new(&["n"]);
+    let mut pod = gated("a", 40, 0);
+    pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
+    bench.show(pod);
+    assert!(bench.tick().await.is_empty());
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_they_are_gone() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    assert!(bench.tick().await.is_empty(), "it has been told once");
+    let mut leaving = bench.pod("job");
+    leaving["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    leaving["metadata"]["deletionGracePeriodSeconds"] = json!(30);
+    bench.show(leaving);
+    assert!(bench.tick().await.is_empty(), "it takes its time");
+    bench.gone("job");
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+}
+
+#[tokio::test]
+async fn a_hold_that_cannot_be_written_evicts_nobody() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    *bench.recorder.deaf.lock() = true;
+    assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
+}
+
+#[tokio::test]
+async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    assert!(bench.tick().await.is_empty(), "not at once");
+    bench.pass(1);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.pass(120);
+    assert_eq!(bench.service.ledger().totals().holds, 0, "and not for ever");
+    let written = bench.tick().await;
+    assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
+}
+
+#[tokio::test]
+async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted", "serving: end hold, clear nomination"]);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn another_replica_goes_on_where_the_last_one_stopped() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    let mut pod = gated("serving", 50, 100);
+    let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60)).to_string();
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-job"], "deadline": deadline,
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.show(pod);
+    assert!(bench.tick().await.is_empty(), "whoever made the hold may still be at it");
+    bench.pass(4);
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.gone("job");
+    assert_eq!(bench.tick().await, ["serving: nominate n, placed, touch", "serving: lift"]);
+}
+
+#[tokio::test]
+async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    let mut pod = waiting("greedy", 50, 0);
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": ["uid-chat"],
+        "deadline": "2999-01-01T00:00:00Z",
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.show(pod);
+    assert_eq!(bench.tick().await, ["greedy: end hold, clear nomination"]);
+    bench.pass(10);
+    assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
+}
+
+#[tokio::test]
+async fn a_hold_of_a_thousand_years_ends_all_the_same() {
+    let mut bench = Bench::new(&["n"]);
+    let mut pod = waiting("greedy", 50, 0);
+    let message = json!({
+        "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": [],
+        "deadline": "2999-01-01T00:00:00Z",
+    });
+    pod["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.show(pod);
+    assert_eq!(bench.service.ledger().totals().holds, 1);
+    bench.pass(2 * 3600);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_more() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 40, 0));
+    bench.tick().await;
+    bench.show(waiting("a", 40, 0));
+    let mut restored = 0;
+    for _ in 0..20 {
+        bench.pass(1);
+        restored += bench.tick().await.iter().filter(|write| write.starts_with("a: nominate")).count();
+    }
+    assert_eq!(restored, 2, "beside the first");
+}
+
+#[tokio::test]
+async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the_reason() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    bench.show(gated("a", 50, 0));
+    assert!(bench.tick().await.is_empty());
+    bench.pass(31);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+    assert_eq!(bench.recorder.told(), ["StowagePlanFailed"]);
+}
+
+#[tokio::test]
+async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
+    let mut bench = Bench::new(&["n"]);
+    let mut pod = gated("a", 50, 0);
+    pod["spec"]["volumes"] = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }]);
+    bench.show(pod);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn the_room_of_a_pod_that_is_deleted_is_open_again() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.tick().await;
+    bench.gone("a");
+    bench.show(gated("b", 50, 0));
+    assert_eq!(bench.tick().await, ["b: nominate n, placed, touch", "b: lift"]);
+}
+
+#[tokio::test]
+async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("first", 50, 100));
+    bench.show(gated("second", 50, 100));
+    let mut written = bench.tick().await;
+    for _ in 0..3 {
+        bench.pass(1);
+        written.extend(bench.tick().await);
+    }
+    written.retain(|write| write.contains("hold"));
+    assert_eq!(written, ["first: hold n, making room"]);
+}
+
+#[tokio::test]
+async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_word() {
+    let mut bench = Bench::new(&["n", "m"]);
+    bench.show(member("a", 50, "pair", 2));
+    bench.show(member("b", 50, "pair", 2));
+    let written = bench.tick().await;
+    assert_eq!(written.iter().filter(|write| write.ends_with("lift")).count(), 2, "{written:?}");
+    for name in ["a", "b"] {
+        let mut let_through = bench.pod(name);
+        let_through["spec"]["schedulingGates"] = Value::Null;
+        bench.show(let_through);
+    }
+    bench.recorder.told();
+    bench.pass(31);
+    bench.tick().await;
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    let told = bench.recorder.told();
+    assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    bench.tick().await;
+    bench.gone("job");
+    bench.index.reset_nodes(&bench.service, &[]);
+    let written = bench.tick().await;
+    assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
+    bench.pass(120);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
