@@ -102,7 +102,11 @@ impl<'a> Visit<'_, 'a> {
     fn try_seats(&mut self, seats: &[&'a Lack]) -> ControlFlow<()> {
         let mut branch = Branch::new(self.case, seats);
         self.descend(&mut branch, 0);
-        if self.is_spent() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if self.is_spent() {
+            self.search.is_cut_short = true;
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
     }
 
     fn is_spent(&self) -> bool {

@@ -1,22 +1,19 @@
-//! Fit, pack, rank and preempt against brute force.
+//! Fit, pack and rank against brute force.
 
-use super::{demand, demand_of, sharing};
+use super::demand;
 
-use crate::ids::{NodeName, PodUid};
+use crate::ids::NodeName;
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::pack;
-use crate::scheduling::policy::{ClassId, ClassSet, Limit, Policy};
-use crate::scheduling::preempt::{
-    Bar, Price, Resident, Room, Shortfall, Standing, cheapest_victims, settle_bars,
-};
+use crate::scheduling::policy::{ClassSet, Limit, Policy};
 use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::reading::{Freshness, Pressure};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
-use crate::units::{Bytes, Millis, Percent};
+use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -74,15 +71,6 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
         holdings: Holdings::default(),
         replicas: Arc::new([]),
     }
-}
-
-/// What an eviction costs, on whose share the pod lives, and whether it keeps others off its GPUs.
-fn terms_of_leaving() -> impl Strategy<Value = (u64, Standing, bool)> {
-    let standing = prop_oneof![
-        1 => Just(Standing::Guaranteed),
-        3 => (0u32..3).prop_map(|spared| Standing::Borrowed { spared }),
-    ];
-    (0u64..3, standing, proptest::bool::weighted(0.2))
 }
 
 /// Every set of exactly `size` of the first `n` places.
@@ -229,83 +217,6 @@ proptest! {
         let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
         let seats = |list: &crate::scheduling::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
         prop_assert_eq!(seats(&again), seats(&list));
-    }
-
-    #[test]
-    fn no_cheaper_set_of_victims_exists(
-        pods in prop::collection::vec((0usize..4, 0usize..4, 5u64..40, -5i32..0, sharing(), terms_of_leaving()), 0..9),
-        demand in (10u64..70, 1u32..3, sharing()).prop_map(|(v, n, s)| demand_of(v, n, s, 5)),
-        proposed in 0usize..9,
-    ) {
-        let mut gpus = vec![Gpu {
-            capacity: Bytes(72), charged: Bytes::ZERO, hinted: Bytes::ZERO, engine_hinted: false, barred_by_hints: ClassSet::NONE, taken: Bytes::ZERO,
-            pressure: Pressure::default(), barred: ClassSet::NONE, island: None, tenants: 0, exclusive: false, starting: false, slice: false,
-            health: Health::Healthy,
-        }; 4];
-        let mut candidates = Vec::new();
-        let mut bars = Vec::new();
-        for (i, (a, b, per_gpu, priority, sharing, (cost, standing, is_bar))) in pods.into_iter().enumerate() {
-            let on: GpuSet = [a, b].into_iter().collect();
-            if on.iter().all(|g| gpus[g].has_room(&demand_of(per_gpu, 1, sharing, priority))) {
-                on.iter().for_each(|g| gpus[g].charge(Bytes(per_gpu), sharing));
-                let uid = PodUid::parse(&format!("pod-{i}")).unwrap();
-                let companion = Companion { cpu: crate::units::MilliCpu(i as u64), memory: Bytes::ZERO };
-                let grace = Millis::seconds(1);
-                if is_bar {
-                    bars.push(Bar { uid: uid.clone(), gpus: on, classes: ClassSet::ALL });
-                }
-                candidates.push(Resident {
-                    uid, gpus: on, per_gpu: Bytes(per_gpu), beyond: Bytes::ZERO, sharing, priority, companion, grace,
-                    class: ClassId::default(), cost, standing,
-                });
-            }
-        }
-        let shortfall = Shortfall::of(candidates.iter().take(proposed % 3));
-        let mut barred = gpus.clone();
-        settle_bars(&bars, &mut barred, |_| false);
-        let room = Room { node: NodeName::parse("n").unwrap(), gpus: barred, candidates: candidates.clone(), bars: bars.clone() };
-        let found = cheapest_victims(&room, &demand, shortfall);
-
-        let enough = |chosen: &[&Resident]| {
-            let mut left = gpus.clone();
-            chosen.iter().for_each(|r| r.gpus.iter().for_each(|g| left[g].discharge(r.per_gpu, r.sharing)));
-            let vram: u64 = chosen.iter().map(|r| r.per_gpu.0 * u64::from(r.gpus.len())).sum();
-            let cpu: u64 = chosen.iter().map(|r| r.companion.cpu.0).sum();
-            let is_barred = |g: usize| {
-                let stays = |bar: &Bar| chosen.iter().all(|r| r.uid != bar.uid);
-                bars.iter().any(|bar| stays(bar) && bar.gpus.contains(g))
-            };
-            vram >= shortfall.vram.0 && cpu >= shortfall.companion.cpu.0
-                && subsets(4, demand.gpus).any(|set| {
-                    set.iter().all(|g| has_room_by_the_book(&left[*g], &demand) && !is_barred(*g))
-                })
-        };
-        let price = |chosen: &[&Resident]| Price {
-            priority: chosen.iter().map(|r| r.priority.abs_diff(i32::MIN)).max().unwrap_or(0),
-            evicted: chosen.iter().map(|r| r.vram()).sum(),
-            from_guarantee: chosen.iter().any(|r| r.standing == Standing::Guaranteed),
-            spared: chosen.iter().map(|r| match r.standing {
-                Standing::Borrowed { spared } => spared,
-                Standing::Guaranteed => 0,
-            }).max().unwrap_or(0),
-            cost: chosen.iter().map(|r| r.cost).sum(),
-            victims: chosen.len() as u32,
-        };
-        let best = (0u32..1 << candidates.len())
-            .map(|bits| (0..candidates.len()).filter(|i| bits >> i & 1 == 1).map(|i| &candidates[i]).collect::<Vec<_>>())
-            .filter(|chosen| enough(chosen))
-            .map(|chosen| price(&chosen))
-            .min();
-        prop_assert_eq!(found.as_ref().map(|set| set.price), best);
-        if let Some(set) = found {
-            prop_assert!(set.exact);
-            let chosen: Vec<_> = candidates.iter().filter(|r| set.victims.contains(&r.uid)).collect();
-            prop_assert!(enough(&chosen));
-            for spared in &chosen {
-                let rest: Vec<_> = chosen.iter().copied().filter(|r| r.uid != spared.uid).collect();
-                prop_assert!(!enough(&rest), "{} need not have left", spared.uid);
-            }
-        }
     }
 }
 
