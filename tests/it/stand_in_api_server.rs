@@ -174,6 +174,23 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
 }
 
+#[tokio::test]
+async fn a_pod_with_a_finalizer_stays_until_it_is_taken_off_even_if_it_is_forced() {
+    let (api, _) = server().await;
+    let mut kept = pod("a");
+    kept["metadata"]["finalizers"] = json!(["example.com/keep"]);
+    api.create("pods", kept).unwrap();
+    api.bind("pods/default/a", &binding("", "n")).unwrap();
+    api.delete("pods/default/a").unwrap();
+    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 30);
+    api.delete_now("pods/default/a").unwrap();
+    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 0);
+    api.patch_status("pods/default/a", &json!({"status": {"phase": "Failed"}})).unwrap();
+    assert!(api.get("pods/default/a").is_some(), "another change does not let it go");
+    api.patch("pods/default/a", &json!({"metadata": {"finalizers": null}})).unwrap();
+    assert!(api.get("pods/default/a").is_none());
+}
+
 /// A pod that runs, of an app.
 fn running(api: &ApiServer, name: &str, app: &str) {
     let mut labelled = pod(name);
