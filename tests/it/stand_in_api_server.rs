@@ -152,7 +152,8 @@ async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one
         Patch::Strategic(json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
     };
     let stranger = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
-    assert!(matches!(stranger, Err(kube::Error::Api(status)) if status.code == 409));
+    let Err(kube::Error::Api(stranger)) = stranger else { panic!("{stranger:?}") };
+    assert_eq!((stranger.code, stranger.details.unwrap().causes[0].field.as_str()), (422, "metadata.uid"));
     let lifted = pods.patch("a", &PatchParams::default(), &lift(&created["metadata"]["uid"])).await.unwrap();
     let left: Vec<String> =
         lifted.spec.unwrap().scheduling_gates.unwrap().into_iter().map(|gate| gate.name).collect();
@@ -199,7 +200,8 @@ fn running(api: &ApiServer, name: &str, app: &str) {
     let mut binding = binding("", "n");
     binding["metadata"]["name"] = json!(name);
     api.bind(&format!("pods/default/{name}"), &binding).unwrap();
-    api.patch_status(&format!("pods/default/{name}"), &json!({"status": {"phase": "Running"}})).unwrap();
+    let status = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+    api.patch_status(&format!("pods/default/{name}"), &json!({"status": status})).unwrap();
 }
 
 fn budget(name: &str, allowed: u64) -> Value {
@@ -246,6 +248,11 @@ async fn a_disruption_budget_lets_as_many_go_as_it_allows() {
     api.patch_status("poddisruptionbudgets/default/pdb", &json!({"status": {"disruptionsAllowed": 1}}))
         .unwrap();
     evict("b").await.expect("the budget has one again");
+
+    running(&api, "d", "served");
+    let sick = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    api.patch_status("pods/default/d", &sick).unwrap();
+    evict("d").await.expect("it is not ready, and enough others are");
 }
 
 #[tokio::test]

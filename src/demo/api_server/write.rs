@@ -63,6 +63,7 @@ pub fn patch(
 ) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     if kind != PatchKind::Json {
+        check_patched_uid(key, &current, patch)?;
         check_preconditions(key, &current, patch)?;
     }
     let mut patched = Value::clone(&current);
@@ -155,6 +156,16 @@ fn gated_condition() -> Value {
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
         "message": "Scheduling is blocked due to non-empty scheduling gates",
     })
+}
+
+/// In a patch a UID is a value like any other, and one that may not change.
+fn check_patched_uid(key: &Key, current: &Value, patch: &Value) -> Result<(), ApiError> {
+    match patch["metadata"]["uid"].as_str() {
+        Some(uid) if current["metadata"]["uid"] != uid => {
+            Err(ApiError::other_uid(key.resource, &key.name, uid))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A body that names a UID or a version is about that object and no other.
