@@ -1,9 +1,11 @@
 //! What a machine's driver, kernel and disk would show: the only part of an agent's surroundings that is made up here.
 //!
-//! Everything follows from the pods that run on the machine, as the API server shows them. Engines are none of this: they
-//! have pages of their own, which the agent reads like any other.
+//! Everything follows from the pods that run on the machine, as the API server shows them, and from those that were there
+//! and whose processes have not let go of their memory yet ([`dying`]). Engines are none of this: they have pages of their
+//! own, which the agent reads like any other.
 
 use super::api_server::ApiServer;
+use super::dying;
 use super::machine::Machine;
 use crate::agent::models::{ModelScan, ModelSource};
 use crate::agent::nvml::{GpuSample, GpuSource};
@@ -19,7 +21,7 @@ use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
 use serde_json::Value;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The first process on a machine that a pod starts.
 const FIRST_PID: u32 = 4000;
@@ -31,6 +33,15 @@ pub struct Hardware {
     api: Arc<ApiServer>,
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
     started: Arc<Mutex<Vec<PodUid>>>,
+    /// Pods whose processes live on for a while when they are gone.
+    clinging: Arc<Mutex<Vec<Clinging>>>,
+}
+
+struct Clinging {
+    running: Running,
+    stays: Duration,
+    /// When the pod was first missed.
+    missed: Option<Instant>,
 }
 
 pub struct SimulatedGpus(pub Hardware);
@@ -38,6 +49,7 @@ pub struct SimulatedOwners(pub Hardware);
 pub struct SimulatedModels(pub Machine);
 
 /// What a pod has on each of its GPUs.
+#[derive(Clone)]
 struct Running {
     process: ProcessReport,
     gpus: Vec<String>,
@@ -45,16 +57,31 @@ struct Running {
 
 impl Hardware {
     pub fn new(machine: Machine, api: Arc<ApiServer>) -> Self {
-        Self { machine, api, started: Arc::default() }
+        Self { machine, api, started: Arc::default(), clinging: Arc::default() }
     }
 
-    /// The pods that run here, a process for each.
+    /// A process for each pod that runs here, and for each that lives on without its pod.
     fn running(&self) -> Vec<Running> {
         let pods = self.api.list("pods").into_iter();
         let here = |pod: &Arc<Value>| {
             pod["spec"]["nodeName"] == self.machine.node && pod["status"]["phase"] == "Running"
         };
-        pods.filter(here).filter_map(|pod| self.process_of(&pod)).collect()
+        let mut running = Vec::new();
+        let mut clinging = self.clinging.lock();
+        clinging.iter_mut().for_each(|one| one.missed = one.missed.or_else(|| Some(Instant::now())));
+        for pod in pods.filter(here) {
+            let Some(found) = self.process_of(&pod) else { continue };
+            clinging.retain(|one| one.running.process.pid != found.process.pid);
+            let stays = dying::memory_stays(&pod);
+            if !stays.is_zero() {
+                clinging.push(Clinging { running: found.clone(), stays, missed: None });
+            }
+            running.push(found);
+        }
+        clinging.retain(|one| one.missed.is_none_or(|missed| missed.elapsed() < one.stays));
+        let left = clinging.iter().filter(|one| one.missed.is_some());
+        running.extend(left.map(|one| one.running.clone()));
+        running
     }
 
     fn process_of(&self, pod: &Value) -> Option<Running> {
@@ -183,6 +210,39 @@ mod tests {
         assert_eq!(seen(&elsewhere).await, idle);
         api.delete_now("pods/default/p").unwrap();
         assert_eq!(seen(&hardware).await, idle);
+    }
+
+    #[tokio::test]
+    async fn a_process_that_clings_keeps_its_memory_when_its_pod_is_gone_as_long_as_it_was_told() {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let hardware = Hardware::new(MACHINE, api.clone());
+        for (name, gpu, stays) in [("hangs", 0, dying::FOR_EVER), ("slow", 1, "1")] {
+            let annotations = json!({
+                dying::MEMORY_STAYS: stays,
+                written::DEVICES: MACHINE.uuid(gpu),
+                written::GRANTED: (32u64 << 30).to_string(),
+            });
+            let pod =
+                json!({"metadata": {"name": name, "annotations": annotations}, "spec": {"containers": []}});
+            api.create("pods", pod).unwrap();
+            api.bind(&format!("pods/default/{name}"), &json!({"target": {"name": "node-a"}})).unwrap();
+            let running = json!({"status": {"phase": "Running"}});
+            api.patch_status(&format!("pods/default/{name}"), &running).unwrap();
+        }
+        let memory = async || seen(&hardware).await.into_iter().map(|(_, used)| used).collect::<Vec<_>>();
+        let both = vec![Bytes::gib(31); 2];
+        assert_eq!(memory().await, both);
+        assert_eq!(memory().await, both, "seen twice, counted once");
+        for name in ["hangs", "slow"] {
+            api.delete_now(&format!("pods/default/{name}")).unwrap();
+        }
+        let gone = async {
+            while memory().await != [Bytes::gib(31), Bytes::ZERO] {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), gone).await.expect("the slow one lets go");
+        assert_eq!(memory().await, [Bytes::gib(31), Bytes::ZERO], "the other never does");
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! The kubelets of all nodes at once: they run what is bound, end what is deleted, and publish capacity.
 //!
 //! They start nothing and admit everything; a pod is a row of status writes here. A pod that names the port of its metrics
-//! is at that port of this machine; others have no address, so that nobody asks a stranger's port what it is.
+//! is at that port of this machine; others have no address, so that nobody asks a stranger's port what it is. A pod may say
+//! how long it takes to die ([`dying`]).
 
+use super::dying;
 use super::watching::{self, Notice};
 use super::writes;
 use crate::agent::engines::address::METRICS_PORT;
@@ -135,13 +137,16 @@ async fn advance(client: kube::Client, config: Config, pod: Arc<Value>, step: St
     let _ = match step {
         Step::Starting => start(&client, &path, &pod, config.start_delay).await,
         Step::Stopping => {
-            let seconds = pod["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or_default();
-            let seconds = u32::try_from(seconds).unwrap_or(u32::MAX);
-            tokio::time::sleep(config.grace_second.saturating_mul(seconds)).await;
+            tokio::time::sleep(dying::takes(&pod).unwrap_or_else(|| grace(&pod, &config))).await;
             let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": text("uid")}});
             writes::delete(&client, &path, options).await
         }
     };
+}
+
+fn grace(pod: &Value, config: &Config) -> Duration {
+    let seconds = pod["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or_default();
+    config.grace_second.saturating_mul(u32::try_from(seconds).unwrap_or(u32::MAX))
 }
 
 /// A pod has its address before its containers are up.

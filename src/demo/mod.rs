@@ -8,6 +8,7 @@
 pub mod agents;
 pub mod api_server;
 mod chronicle;
+pub mod dying;
 pub mod engines;
 mod foresight;
 mod hardware;

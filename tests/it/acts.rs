@@ -63,7 +63,8 @@ impl Leader {
         let uid = self.waiting(name, &[]);
         let path = format!("pods/default/{name}");
         self.api.bind(&path, &json!({ "target": { "kind": "Node", "name": "n" } })).unwrap();
-        self.api.patch_status(&path, &json!({ "status": { "phase": "Running" } })).unwrap();
+        let status = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+        self.api.patch_status(&path, &json!({ "status": status })).unwrap();
         uid
     }
 

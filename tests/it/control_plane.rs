@@ -1,6 +1,7 @@
 //! The real thing, end to end: etcd, kube-apiserver and kube-scheduler of Kubernetes, and our own binary with the shipped
 //! manifests. Runs where `KUBEBUILDER_ASSETS` (or its default folder) holds the binaries and says so where it does not.
 
+mod acts;
 mod fleet;
 mod journal;
 mod processes;
@@ -275,7 +276,7 @@ async fn policies_are_without_type_errors(world: &World) {
     let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
     let policies = yaml(&policies.said);
     let policies = policies["items"].as_array().unwrap();
-    assert_eq!(policies.len(), 2);
+    assert_eq!(policies.len(), 4);
     assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
 }
 

@@ -26,6 +26,7 @@ mod shipped_policies;
 mod stand_in_api_server;
 mod stand_in_extender;
 mod stand_in_kubelet;
+mod stand_in_nominations;
 mod stand_in_scheduler;
 mod stand_in_shapes;
 mod tls;

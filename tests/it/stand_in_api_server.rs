@@ -152,7 +152,8 @@ async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one
         Patch::Strategic(json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
     };
     let stranger = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
-    assert!(matches!(stranger, Err(kube::Error::Api(status)) if status.code == 409));
+    let Err(kube::Error::Api(stranger)) = stranger else { panic!("{stranger:?}") };
+    assert_eq!((stranger.code, stranger.details.unwrap().causes[0].field.as_str()), (422, "metadata.uid"));
     let lifted = pods.patch("a", &PatchParams::default(), &lift(&created["metadata"]["uid"])).await.unwrap();
     let left: Vec<String> =
         lifted.spec.unwrap().scheduling_gates.unwrap().into_iter().map(|gate| gate.name).collect();
@@ -174,6 +175,23 @@ async fn an_eviction_marks_a_bound_pod_and_waits_for_its_kubelet() {
     assert_eq!(stored["status"]["conditions"][1]["reason"], "EvictionByEvictionAPI");
 }
 
+#[tokio::test]
+async fn a_pod_with_a_finalizer_stays_until_it_is_taken_off_even_if_it_is_forced() {
+    let (api, _) = server().await;
+    let mut kept = pod("a");
+    kept["metadata"]["finalizers"] = json!(["example.com/keep"]);
+    api.create("pods", kept).unwrap();
+    api.bind("pods/default/a", &binding("", "n")).unwrap();
+    api.delete("pods/default/a").unwrap();
+    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 30);
+    api.delete_now("pods/default/a").unwrap();
+    assert_eq!(api.get("pods/default/a").unwrap()["metadata"]["deletionGracePeriodSeconds"], 0);
+    api.patch_status("pods/default/a", &json!({"status": {"phase": "Failed"}})).unwrap();
+    assert!(api.get("pods/default/a").is_some(), "another change does not let it go");
+    api.patch("pods/default/a", &json!({"metadata": {"finalizers": null}})).unwrap();
+    assert!(api.get("pods/default/a").is_none());
+}
+
 /// A pod that runs, of an app.
 fn running(api: &ApiServer, name: &str, app: &str) {
     let mut labelled = pod(name);
@@ -182,7 +200,8 @@ fn running(api: &ApiServer, name: &str, app: &str) {
     let mut binding = binding("", "n");
     binding["metadata"]["name"] = json!(name);
     api.bind(&format!("pods/default/{name}"), &binding).unwrap();
-    api.patch_status(&format!("pods/default/{name}"), &json!({"status": {"phase": "Running"}})).unwrap();
+    let status = json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]});
+    api.patch_status(&format!("pods/default/{name}"), &json!({"status": status})).unwrap();
 }
 
 fn budget(name: &str, allowed: u64) -> Value {
@@ -229,6 +248,11 @@ async fn a_disruption_budget_lets_as_many_go_as_it_allows() {
     api.patch_status("poddisruptionbudgets/default/pdb", &json!({"status": {"disruptionsAllowed": 1}}))
         .unwrap();
     evict("b").await.expect("the budget has one again");
+
+    running(&api, "d", "served");
+    let sick = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
+    api.patch_status("pods/default/d", &sick).unwrap();
+    evict("d").await.expect("it is not ready, and enough others are");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use serde_json::json;
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
+use stowage::demo::dying;
 use stowage::demo::kubelet::{Config, Kubelet};
 
 #[tokio::test]
@@ -20,6 +21,26 @@ async fn a_bound_pod_runs_and_a_deleted_one_ends() {
     api.delete("pods/default/a").unwrap();
     assert!(api.get("pods/default/a").is_some(), "its grace period is not over");
     api.until(|api| api.get("pods/default/a").is_none().then_some(())).await;
+}
+
+/// A grace period that no test outlives, so that what ends before it ended by itself.
+const LONG: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
+    let api = ApiServer::start().await.unwrap();
+    let config = Config { grace_second: LONG, ..Config::default() };
+    let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
+    for (name, takes) in [("soon", "1"), ("never", dying::FOR_EVER)] {
+        let metadata = json!({"name": name, "annotations": {dying::TAKES: takes}});
+        api.create("pods", json!({"metadata": metadata, "spec": {"containers": []}})).unwrap();
+        api.bind(&format!("pods/default/{name}"), &json!({"target": {"name": "n"}})).unwrap();
+        api.delete(&format!("pods/default/{name}")).unwrap();
+    }
+    api.until(|api| api.get("pods/default/soon").is_none().then_some(())).await;
+    assert!(api.get("pods/default/never").unwrap()["metadata"]["deletionTimestamp"].is_string());
+    api.delete_now("pods/default/never").unwrap();
+    assert!(api.get("pods/default/never").is_none(), "who is forced goes at once");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! What an answer that is no success says of a write: whether it was written, and why not.
 
 use crate::control_plane::{BindOutcome, ControlPlaneError};
+use kube::core::Status;
 use std::time::Duration;
 
 /// A request that came to nothing, or may have.
@@ -12,9 +13,9 @@ pub struct Failure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
-    /// 404.
+    /// 404, or a patch that names a UID met another pod of the name.
     Gone,
-    /// 409: what was written before, or another UID.
+    /// 409: what was written before or meanwhile; of what takes a UID as precondition also another UID.
     Conflict,
     /// 429, and how long to wait, if it says.
     TooMany { after: Option<Duration> },
@@ -48,6 +49,7 @@ fn why(error: &kube::Error) -> Why {
             }
             // An overloaded server or a proxy before it answers this, whatever became of the request.
             408 => Why::Unknown,
+            422 if is_about_uid(status) => Why::Gone,
             400..500 => Why::Refused,
             _ => Why::Unknown,
         },
@@ -55,6 +57,12 @@ fn why(error: &kube::Error) -> Why {
         kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => Why::Refused,
         _ => Why::Unknown,
     }
+}
+
+/// A patch cannot change a UID, and so it is refused where it names another than the pod has.
+fn is_about_uid(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
 impl From<Failure> for BindOutcome {
@@ -114,6 +122,18 @@ mod tests {
         for unknown in [409, 429, 500] {
             assert!(matches!(answered(unknown).into(), ControlPlaneError::Unknown(_)), "{unknown}");
         }
+    }
+
+    #[test]
+    fn a_patch_that_would_change_the_uid_met_another_pod() {
+        let refused = |field: &str| {
+            let mut status = Status::failure("no", "Invalid").with_code(422);
+            status.details =
+                Some(serde_json::from_value(serde_json::json!({ "causes": [{ "field": field }] })).unwrap());
+            Failure::from(kube::Error::Api(Box::new(status))).why
+        };
+        assert_eq!(refused("metadata.uid"), Why::Gone);
+        assert_eq!(refused("spec.nodeName"), Why::Refused);
     }
 
     #[test]

@@ -104,8 +104,8 @@ impl ApiControlPlane {
         self.patch(key, uid, Subresource::None, &status::gate_patch(uid)).await
     }
 
-    /// A patch that names the UID conflicts with another pod's, and with writes at the same time that the API server has
-    /// tried several times to go around. A read tells the two apart; in the second case once more is worth it.
+    /// A patch conflicts with writes at the same time when the API server has tried several times to go around them: once
+    /// more is worth it if the pod is still the one that is meant.
     async fn patch(
         &self,
         key: &PodKey,

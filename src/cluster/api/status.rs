@@ -1,6 +1,6 @@
 //! A change of a pod's status as one patch of `pods/status`, and the patch that takes the planner's gate off.
 //!
-//! Both name the pod's UID, so that another pod of the same name answers 409 and is left alone. Pure.
+//! Both name the pod's UID, which no patch can change: another pod of the same name refuses them and is left alone. Pure.
 
 use crate::contract::{self, HoldMessage};
 use crate::control_plane::{HoldChange, Nomination, StatusChange};

@@ -1,7 +1,6 @@
 //! Disruption budgets, as far as an eviction meets them.
 //!
-//! No controller counts pods here: what a budget allows is what its status says, and each eviction takes one of it. Left
-//! out: pods that are not ready count like any other.
+//! No controller counts pods here: what a budget allows is what its status says, and each eviction takes one of it.
 
 use super::defaults::object_at;
 use super::error::ApiError;
@@ -19,6 +18,7 @@ pub fn take(store: &mut Store, pod: &Value, now: Timestamp) -> Result<(), ApiErr
     }
     match covering(store, pod).as_slice() {
         [] => Ok(()),
+        [budget] if is_free(budget, pod) => Ok(()),
         [budget] => take_of(store, budget, pod, now),
         _ => Err(ApiError::internal(
             "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
@@ -31,6 +31,17 @@ fn is_nobodys_loss(pod: &Value) -> bool {
     let phase = pod["status"]["phase"].as_str();
     matches!(phase, Some("Pending" | "Succeeded" | "Failed"))
         || !pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// A pod that is not ready serves nobody: it may go always, or (the default) as long as enough others are healthy.
+fn is_free(budget: &Value, pod: &Value) -> bool {
+    let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    let is_ready = conditions.any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+    let healthy = || {
+        let number = |field: &str| budget["status"][field].as_i64().unwrap_or_default();
+        number("desiredHealthy") > 0 && number("currentHealthy") >= number("desiredHealthy")
+    };
+    !is_ready && (budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow" || healthy())
 }
 
 fn covering(store: &Store, pod: &Value) -> Vec<Arc<Value>> {

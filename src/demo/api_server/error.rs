@@ -21,6 +21,8 @@ pub struct ApiError {
 pub struct Cause {
     pub reason: &'static str,
     pub message: String,
+    /// Which field it is about, if it is about one.
+    pub field: Option<&'static str>,
 }
 
 impl ApiError {
@@ -31,7 +33,7 @@ impl ApiError {
     /// A disruption budget stands against an eviction.
     pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
-        let cause = Some(Cause { reason: "DisruptionBudget", message: why.into() });
+        let cause = Some(Cause { reason: "DisruptionBudget", message: why.into(), field: None });
         Self { cause, ..Self::too_many_requests(message, retry_after_seconds) }
     }
 
@@ -57,6 +59,16 @@ impl ApiError {
 
     pub fn invalid(resource: &Resource, name: &str, why: impl std::fmt::Display) -> Self {
         Self::new(422, "Invalid", format!("{} \"{name}\" is invalid: {why}", resource.kind))
+    }
+
+    /// A patch would give the object another UID: it was meant for another object of the name.
+    pub fn other_uid(resource: &Resource, name: &str, uid: &str) -> Self {
+        let message = format!("Invalid value: \"{uid}\": field is immutable");
+        let invalid = Self::invalid(resource, name, format!("metadata.uid: {message}"));
+        Self {
+            cause: Some(Cause { reason: "FieldValueInvalid", message, field: Some("metadata.uid") }),
+            ..invalid
+        }
     }
 
     pub fn bad_request(why: impl Into<String>) -> Self {
@@ -85,8 +97,12 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
         });
-        if let Some(Cause { reason, message }) = &self.cause {
-            status["details"]["causes"] = json!([{"reason": reason, "message": message}]);
+        if let Some(Cause { reason, message, field }) = &self.cause {
+            let mut cause = json!({"reason": reason, "message": message});
+            if let Some(field) = field {
+                cause["field"] = json!(field);
+            }
+            status["details"]["causes"] = json!([cause]);
         }
         if let Some(seconds) = self.retry_after_seconds {
             status["details"]["retryAfterSeconds"] = json!(seconds);

@@ -51,7 +51,7 @@ pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Resul
     let current = store.get(key)?.clone();
     check_preconditions(key, &current, &object)?;
     let merged = confine(key, part, &current, object)?;
-    store.update(key, merged)
+    update(store, key, merged)
 }
 
 pub fn patch(
@@ -63,12 +63,13 @@ pub fn patch(
 ) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     if kind != PatchKind::Json {
+        check_patched_uid(key, &current, patch)?;
         check_preconditions(key, &current, patch)?;
     }
     let mut patched = Value::clone(&current);
     kind.apply(&mut patched, patch)?;
     let merged = confine(key, part, &current, patched)?;
-    store.update(key, merged)
+    update(store, key, merged)
 }
 
 /// Deletes, or for a running pod marks as terminating until its kubelet is done.
@@ -76,17 +77,29 @@ pub fn delete(store: &mut Store, key: &Key, options: &Value, now: Timestamp) -> 
     let current = store.get(key)?.clone();
     check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
     let grace = if key.resource.is_pods() { grace_seconds(&current, options) } else { 0 };
-    if grace == 0 {
-        return store.remove(key);
-    }
-    if !current["metadata"]["deletionTimestamp"].is_null() {
-        return Ok(current);
+    let is_terminating = !current["metadata"]["deletionTimestamp"].is_null();
+    match (grace, has_finalizers(&current)) {
+        (0, false) => return store.remove(key),
+        (1.., _) if is_terminating => return Ok(current),
+        _ => {}
     }
     let mut terminating = Value::clone(&current);
     let gone_at = now.checked_add(jiff::SignedDuration::from_secs(grace)).unwrap_or(now);
     terminating["metadata"]["deletionTimestamp"] = json!(time(gone_at));
     terminating["metadata"]["deletionGracePeriodSeconds"] = json!(grace);
     store.update(key, terminating)
+}
+
+/// Somebody wants to be asked before it goes.
+fn has_finalizers(object: &Value) -> bool {
+    object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty())
+}
+
+/// Stores the change, or lets the object go if a finalizer was all that kept it.
+fn update(store: &mut Store, key: &Key, object: Value) -> Result<Arc<Value>, ApiError> {
+    let waited = object["metadata"]["deletionTimestamp"].is_string()
+        && object["metadata"]["deletionGracePeriodSeconds"] == 0;
+    if waited && !has_finalizers(&object) { store.remove(key) } else { store.update(key, object) }
 }
 
 /// A time as Kubernetes writes it: UTC, whole seconds.
@@ -143,6 +156,16 @@ fn gated_condition() -> Value {
         "type": "PodScheduled", "status": "False", "reason": "SchedulingGated",
         "message": "Scheduling is blocked due to non-empty scheduling gates",
     })
+}
+
+/// In a patch a UID is a value like any other, and one that may not change.
+fn check_patched_uid(key: &Key, current: &Value, patch: &Value) -> Result<(), ApiError> {
+    match patch["metadata"]["uid"].as_str() {
+        Some(uid) if current["metadata"]["uid"] != uid => {
+            Err(ApiError::other_uid(key.resource, &key.name, uid))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A body that names a UID or a version is about that object and no other.

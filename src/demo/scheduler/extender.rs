@@ -54,7 +54,8 @@ impl Extender {
     }
 
     pub async fn filter(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Filtered, String> {
-        let answer = self.send(Verb::Filter, pod.full_name(), &self.arguments(pod, nodes)).await?;
+        let answer =
+            self.send(Verb::Filter, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
         let answer = structure(&answer, "v1.ExtenderFilterResult")?;
         let list = structure(field(answer, "Nodes"), "v1.NodeList")?;
         let items = slice(field(list, "items"), "NodeList.items")?;
@@ -81,7 +82,8 @@ impl Extender {
 
     /// Host and score; hosts nobody asked about are the caller's to ignore.
     pub async fn prioritize(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Vec<(String, i64)>, String> {
-        let answer = self.send(Verb::Prioritize, pod.full_name(), &self.arguments(pod, nodes)).await?;
+        let answer =
+            self.send(Verb::Prioritize, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
         let scores = slice(&answer, "v1.HostPriorityList")?.unwrap_or_default();
         let one = |score: &Value| {
             let score = structure(score, "v1.HostPriority")?;
@@ -111,7 +113,7 @@ impl Extender {
         let (full, meta) = if whole { (map, Value::Null) } else { (Value::Null, map) };
         let arguments =
             json!({"Pod": pod.on_the_wire(), "NodeNameToVictims": full, "NodeNameToMetaVictims": meta});
-        let answer = self.send(Verb::Preempt, pod.full_name(), &arguments).await?;
+        let answer = self.send(Verb::Preempt, pod.full_name(), candidates.len(), &arguments).await?;
         let answer = structure(&answer, "v1.ExtenderPreemptionResult")?;
         let map = entries(
             field(answer, "NodeNameToMetaVictims"),
@@ -123,7 +125,7 @@ impl Extender {
     pub async fn bind(&self, pod: &Pod, node: &str) -> Result<(), String> {
         let arguments =
             json!({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node});
-        let answer = self.send(Verb::Bind, pod.full_name(), &arguments).await?;
+        let answer = self.send(Verb::Bind, pod.full_name(), 1, &arguments).await?;
         let answer = structure(&answer, "v1.ExtenderBindingResult")?;
         let error = string(field(answer, "Error"), "ExtenderBindingResult.Error")?;
         if error.is_empty() { Ok(()) } else { Err(error) }
@@ -155,8 +157,8 @@ impl Extender {
         names.iter().map(one).collect()
     }
 
-    async fn send(&self, verb: Verb, pod: String, arguments: &Value) -> Result<Value, String> {
-        self.observations.called(verb, pod);
+    async fn send(&self, verb: Verb, pod: String, nodes: usize, arguments: &Value) -> Result<Value, String> {
+        self.observations.called(verb, pod, nodes);
         let url = format!("{}/{}", self.config.url_prefix, verb.as_str());
         let late = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
         let exchange = tokio::time::timeout(self.config.timeout, self.exchange(&url, arguments)).await;

@@ -31,6 +31,8 @@ pub struct Call {
     pub verb: Verb,
     /// `namespace/name`.
     pub pod: String,
+    /// How many nodes it was about.
+    pub nodes: usize,
     pub at: Instant,
 }
 
@@ -110,8 +112,8 @@ impl Observations {
         }
     }
 
-    pub(super) fn called(&self, verb: Verb, pod: String) {
-        self.seen.lock().calls.push(Call { verb, pod, at: Instant::now() });
+    pub(super) fn called(&self, verb: Verb, pod: String, nodes: usize) {
+        self.seen.lock().calls.push(Call { verb, pod, nodes, at: Instant::now() });
         self.step(|_| {});
     }
 

@@ -76,14 +76,16 @@ impl View {
         self.nodes.remove(name);
     }
 
-    /// Takes a pod as the watch shows it; a bound pod ends its assumption.
+    /// Takes a pod as the watch shows it; a bound pod ends its assumption. What a gated pod that is new here is nominated
+    /// to is noticed at its next change only: it does not pass through the queue.
     pub fn apply_pod(&mut self, pod: Arc<Pod>) -> Option<Arc<Pod>> {
         self.unbook(&pod.uid);
         if pod.node.is_some() || pod.ended {
             self.assumed.remove(&pod.uid);
         }
         // An assumed pod is counted where it is assumed, and nowhere twice.
-        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
+        let is_news = !self.pods.contains_key(&pod.uid);
+        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid) && !(pod.gated && is_news);
         self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits));
         let before = self.pods.insert(pod.uid.clone(), pod.clone());
         self.book(&pod);

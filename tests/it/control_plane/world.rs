@@ -239,7 +239,7 @@ impl World {
     }
 
     /// A kubeconfig of the service account that the shipped manifests set up.
-    fn service_account(&self) -> PathBuf {
+    pub fn service_account(&self) -> PathBuf {
         let token = self.kubectl(&["create", "token", "stowage", "--namespace", "kube-system"]);
         assert!(token.ok, "{}", token.said);
         kubeconfig(self.folder.path(), "service-account", &self.server, token.said.trim())

@@ -1,0 +1,27 @@
+//! How hard a pod of the demo dies: annotations that the stand-in kubelets and the simulated GPUs obey. No real node knows
+//! them. A victim that takes its time is what races are made of.
+
+use serde_json::Value;
+use std::time::Duration;
+
+/// From its deletion until its kubelet lets it go, in milliseconds of this machine; without it, its grace period.
+pub const TAKES: &str = "demo.stowage.dev/dying-ms";
+
+/// How long its processes keep their GPU memory after the pod is gone, in milliseconds, or [`FOR_EVER`].
+pub const MEMORY_STAYS: &str = "demo.stowage.dev/memory-stays-ms";
+
+/// A process that hangs in the driver.
+pub const FOR_EVER: &str = "for-ever";
+
+/// `None`: as long as its grace period.
+pub(super) fn takes(pod: &Value) -> Option<Duration> {
+    duration(pod["metadata"]["annotations"][TAKES].as_str()?)
+}
+
+pub(super) fn memory_stays(pod: &Value) -> Duration {
+    pod["metadata"]["annotations"][MEMORY_STAYS].as_str().and_then(duration).unwrap_or_default()
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    if text == FOR_EVER { Some(Duration::MAX) } else { text.parse().ok().map(Duration::from_millis) }
+}

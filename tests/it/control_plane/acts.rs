@@ -1,0 +1,296 @@
+//! The planner's acts on a real API server, with the rights of the shipped manifests: what they do, and what the admission
+//! policy lets nobody do, Stowage included.
+
+use super::processes::eventually;
+use super::world::World;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use stowage::cluster::events::Notices;
+use stowage::cluster::{self, ApiControlPlane, CDI_KIND, Limits};
+use stowage::contract;
+use stowage::control_plane::{
+    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, PlanState, StatusChange,
+};
+use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+use stowage::units::Millis;
+
+const HOLD: &str = contract::HOLD_CONDITION;
+const OURS_ALONE: &str = "only Stowage writes them";
+
+/// A cluster with the manifests applied; its owner, and Stowage.
+struct Cluster {
+    world: World,
+    owner: Client,
+    stowage: Client,
+    control_plane: ApiControlPlane,
+    service: Arc<Service>,
+}
+
+impl Cluster {
+    async fn start() -> Option<Self> {
+        let world = World::start().await?;
+        world.install();
+        let stowage = cluster::connect(Some(&world.service_account())).await.unwrap();
+        let service = Service::new(Policy::default());
+        service.gate.set_leading(true);
+        service.gate.set_synced();
+        let (notices, _) = Notices::new(service.clone());
+        let control_plane = ApiControlPlane::new(
+            stowage.clone(),
+            service.clone(),
+            notices,
+            CDI_KIND.into(),
+            Limits::default(),
+        );
+        Some(Self { owner: world.client.clone(), world, stowage, control_plane, service })
+    }
+
+    fn pods(&self) -> Api<Pod> {
+        Api::default_namespaced(self.owner.clone())
+    }
+
+    async fn create(&self, name: &str, gates: &[&str]) -> PodUid {
+        let gates: Vec<Value> = gates.iter().map(|gate| json!({ "name": gate })).collect();
+        let pod = json!({
+            "metadata": { "name": name, "labels": { "app": name } },
+            "spec": {
+                "schedulerName": "stowage",
+                "schedulingGates": gates,
+                "containers": [{ "name": "c", "image": "i" }],
+            },
+        });
+        let pod = serde_json::from_value(pod).unwrap();
+        let pod = self.pods().create(&PostParams::default(), &pod).await.unwrap();
+        PodUid::parse(&pod.metadata.uid.unwrap()).unwrap()
+    }
+
+    async fn run(&self, name: &str) -> PodUid {
+        let uid = self.create(name, &[]).await;
+        let binding = json!({ "metadata": { "name": name }, "target": { "kind": "Node", "name": "n" } });
+        let bound: kube::Result<Value> =
+            self.pods().create_subresource("binding", name, &PostParams::default(), &binding).await;
+        bound.unwrap();
+        let ready = json!({ "type": "Ready", "status": "True" });
+        self.status_by(&self.owner, name, json!({ "phase": "Running", "conditions": [ready] }))
+            .await
+            .unwrap();
+        uid
+    }
+
+    async fn pod(&self, name: &str) -> Value {
+        serde_json::to_value(self.pods().get(name).await.unwrap()).unwrap()
+    }
+
+    async fn condition(&self, name: &str, kind: &str) -> Option<Value> {
+        let pod = self.pod(name).await;
+        let mut conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+        conditions.find(|condition| condition["type"] == kind).cloned()
+    }
+
+    async fn status_by(&self, who: &Client, name: &str, status: Value) -> Result<(), String> {
+        let pods: Api<Pod> = Api::default_namespaced(who.clone());
+        let patch = Patch::Strategic(json!({ "status": status }));
+        let answer = pods.patch_status(name, &PatchParams::default(), &patch).await;
+        answer.map(drop).map_err(|error| error.to_string())
+    }
+
+    async fn patch_by(&self, who: &Client, name: &str, patch: Value) -> Result<(), String> {
+        let pods: Api<Pod> = Api::default_namespaced(who.clone());
+        let answer = pods.patch(name, &PatchParams::default(), &Patch::Strategic(patch)).await;
+        answer.map(drop).map_err(|error| error.to_string())
+    }
+
+    async fn write(&self, name: &str, uid: &PodUid, change: StatusChange) -> Result<(), ControlPlaneError> {
+        self.control_plane.write_status(&key(name), uid, &change).await
+    }
+
+    async fn evict(&self, name: &str, uid: &PodUid) -> EvictionOutcome {
+        let why = EvictionReason::Preempted { by: key("urgent") };
+        self.control_plane.evict(&key(name), uid, &why).await
+    }
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey::parse("default", name).unwrap()
+}
+
+fn condition(kind: &str) -> Value {
+    json!({ "conditions": [{ "type": kind, "status": "True", "reason": "Test" }] })
+}
+
+fn names(gates: &Value) -> Vec<&str> {
+    gates.as_array().into_iter().flatten().map(|gate| gate["name"].as_str().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_else() {
+    let Some(cluster) = Cluster::start().await else { return };
+    eventually("the admission policy is in force", async || {
+        let probe = cluster.create("probe", &[]).await;
+        let refused = cluster.status_by(&cluster.owner, "probe", condition(HOLD)).await.is_err();
+        let labels = json!({ "metadata": { "labels": { "a": "b" } } });
+        let both = refused && cluster.patch_by(&cluster.stowage, "probe", labels).await.is_err();
+        cluster.pods().delete("probe", &Default::default()).await.unwrap();
+        both.then_some(probe)
+    })
+    .await;
+    status_is_written_in_one_change(&cluster).await;
+    our_gate_is_lifted_and_no_other(&cluster).await;
+    victims_are_evicted_as_their_budgets_allow(&cluster).await;
+    nobody_else_holds_or_plans(&cluster).await;
+    stowage_changes_nothing_else(&cluster).await;
+    println!("{}", cluster.world.versions());
+}
+
+async fn status_is_written_in_one_change(cluster: &Cluster) {
+    let uid = cluster.create("waits", &[contract::PLAN_GATE]).await;
+    let node = NodeName::parse("n").unwrap();
+    let hold = Hold {
+        node: node.clone(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [].into(),
+        deadline: cluster.service.now() + Millis::seconds(60),
+    };
+    let change = StatusChange {
+        hold: StatusChange::hold(hold).hold,
+        eviction: Some(EvictionMark::CalledOff),
+        ..StatusChange::nominate(node.clone()).and_touch().and_plan(PlanState::Placed { node })
+    };
+    cluster.write("waits", &uid, change).await.unwrap();
+    let pod = cluster.pod("waits").await;
+    assert_eq!(pod["status"]["nominatedNodeName"], "n", "on a gated pod, too");
+    for kind in contract::CONDITIONS.iter().chain(&["PodScheduled"]) {
+        assert!(cluster.condition("waits", kind).await.is_some(), "{kind}");
+    }
+    cluster.write("waits", &uid, StatusChange::clear_nomination()).await.unwrap();
+    assert!(cluster.pod("waits").await["status"]["nominatedNodeName"].is_null());
+    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    let of_another = cluster.write("waits", &stranger, StatusChange::touch()).await;
+    assert_eq!(of_another, Err(ControlPlaneError::Gone));
+    assert_eq!(cluster.write("nobody", &uid, StatusChange::touch()).await, Err(ControlPlaneError::Gone));
+}
+
+async fn our_gate_is_lifted_and_no_other(cluster: &Cluster) {
+    let lift = async |name: &str, uid: &PodUid| cluster.control_plane.lift_gate(&key(name), uid).await;
+    for (name, gates, left) in [
+        ("gated-1", vec![contract::PLAN_GATE], vec![]),
+        ("gated-2", vec!["example.com/quota", contract::PLAN_GATE], vec!["example.com/quota"]),
+    ] {
+        let uid = cluster.create(name, &gates).await;
+        let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+        assert_eq!(lift(name, &stranger).await, Err(ControlPlaneError::Gone));
+        assert_eq!(names(&cluster.pod(name).await["spec"]["schedulingGates"]), gates);
+        for _ in 0..2 {
+            lift(name, &uid).await.unwrap();
+            assert_eq!(names(&cluster.pod(name).await["spec"]["schedulingGates"]), left, "{name}");
+        }
+    }
+    let other =
+        json!({ "spec": { "schedulingGates": [{ "$patch": "delete", "name": "example.com/quota" }] } });
+    let refused = cluster.patch_by(&cluster.stowage, "gated-2", other.clone()).await.unwrap_err();
+    assert!(refused.contains("no scheduling gate but stowage.dev/plan"), "{refused}");
+    cluster.patch_by(&cluster.owner, "gated-2", other).await.expect("its owner may");
+}
+
+async fn victims_are_evicted_as_their_budgets_allow(cluster: &Cluster) {
+    let uid = cluster.run("victim").await;
+    let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: pdb, namespace: default}, \
+                  spec: {minAvailable: 1, selector: {matchLabels: {app: victim}}}}";
+    assert!(cluster.world.apply(budget, &[]).ok);
+    // Nobody counts for the budget here: no controllers run.
+    let outcome = cluster.evict("victim", &uid).await;
+    assert!(matches!(outcome, EvictionOutcome::TryLater { after: Some(_) }), "not counted yet: {outcome:?}");
+    let allow = |allowed: u32| {
+        let status = json!({ "status": {
+            "disruptionsAllowed": allowed, "observedGeneration": 1, "expectedPods": 1, "currentHealthy": 1,
+            "desiredHealthy": 1,
+        } });
+        let patch =
+            ["patch", "pdb", "pdb", "--subresource=status", "--type=merge", "-p", &status.to_string()];
+        let patched = cluster.world.kubectl(&patch);
+        assert!(patched.ok, "{}", patched.said);
+    };
+    allow(0);
+    assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::TryLater { after: None });
+    let told = cluster.condition("victim", contract::EVICTED_CONDITION).await.unwrap();
+    assert_eq!((&told["status"], &told["reason"]), (&json!("True"), &json!("Preempted")));
+    let version = cluster.pod("victim").await["metadata"]["resourceVersion"].clone();
+    cluster.evict("victim", &uid).await;
+    assert_eq!(cluster.pod("victim").await["metadata"]["resourceVersion"], version, "nothing new is written");
+
+    allow(1);
+    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    assert_eq!(cluster.evict("victim", &stranger).await, EvictionOutcome::Gone);
+    assert!(cluster.pod("victim").await["metadata"]["deletionTimestamp"].is_null());
+    assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::Evicted);
+    let pod = cluster.pod("victim").await;
+    assert!(pod["metadata"]["deletionTimestamp"].is_string());
+    let target = cluster.condition("victim", "DisruptionTarget").await.unwrap();
+    assert_eq!(target["reason"], "EvictionByEvictionAPI");
+    assert_eq!(cluster.evict("nobody", &uid).await, EvictionOutcome::Gone);
+}
+
+async fn nobody_else_holds_or_plans(cluster: &Cluster) {
+    let uid = cluster.create("forged", &[]).await;
+    let owner = &cluster.owner;
+    for kind in [HOLD, contract::PLAN_CONDITION] {
+        let refused = cluster.status_by(owner, "forged", condition(kind)).await.unwrap_err();
+        assert!(refused.contains(OURS_ALONE), "{refused}");
+    }
+    cluster.write("forged", &uid, StatusChange::end_hold()).await.unwrap();
+    let change = json!({ "conditions": [{ "type": HOLD, "status": "True" }] });
+    let removal = json!({ "conditions": [{ "$patch": "delete", "type": HOLD }] });
+    for forged in [change, removal] {
+        let refused = cluster.status_by(owner, "forged", forged).await.unwrap_err();
+        assert!(refused.contains(OURS_ALONE), "{refused}");
+    }
+    // As a kubelet does.
+    cluster.status_by(owner, "forged", condition("Ready")).await.unwrap();
+    cluster.status_by(owner, "forged", json!({ "phase": "Running" })).await.unwrap();
+    assert_eq!(cluster.condition("forged", HOLD).await.unwrap()["status"], "False");
+}
+
+async fn stowage_changes_nothing_else(cluster: &Cluster) {
+    cluster.create("minded", &[contract::PLAN_GATE]).await;
+    let stowage = &cluster.stowage;
+    // Those that the API server gave it stay.
+    let mut tolerations = cluster.pod("minded").await["spec"]["tolerations"].clone();
+    tolerations.as_array_mut().unwrap().push(json!({ "operator": "Exists", "effect": "NoSchedule" }));
+    for (patch, reason) in [
+        (json!({ "metadata": { "labels": { "a": "b" } } }), "no metadata"),
+        (json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }), "no metadata"),
+        (json!({ "metadata": { "finalizers": ["example.com/a"] } }), "no metadata"),
+        (json!({ "spec": { "containers": [{ "name": "c", "image": "other" }] } }), "nothing of a pod's spec"),
+        (json!({ "spec": { "tolerations": tolerations } }), "nothing of a pod's spec"),
+        (json!({ "spec": { "nodeSelector": { "a": "b" } } }), "nothing of a pod's spec"),
+        (json!({ "spec": { "activeDeadlineSeconds": 1 } }), "nothing of a pod's spec"),
+    ] {
+        let refused = cluster.patch_by(stowage, "minded", patch.clone()).await.unwrap_err();
+        assert!(refused.contains(reason), "{patch}: {refused}");
+        cluster.patch_by(&cluster.owner, "minded", patch.clone()).await.unwrap_or_else(|why| {
+            // The devices are kept to Stowage's Binding by the other policy.
+            assert!(patch.to_string().contains("stowage.dev/devices"), "its owner may: {patch}: {why}");
+        });
+    }
+    for (status, reason) in [
+        (condition("Ready"), "no conditions"),
+        (json!({ "phase": "Failed" }), "conditions and the nomination"),
+        (json!({ "podIP": "10.0.0.1" }), "conditions and the nomination"),
+        (json!({ "reason": "Evicted" }), "conditions and the nomination"),
+    ] {
+        let refused = cluster.status_by(stowage, "minded", status.clone()).await.unwrap_err();
+        assert!(refused.contains(reason), "{status}: {refused}");
+    }
+    // Its neighbour's, with the same identity.
+    for allowed in
+        [condition("PodScheduled"), condition("DisruptionTarget"), json!({ "nominatedNodeName": "n" })]
+    {
+        cluster.status_by(stowage, "minded", allowed).await.unwrap();
+    }
+}
