@@ -100,12 +100,14 @@ impl StockView {
         let node =
             self.seen.pages.get_key_value(&footprint.node).map_or(&footprint.node, |(name, _)| name).clone();
         let repels = match footprint.repels.is_empty() {
-            true => footprint.repels,
+            true => Arc::default(),
             false => Arc::make_mut(&mut self.seen.repelling).add(&node, &footprint.repels),
         };
+        let ports = shared_if_empty(footprint.ports);
+        let amounts = Amounts { others: shared_if_empty(footprint.amounts.others), ..footprint.amounts };
         self.places.insert(uid.clone(), node.clone());
         let page = self.seen.pages.entry(node.clone()).or_default();
-        Arc::make_mut(page).insert(uid, Footprint { node, repels, ..footprint });
+        Arc::make_mut(page).insert(uid, Footprint { node, amounts, ports, repels });
     }
 
     /// A pod that waits, as it is now.
@@ -233,6 +235,11 @@ impl<'a> Question<'a> {
     fn is_repelled_by(&self, other: &Requirements) -> bool {
         other.repels.iter().any(|repulsion| repulsion.may_take(self.wants))
     }
+}
+
+/// Nearly every pod has no ports of its node and no extended resources: those share one list.
+fn shared_if_empty<T>(list: Arc<[T]>) -> Arc<[T]> {
+    if list.is_empty() { Arc::default() } else { list }
 }
 
 #[cfg(test)]

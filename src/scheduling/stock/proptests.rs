@@ -297,8 +297,8 @@ fn holds(rule: &Rule, value: Option<&String>) -> bool {
         Rule::NotIn(set) => set.iter().all(|one| one != value),
         Rule::Exists => true,
         Rule::DoesNotExist => false,
-        Rule::Above(bound) => value.parse::<i64>().map_or(false, |number| number > *bound),
-        Rule::Below(bound) => value.parse::<i64>().map_or(false, |number| number < *bound),
+        Rule::Above(bound) => value.parse::<i64>().is_ok_and(|number| number > *bound),
+        Rule::Below(bound) => value.parse::<i64>().is_ok_and(|number| number < *bound),
     }
 }
 
