@@ -74,12 +74,14 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     let found = tokio::task::spawn_blocking(move || cheapest(offers, &demand)).await;
     let Some((others, mut victims)) = found.ok().flatten() else {
         count("none", "no-candidate");
+        leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
     };
     let leaves_nobody = victims.victims.is_empty() && others.is_empty();
     if leaves_nobody && victims.awaited.is_empty() {
         // Room has come since it was refused: whoever finds that wakes it, and nobody is evicted.
         count("none", "fits-now");
+        leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
     }
     if !others.is_empty() {
@@ -87,6 +89,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     }
     if !hold(extender, &asking, &victims).await {
         count("none", "not-held");
+        leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
     }
     if leaves_nobody {
@@ -96,6 +99,14 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     }
     count("held", "");
     Ok(answer(others, &victims))
+}
+
+/// Where the nodes' sums are all too small the scheduler never asks `filter`, and nothing but this says that the pod waits.
+fn leave_to_planner(extender: &Extender, uid: &PodUid) {
+    let mut ledger = extender.service.ledger();
+    if ledger.entry(uid).is_some_and(|entry| entry.refused().is_none()) {
+        ledger.note_refused(uid, None);
+    }
 }
 
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy

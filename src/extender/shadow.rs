@@ -148,7 +148,8 @@ pub fn filter_unclear<'a>(
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the books.
     let demand = contract::worst_case(pod, &extender.service.ledger().policy().clone());
-    Asking { uid: uid.clone(), key: key.clone(), demand, waiting: SeenWaiting::default() }.enter(&mut extender.service.ledger());
+    Asking { uid: uid.clone(), key: key.clone(), demand, waiting: SeenWaiting::default() }
+        .enter(&mut extender.service.ledger());
     let subject = Subject { uid, key, verb: "filter", policy };
     record(extender, subject, Outcome::WouldRefuse, error.to_string(), passed_on(nodes));
     Some(pass_all(nodes))

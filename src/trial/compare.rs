@@ -101,7 +101,9 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodEntry) {
             starting: entry.starting.is_some(),
             ran: Some(now.since(bound.started)),
         },
-        Phase::Waiting(waiting) => SeenState::Waiting(SeenWaiting { hold: waiting.hold, ..SeenWaiting::default() }),
+        Phase::Waiting(waiting) => {
+            SeenState::Waiting(SeenWaiting { hold: waiting.hold, ..SeenWaiting::default() })
+        }
         // A dump has no Binding on its way.
         Phase::Assumed(_) => SeenState::Waiting(SeenWaiting::default()),
     };

@@ -2,9 +2,7 @@
 
 use super::Planner;
 use super::outcome::Outcome;
-use crate::control_plane::{
-    EvictionReason, Notice, NoticeKind, PlanState, StatusChange,
-};
+use crate::control_plane::{EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
 use crate::units::{Millis, Moment};
@@ -88,9 +86,8 @@ impl Course {
     /// Whether the pod has to be told (again) that it can go where its room is.
     fn must_tell(&self, held: &Held, now: Moment) -> bool {
         let is_nominated = held.nominated.as_ref() == Some(&held.hold.node);
-        let is_wanted = self.told == 0
-            || held.gate == Gate::Planned
-            || (!is_nominated && self.told < NOMINATIONS);
+        let is_wanted =
+            self.told == 0 || held.gate == Gate::Planned || (!is_nominated && self.told < NOMINATIONS);
         is_wanted && !self.is_writing && self.tell_again <= now
     }
 }

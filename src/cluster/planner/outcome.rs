@@ -10,9 +10,22 @@ use tracing::{info, warn};
 #[derive(Debug)]
 pub enum Outcome {
     /// A hold's condition, before anyone is evicted for it.
-    Held { key: PodKey, uid: PodUid, written: Result<(), ControlPlaneError> },
-    Evicted { holder: PodUid, key: PodKey, victim: PodUid, outcome: EvictionOutcome },
-    Told { key: PodKey, uid: PodUid, told: Result<(), ControlPlaneError> },
+    Held {
+        key: PodKey,
+        uid: PodUid,
+        written: Result<(), ControlPlaneError>,
+    },
+    Evicted {
+        holder: PodUid,
+        key: PodKey,
+        victim: PodUid,
+        outcome: EvictionOutcome,
+    },
+    Told {
+        key: PodKey,
+        uid: PodUid,
+        told: Result<(), ControlPlaneError>,
+    },
 }
 
 impl Planner {

@@ -43,6 +43,7 @@ impl Planner {
             info!(pod = %place.key, %conflict, "the room changed while the plan was made");
             return places.iter().for_each(|place| ledger.note_sought(&place.uid));
         }
+        places.iter().for_each(|place| ledger.note_ordered(&place.hold.victims));
         let now = ledger.now();
         drop(ledger);
         for place in places {
@@ -63,7 +64,12 @@ impl Planner {
         }
         let gpus = hold.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
         let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", hold.victims.len());
-        self.control_plane.notify(Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::RoomHeld, text });
+        self.control_plane.notify(Notice {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: NoticeKind::RoomHeld,
+            text,
+        });
         let mut change = StatusChange::hold(hold.clone());
         if is_gated {
             change.plan = Some(PlanState::MakingRoom { node: hold.node });
@@ -144,10 +150,7 @@ impl Planner {
     }
 }
 
-fn hold_all<'a>(
-    ledger: &mut Ledger,
-    places: &'a [Place],
-) -> Result<(), (&'a Place, Conflict)> {
+fn hold_all<'a>(ledger: &mut Ledger, places: &'a [Place]) -> Result<(), (&'a Place, Conflict)> {
     for (n, place) in places.iter().enumerate() {
         if let Err(conflict) = ledger.hold(&place.uid, place.hold.clone()) {
             places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));

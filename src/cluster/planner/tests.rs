@@ -30,7 +30,8 @@ impl Bench {
             let labels = json!({
                 "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
             });
-            let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
+            let allocatable =
+                json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "72Gi" });
             let node = json!({
                 "metadata": { "name": name, "labels": labels }, "status": { "allocatable": allocatable },
             });

@@ -12,9 +12,7 @@ mod test;
 mod texts;
 
 pub use classes::{Class, KeptRange, Limits, Match, PriorityRange};
-pub use planning::{
-    Consolidation, CountThreshold, Groups, PercentageThreshold, Planning, PressureRules,
-};
+pub use planning::{Consolidation, CountThreshold, Groups, PercentageThreshold, Planning, PressureRules};
 pub use pools::{Capacity, NodePool};
 pub use settings::{Costs, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights};
 pub use tenants::{Amount, Tenant};

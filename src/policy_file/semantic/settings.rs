@@ -83,7 +83,9 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         let message = format!("pressure begins at {from} and is over at {to} already");
         let at = policy.span(&["planning", "pressure", field]);
         let diagnostic = Diagnostic::error("pressure-without-end", at, message);
-        found.push(diagnostic.help("make `to` less than `from`, by as much as the figure moves between two looks"));
+        found.push(
+            diagnostic.help("make `to` less than `from`, by as much as the figure moves between two looks"),
+        );
     }
 }
 

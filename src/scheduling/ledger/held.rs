@@ -55,7 +55,9 @@ impl Ledger {
     /// That of one pod.
     pub fn held_by(&self, uid: &PodUid) -> Option<Held> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, .. }) = &entry.phase else { return None };
+        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, .. }) = &entry.phase else {
+            return None;
+        };
         let book = self.books.get(&hold.node)?;
         Some(Held {
             uid: uid.clone(),
@@ -81,7 +83,9 @@ impl Ledger {
                 self.stays_whoever_asks(victim, &preemptor.demand),
                 None | Some(Stays::Leaving)
             ),
-            reclaimed_by: tenant.and_then(|id| self.policy.tenant(id)).map(|tenant| tenant.name.as_str().into()),
+            reclaimed_by: tenant
+                .and_then(|id| self.policy.tenant(id))
+                .map(|tenant| tenant.name.as_str().into()),
         })
     }
 

@@ -11,7 +11,7 @@
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
-//! that costs, [`groups`] who belongs together, [`evictions`] who was evicted lately, [`queue`] knows who waits for a place,
+//! that costs, [`groups`] who belongs together, [`evictions`] who was evicted lately and [`rates`] how many, [`queue`] knows who waits for a place,
 //! [`held`] how far each hold is; here is how an entry changes.
 
 mod book;
@@ -28,6 +28,7 @@ mod plugin;
 mod promise;
 mod query;
 mod queue;
+mod rates;
 mod reload;
 mod room;
 mod sight;
@@ -91,6 +92,8 @@ pub struct Ledger {
     groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
     /// Who lost pods to eviction lately.
     evictions: Evictions,
+    /// Whom Stowage had evicted within the last minute.
+    ordered: rates::Ordered,
     /// In order of namespace and name.
     budgets: Vec<Budget>,
     budget_sight: BudgetSight,

@@ -66,7 +66,13 @@ fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
     let key = PodKey::parse("default", pod).unwrap();
-    ledger.see(Seen { uid: uid(pod), key, demand, state: SeenState::Waiting(SeenWaiting::default()), shown: None });
+    ledger.see(Seen {
+        uid: uid(pod),
+        key,
+        demand,
+        state: SeenState::Waiting(SeenWaiting::default()),
+        shown: None,
+    });
 }
 
 fn see_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {

@@ -58,7 +58,9 @@ impl Ledger {
     /// Bound pods that are known to be on this GPU, in order of UID.
     pub fn pods_on(&self, node: &NodeName, gpu: &GpuUuid) -> Vec<PodUid> {
         let Some(book) = self.books.get(node) else { return Vec::new() };
-        let Some(place) = book.devices.iter().position(|device| device.uuid == *gpu) else { return Vec::new() };
+        let Some(place) = book.devices.iter().position(|device| device.uuid == *gpu) else {
+            return Vec::new();
+        };
         let is_there = |uid: &&PodUid| {
             let entry = &self.entries[*uid];
             let charge = book.charge_of(entry).filter(|charge| charge.placed && charge.gpus.contains(place));

@@ -91,7 +91,8 @@ impl Ledger {
     pub fn pending(&mut self, limit: usize) -> Vec<Pending> {
         let whole = if self.policy.tenants().is_empty() { Usage::default() } else { self.whole() };
         let mut pending = self.refused_in_turn(limit, whole);
-        let mut gated: Vec<Pending> = self.gated.iter().filter_map(|uid| self.gated_one(uid, whole)).collect();
+        let mut gated: Vec<Pending> =
+            self.gated.iter().filter_map(|uid| self.gated_one(uid, whole)).collect();
         gated.sort_by_cached_key(Pending::order);
         gated.truncate(limit);
         pending.append(&mut gated);
@@ -174,8 +175,14 @@ impl Ledger {
     /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
     fn refused_one(&self, uid: &PodUid, whole: Usage) -> Option<Pending> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { refused: Some(refused), in_vain, hold: None, gate: Gate::Open, sought, .. }) =
-            &entry.phase
+        let Phase::Waiting(Waiting {
+            refused: Some(refused),
+            in_vain,
+            hold: None,
+            gate: Gate::Open,
+            sought,
+            ..
+        }) = &entry.phase
         else {
             return None;
         };
@@ -191,7 +198,8 @@ impl Ledger {
 
     fn gated_one(&self, uid: &PodUid, whole: Usage) -> Option<Pending> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, sought, since, .. }) = &entry.phase else {
+        let Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, sought, since, .. }) = &entry.phase
+        else {
             return None;
         };
         self.is_due(*sought).then(|| self.pending_one(uid, entry, Way::Gated, *since, whole))

@@ -50,7 +50,13 @@ fn ledger() -> Ledger {
 
 fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
     let key = PodKey::parse("default", name).unwrap();
-    ledger.see(Seen { uid: uid(name), key, demand, state: SeenState::Waiting(SeenWaiting::default()), shown: None });
+    ledger.see(Seen {
+        uid: uid(name),
+        key,
+        demand,
+        state: SeenState::Waiting(SeenWaiting::default()),
+        shown: None,
+    });
 }
 
 fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {

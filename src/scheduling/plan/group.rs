@@ -46,9 +46,7 @@ impl Scratch<'_> {
         }
         match self.together(&group.gated, wanted as usize) {
             Ok(places) => vec![Step::Place(places)],
-            Err(placed) => {
-                waiting(&group.gated, Why::GroupTooLarge { placed: placed.len() as u32, wanted })
-            }
+            Err(placed) => waiting(&group.gated, Why::GroupTooLarge { placed: placed.len() as u32, wanted }),
         }
     }
 
@@ -92,7 +90,8 @@ impl Scratch<'_> {
             let Some((node, seats)) = self.most_on_one_node(&rest) else { break };
             let before = places.len();
             let snapshot = self.ledger.snapshot();
-            let held = seats.iter().filter_map(|(pod, gpus)| self.hold_at(rest[*pod], &snapshot, node, *gpus));
+            let held =
+                seats.iter().filter_map(|(pod, gpus)| self.hold_at(rest[*pod], &snapshot, node, *gpus));
             places.extend(held);
             if places.len() == before {
                 break;
@@ -126,8 +125,10 @@ impl Scratch<'_> {
             let fits = |island: &GpuSet| seats(&node.gpus, &pods, *island).len() == pods.len();
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
             let seats = seats(&node.gpus, &pods, island);
-            let held: Vec<Place> =
-                seats.iter().filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus)).collect();
+            let held: Vec<Place> = seats
+                .iter()
+                .filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus))
+                .collect();
             if held.len() == pods.len() {
                 return held;
             }

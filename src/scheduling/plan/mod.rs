@@ -82,7 +82,9 @@ impl Why {
     pub fn said(&self) -> String {
         match self {
             Self::CannotJudge(_) | Self::NoNode | Self::BeyondLimit { .. } => self.to_string(),
-            Self::NoRoom { nearest, .. } => format!("no node that the pod could go to has room: {}", nearest.phrase()),
+            Self::NoRoom { nearest, .. } => {
+                format!("no node that the pod could go to has room: {}", nearest.phrase())
+            }
             Self::GroupIncomplete { .. } => "not all pods of its group are there".into(),
             Self::GroupTooLarge { .. } => "there is no room for all of its group".into(),
         }

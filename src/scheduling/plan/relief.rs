@@ -47,13 +47,15 @@ impl PressureWatch {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let relief = (since + rules.lasts <= now).then(|| relieve(ledger, name, &device.uuid)).flatten();
+                let relief =
+                    (since + rules.lasts <= now).then(|| relieve(ledger, name, &device.uuid)).flatten();
                 still.insert(place, if relief.is_some() { now } else { since });
                 leaving.extend(relief);
             }
         }
         // A node that is not seen now is not known to be calm either.
-        let unseen = |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
+        let unseen =
+            |name: &NodeName| ledger.node(name).is_some_and(|node| node.freshness == Freshness::Stale);
         let kept = std::mem::take(&mut self.pressed).into_iter().filter(|((name, _), _)| unseen(name));
         still.extend(kept);
         self.pressed = still;
@@ -66,7 +68,9 @@ fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
     let Pressure { kv_cache, queue, .. } = gpu.pressure;
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
-        false => kv_cache.is_some_and(|kv| kv >= kv_limit.from) || queue.is_some_and(|n| n >= queue_limit.from),
+        false => {
+            kv_cache.is_some_and(|kv| kv >= kv_limit.from) || queue.is_some_and(|n| n >= queue_limit.from)
+        }
         true => kv_cache.is_some_and(|kv| kv > kv_limit.to) || queue.is_some_and(|n| n > queue_limit.to),
     }
 }
@@ -80,7 +84,10 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
         let class = policy.class(entry.demand.class);
         (class.engine && class.eviction == Eviction::Never).then_some(entry.demand.priority)
     };
-    let engine = there.iter().filter(|uid| serves(uid).is_some()).max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
+    let engine = there
+        .iter()
+        .filter(|uid| serves(uid).is_some())
+        .max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
     let demand = &ledger.entry(engine)?.demand;
     // Somebody leaves already: that has to help first.
     if there.iter().any(|uid| ledger.is_leaving(uid)) {
@@ -89,7 +96,13 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
     let room = ledger.rooms_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
     let here = room.candidates.iter().filter(|resident| resident.gpus.contains(place));
-    let cheapest = here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
+    let cheapest =
+        here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
     let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());
-    Some(Relief { uid: cheapest.uid.clone(), key: key(&cheapest.uid)?, engine: key(engine)?, gpu: gpu.clone() })
+    Some(Relief {
+        uid: cheapest.uid.clone(),
+        key: key(&cheapest.uid)?,
+        engine: key(engine)?,
+        gpu: gpu.clone(),
+    })
 }

@@ -67,7 +67,13 @@ impl<'a> Scratch<'a> {
     }
 
     /// Holds these GPUs, which are free.
-    pub fn hold_at(&mut self, pod: &Pending, snapshot: &Snapshot, place: usize, gpus: GpuSet) -> Option<Place> {
+    pub fn hold_at(
+        &mut self,
+        pod: &Pending,
+        snapshot: &Snapshot,
+        place: usize,
+        gpus: GpuSet,
+    ) -> Option<Place> {
         let node = &snapshot.nodes()[place];
         let hold = Hold {
             node: node.name.clone(),
@@ -80,7 +86,11 @@ impl<'a> Scratch<'a> {
 
     /// Takes the hold on the scratch ledger.
     pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
+        if !self.ledger.may_order(&hold.victims) {
+            return None;
+        }
         self.ledger.hold(&pod.uid, hold.clone()).ok()?;
+        self.ledger.note_ordered(&hold.victims);
         self.look_again(&hold.node);
         Some(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact })
     }

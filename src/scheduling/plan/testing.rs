@@ -11,7 +11,8 @@ use std::sync::Arc;
 pub fn roomy(ledger: &Ledger) -> StockSnapshot {
     let mut view = StockView::default();
     for (name, _) in ledger.books() {
-        let allocatable = Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
+        let allocatable =
+            Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
         let (labels, taints) = (Arc::default(), Arc::new([]));
         view.set_machine(Machine { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
     }

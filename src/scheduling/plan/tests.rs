@@ -178,7 +178,8 @@ fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
     cluster.bound("on-m", "m", 0, job(72));
     cluster.gated("serving", shared(50, 100));
     let mut view = StockView::default();
-    let wants = Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
+    let wants =
+        Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
     view.set_waiting(uid("serving"), wants);
     let machine = |name: &str, zone: &str| crate::scheduling::stock::Machine {
         name: node(name),
@@ -241,7 +242,10 @@ fn a_group_is_placed_whole_or_not_at_all() {
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
-    assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]);
+    assert_eq!(
+        cluster.plan(),
+        ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"]
+    );
     cluster.gated("single", job(60));
     let plan = cluster.plan();
     assert_eq!(plan.last().unwrap(), "single on m", "the group holds nothing");

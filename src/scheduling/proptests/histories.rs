@@ -429,7 +429,9 @@ impl Bench {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
                     SeenState::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
                 }
-                _ => SeenState::Waiting(SeenWaiting { hold: entry.hold().cloned(), ..SeenWaiting::default() }),
+                _ => {
+                    SeenState::Waiting(SeenWaiting { hold: entry.hold().cloned(), ..SeenWaiting::default() })
+                }
             };
             ledger.see(Seen { uid, key, demand, state, shown: None });
         }

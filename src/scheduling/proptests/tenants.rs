@@ -5,7 +5,9 @@ use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{
+    Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting,
+};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
     Borrowing, Class, Eviction, Limit, Match, Policy, Pool, Reclaim, Tenant, Traits, Usage,
