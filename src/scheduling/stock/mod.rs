@@ -43,6 +43,8 @@ pub struct StockView {
 pub struct StockSnapshot {
     pages: FxHashMap<NodeName, Arc<Page>>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    /// Of bound pods, what their successors will ask; kept only where somebody may be moved.
+    movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     repelling: Arc<Repelling>,
 }
 
@@ -119,10 +121,20 @@ impl StockView {
         Arc::make_mut(&mut self.seen.waiting).insert(uid, Arc::new(wants));
     }
 
+    /// What the pod will ask that takes this bound one's place if it is evicted.
+    pub fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
+        if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
+            Arc::make_mut(&mut self.seen.movable).insert(uid, Arc::new(wants));
+        }
+    }
+
     /// The pod has ended or is gone.
     pub fn remove_pod(&mut self, uid: &PodUid) {
         if self.seen.waiting.contains_key(uid) {
             Arc::make_mut(&mut self.seen.waiting).remove(uid);
+        }
+        if self.seen.movable.contains_key(uid) {
+            Arc::make_mut(&mut self.seen.movable).remove(uid);
         }
         let Some(node) = self.places.remove(uid) else { return };
         let Some(page) = self.seen.pages.get_mut(&node) else { return };
@@ -182,6 +194,11 @@ impl StockSnapshot {
     /// What a waiting pod asks of its node.
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.waiting.get(pod).map(|wants| &**wants)
+    }
+
+    /// What the successor of a bound pod will ask.
+    pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
+        self.movable.get(pod).map(|wants| &**wants)
     }
 
     pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> Question<'a> {
