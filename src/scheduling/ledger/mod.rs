@@ -10,11 +10,12 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what that costs, [`groups`] who leaves together, [`evictions`] who did lately, [`wake`] knows who was refused and would fit now; here is how an entry changes.
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what that costs, [`coverage`] which budgets it concerns, [`groups`] who leaves together, [`evictions`] who did lately, [`wake`] knows who was refused and would fit now; here is how an entry changes.
 
 mod book;
 mod budgets;
 mod claim;
+mod coverage;
 mod entry;
 mod evictions;
 mod groups;
@@ -263,5 +264,7 @@ fn footprint(entry: &PodEntry) -> Footprint {
 
 #[cfg(test)]
 mod policy_tests;
+#[cfg(test)]
+mod room_tests;
 #[cfg(test)]
 mod tests;
