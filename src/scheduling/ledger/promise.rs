@@ -227,7 +227,7 @@ impl Ledger {
             if resident.is_none() && !self.leaves_with_another(there, hold) {
                 return Err(Conflict::VictimGone);
             }
-            Ok((resident, given_back(there, home, demand)))
+            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
         hold.victims.iter().map(leaver).collect()
     }
