@@ -4,6 +4,7 @@ use super::*;
 use crate::ids::{GpuModel, GpuUuid, ModelId, OwnerUid, PodKey};
 use crate::scheduling::budget::{Budget, BudgetSight};
 use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::SeenWaiting;
 use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Class, Eviction};
@@ -79,7 +80,7 @@ impl Bench {
 
     /// Who leaves for one of 36 GiB.
     fn ask(&mut self, rules: Rules) -> Option<VictimSet> {
-        self.see("asks", demand(36, 10), SeenState::Waiting { hold: None }, shown());
+        self.see("asks", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
         let rooms = self.ledger.rooms_for(&self.ledger.claim(&uid("asks")), [&node("a"), &node("b")]);
         cheapest(&rooms, &demand(36, 10), rules, Effort::UNLIMITED)
     }
@@ -169,7 +170,7 @@ fn who_may_not_preempt_asks_nobody_to_leave() {
     bench.bound("x", "a", shown());
     bench.bound("y", "a", shown());
     let meek = Demand { may_preempt: false, ..demand(36, 10) };
-    bench.see("meek", meek.clone(), SeenState::Waiting { hold: None }, shown());
+    bench.see("meek", meek.clone(), SeenState::Waiting(SeenWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("meek"));
     assert!(bench.ledger.room_for(&claim, &node("a")).unwrap().candidates.is_empty());
     let hold = Hold {
@@ -198,7 +199,7 @@ fn a_group_leaves_whole_or_not_at_all() {
     assert_eq!(bench.hold(&set, vec![uid("g-1")]), Err(Conflict::VictimStays), "half of it");
     assert_eq!(bench.hold(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
     // Both are spoken for, on either node.
-    bench.see("later", demand(36, 10), SeenState::Waiting { hold: None }, shown());
+    bench.see("later", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("later"));
     for name in ["a", "b"] {
         assert!(bench.ledger.room_for(&claim, &node(name)).unwrap().candidates.is_empty());

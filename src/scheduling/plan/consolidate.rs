@@ -38,6 +38,9 @@ impl Scratch<'_> {
 
     /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
     fn move_all(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
+        if !self.is_enough(pod, set) {
+            return None;
+        }
         let place = self.hold_set_by_moving(pod, set)?;
         let mut moved = Vec::new();
         let all_fit = set.evicted().all(|victim| match self.settle_elsewhere(victim) {

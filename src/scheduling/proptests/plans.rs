@@ -92,6 +92,7 @@ fn demand(pod: &Pod) -> Demand {
         traits.labels.insert("app".into(), "covered".into());
     }
     demand.traits = Arc::new(traits);
+    demand.companion.cpu = MilliCpu(pod.cpu * 1000);
     demand
 }
 
@@ -287,7 +288,9 @@ proptest! {
                 .map(|(uid, _)| uid)
                 .collect();
             let others = bench.pods.iter().filter(|(uid, pod)| {
-                pod.group == Some(group) && uid.as_str().starts_with("resident") && bench.ledger.entry(uid).is_some()
+                let entry = bench.ledger.entry(uid).unwrap();
+                let has_room = entry.node().is_some() || entry.hold().is_some();
+                pod.group == Some(group) && !gated.contains(uid) && has_room
             });
             let there = others.count();
             let got = gated.iter().filter(|uid| placed.contains(**uid)).count();

@@ -22,7 +22,10 @@ pub use machine::Machine;
 pub use requirements::{Footprint, Repulsion, Requirements, Scope, Unjudged};
 pub use verdict::{StockReason, Verdict};
 
+use super::request::Companion;
 use crate::ids::{NodeName, PodUid};
+use crate::units::{Bytes, MilliCpu};
+use amounts::{CPU, MEMORY};
 use page::Page;
 use repelling::Repelling;
 use rustc_hash::FxHashMap;
@@ -231,6 +234,20 @@ impl<'a> Question<'a> {
         let unjudged = repelled.then_some(Unjudged::RepelledByAnother).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
         judge(self.wants, Present { machine, taken: &taken, ports, unjudged })
+    }
+
+    /// What the node lacks of the CPU and memory that the pod asks for.
+    pub fn lack(&self, node: &NodeName, beside: &Freed<'_>) -> Companion {
+        let Some(page) = self.view.pages.get(node) else { return Companion::default() };
+        let Some(machine) = &page.machine else { return Companion::default() };
+        let (coming, _) = self.coming(page, beside.coming);
+        let taken = page.taken(beside.leaving, &coming);
+        let lack = |resource: &str, asked: u64| {
+            let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
+            asked.saturating_sub(left)
+        };
+        let Amounts { cpu, memory, .. } = &self.wants.amounts;
+        Companion { cpu: MilliCpu(lack(CPU, cpu.0)), memory: Bytes(lack(MEMORY, memory.0)) }
     }
 
     /// Those who are not there yet, and whether one of them was never seen.
