@@ -20,7 +20,6 @@ use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
@@ -170,7 +169,7 @@ impl Ledger {
 
     /// The same, if its victims have room elsewhere.
     pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
-        let claim = self.claim_without_price(uid).to_move();
+        let claim = self.claim_without_price(uid).moving();
         self.hold_by(&claim, uid, hold)
     }
 
@@ -243,19 +242,6 @@ impl Ledger {
 
     pub fn drop_hold(&mut self, uid: &PodUid) {
         self.set_hold(uid, None);
-    }
-
-    /// Holds whose last victim has left since the last call: their victims are struck off, and their pods can be told.
-    pub fn freed_holds(&mut self) -> Vec<(PodUid, Hold)> {
-        let freed = |uid: &PodUid| {
-            let hold = self.entries.get(uid)?.hold()?;
-            let book = self.books.get(&hold.node)?;
-            let is_freed = !hold.victims.is_empty() && self.victims_on(hold, book) == 0;
-            is_freed.then(|| (uid.clone(), Hold { victims: Arc::new([]), ..hold.clone() }))
-        };
-        let freed: BTreeMap<PodUid, Hold> = self.deadlines.iter().filter_map(|(_, uid)| freed(uid)).collect();
-        freed.iter().for_each(|(uid, hold)| self.set_hold(uid, Some(hold.clone())));
-        freed.into_iter().collect()
     }
 
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
