@@ -50,6 +50,8 @@ pub struct Waiting {
     pub refused: Option<Refused>,
     /// How often in a row it was woken, asked, and was refused again.
     pub in_vain: u32,
+    /// On how many nodes the scheduler last asked who could leave for it.
+    pub offered_to_preempt: Option<u32>,
 }
 
 /// A filter that passed no node: whom to wake when one would pass.
