@@ -118,6 +118,7 @@ fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>])
     if ledger.own_room(&asking.uid).is_some() {
         return None;
     }
+    ledger.note_offered_to_preempt(&asking.uid, offered.len());
     let claim = ledger.claim(&asking.uid);
     let violate_budgets = ledger.policy().violate_budgets;
     let mut offers = Offers { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
@@ -135,6 +136,10 @@ fn offer(
     offered: &OfferedNode<'_>,
 ) -> Option<(Room, Vec<String>)> {
     let node = NodeName::parse(offered.node).ok()?;
+    // Where the scheduler itself would evict nobody, it has another reason not to go.
+    if offered.victims.is_empty() {
+        return None;
+    }
     let mut room = ledger.room_for(claim, &node)?;
     keep_whole_groups(&mut room);
     let mut residents = Vec::new();

@@ -160,6 +160,13 @@ impl Ledger {
         }
     }
 
+    /// The scheduler asked on how many nodes others could leave for the pod.
+    pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
+        }
+    }
+
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
