@@ -1,19 +1,20 @@
 //! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
 //! is deleted, a planner that dies.
 
-use super::world::{World, dying_slowly, gated, haunting, job, machine, names, saved, serving};
+use super::world::{World, dying_slowly, gated, haunting, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
 use stowage::demo::api_server::faults::{Fault, Operation};
 use stowage::demo::dying;
 
-/// The one on `a` is the cheaper.
+/// The one on `a` has the lower priority, and is the cheaper.
 async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
     let world = World::impatient(&[machine("a", 1), machine("b", 1)]).await;
-    for (name, node, ago) in [("on-a", "a", 1), ("on-b", "b", 3000)] {
+    for (name, node, priority) in [("on-a", "a", -20), ("on-b", "b", -10)] {
         let label = json!({ "metadata": { "labels": { "host": node } } });
         world.setup().api.patch(&format!("nodes/{node}"), &label).unwrap();
-        let mut pod = saved(job(name, 60), ago);
+        let mut pod = job(name, 60);
+        pod["spec"]["priority"] = json!(priority);
         pod["spec"]["nodeSelector"] = json!({ "host": node });
         world.fill([if node == "a" { on_a(pod) } else { pod }]).await;
     }

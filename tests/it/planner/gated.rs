@@ -1,6 +1,6 @@
 //! Pods under the gate `stowage.dev/plan`: planned, nominated, let through and bound.
 
-use super::world::{World, dying_slowly, gated, job, machine, names, saved, serving};
+use super::world::{World, dying_slowly, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use stowage::demo::scheduler::observations::Verb;
 
@@ -19,16 +19,17 @@ async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
     world.stop().await;
 }
 
-/// The job on `a` is far cheaper than the one on `b`.
+/// The job on `a` has a lower priority than the one on `b`, and is the cheaper.
 async fn cheap_on_a_dear_on_b() -> World {
     let world = World::new(&[machine("a", 1), machine("b", 1)]).await;
-    for (name, node, ago) in [("cheap", "a", 1), ("dear", "b", 3000)] {
+    for (name, node, priority) in [("cheap", "a", -20), ("dear", "b", -10)] {
         world
             .setup()
             .api
             .patch(&format!("nodes/{node}"), &json!({ "metadata": { "labels": { "host": node } } }))
             .unwrap();
-        let mut pod = saved(dying_slowly(job(name, 60)), ago);
+        let mut pod = dying_slowly(job(name, 60));
+        pod["spec"]["priority"] = json!(priority);
         pod["spec"]["nodeSelector"] = json!({ "host": node });
         world.fill([pod]).await;
     }

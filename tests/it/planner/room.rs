@@ -22,7 +22,7 @@ async fn the_cheapest_leaves_and_nobody_else(world: World, newcomer: Value) {
     world.some_reports_later().await;
     assert_eq!(world.pods(), names(["large", "medium", "serving"]));
     assert_eq!(world.leaving(), names([]));
-    assert_eq!((world.writes("hold"), world.holds()), (1, 0));
+    assert_eq!((world.writes("hold"), world.holds()), (2, 0));
     world.stop().await;
 }
 

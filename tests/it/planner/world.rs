@@ -122,6 +122,7 @@ impl World {
         self.setup.stowage.service.ledger().totals().holds as u64
     }
 
+    /// How many writes of a kind were accepted. A hold that its pod was bound by is two: taken, and ended.
     pub fn writes(&self, kind: &str) -> u64 {
         self.setup.stowage.service.metrics.writes.with_label_values(&[kind, "written"]).get()
     }
@@ -207,13 +208,6 @@ pub fn dying_slowly(mut pod: Value) -> Value {
 /// Its processes live on for ever when it is gone.
 pub fn haunting(mut pod: Value) -> Value {
     pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!(dying::FOR_EVER);
-    pod
-}
-
-/// Last saved so long ago: what it would lose.
-pub fn saved(mut pod: Value, seconds_ago: i64) -> Value {
-    let at = jiff::Timestamp::now() - jiff::SignedDuration::from_secs(seconds_ago);
-    pod["metadata"]["annotations"]["stowage.dev/checkpoint-time"] = json!(at.to_string());
     pod
 }
 
