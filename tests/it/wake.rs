@@ -70,11 +70,12 @@ async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_no
         |setup: &Setup| setup.stowage.service.metrics.reports.with_label_values(&["accepted"]).get();
     let before = reports(&setup);
     until(&setup, "reports come in", |setup| reports(setup) >= before + 4).await;
-    assert_eq!(setup.stowage.service.metrics.writes.with_label_values(&["wake", "written"]).get(), 0);
+    let told = || setup.stowage.service.metrics.writes.with_label_values(&["nomination", "written"]).get();
+    assert_eq!(told(), 0);
     assert!(setup.scheduler.observations().count(Verb::Filter) <= asked + 1, "a refused pod is left alone");
 
     engine.set(CALM);
     until(&setup, "the pod is woken and bound", |setup| is_bound(setup, "late")).await;
-    assert!(setup.stowage.service.metrics.writes.with_label_values(&["wake", "written"]).get() >= 1);
+    assert_eq!(told(), 1, "it is told once where its room is");
     setup.stop().await.unwrap();
 }

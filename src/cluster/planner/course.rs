@@ -5,6 +5,7 @@ use super::outcome::Outcome;
 use crate::control_plane::{EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
+use crate::scheduling::plan::Means;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 
@@ -25,6 +26,7 @@ pub struct Course {
     since: Moment,
     /// It made the hold itself: nobody else evicts for it.
     is_own: bool,
+    by: Means,
     /// The condition says so already, as far as it needs to.
     pub is_written: bool,
     /// A write for the pod itself is under way.
@@ -43,16 +45,23 @@ struct Attempt {
 }
 
 impl Course {
-    pub fn new(since: Moment, is_own: bool) -> Self {
+    /// Of a hold that somebody else made, or this replica's predecessor.
+    pub fn found(since: Moment) -> Self {
         Self {
             since,
-            is_own,
-            is_written: !is_own,
+            is_own: false,
+            by: Means::Preemption,
+            is_written: true,
             is_writing: false,
             told: 0,
             tell_again: since,
             evictions: BTreeMap::new(),
         }
+    }
+
+    /// Of a hold of the planner's own, of which nothing is written yet.
+    pub fn own(since: Moment, by: Means) -> Self {
+        Self { is_own: true, by, is_written: false, ..Self::found(since) }
     }
 
     /// What came of an eviction: when to ask again, if the victim is still there by then.
@@ -105,7 +114,7 @@ impl Planner {
     }
 
     fn see_through(&mut self, held: &Held, now: Moment) {
-        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::new(now, false));
+        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::found(now));
         if held.gate == Gate::Others {
             return;
         }
@@ -130,7 +139,9 @@ impl Planner {
 
     fn evict(&mut self, held: &Held, victim: &Remaining) {
         let by = held.key.clone();
+        let moves = self.courses.get(&held.uid).is_some_and(|course| course.by == Means::Moves);
         let why = match (&victim.reclaimed_by, &victim.with_group) {
+            _ if moves => EvictionReason::Consolidated { to_fit: by },
             (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
             (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
             (None, None) => EvictionReason::Preempted { by },

@@ -47,16 +47,16 @@ impl Planner {
         let now = ledger.now();
         drop(ledger);
         for place in places {
-            self.courses.insert(place.uid.clone(), Course::new(now, true));
+            self.courses.insert(place.uid.clone(), Course::own(now, place.by));
             self.begin(place);
         }
     }
 
     /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
     fn begin(&mut self, place: Place) {
-        let Place { uid, key, hold, price, exact } = place;
+        let Place { uid, key, hold, price, exact, by } = place;
         let node = &hold.node;
-        info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, "place planned");
+        info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, ?by, "place planned");
         let is_gated = self.gate_of(&uid) == Some(Gate::Planned);
         if hold.victims.is_empty() {
             let held = self.service.ledger().held_by(&uid);
@@ -152,7 +152,7 @@ impl Planner {
 
 fn hold_all<'a>(ledger: &mut Ledger, places: &'a [Place]) -> Result<(), (&'a Place, Conflict)> {
     for (n, place) in places.iter().enumerate() {
-        if let Err(conflict) = ledger.hold(&place.uid, place.hold.clone()) {
+        if let Err(conflict) = place.take(ledger) {
             places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));
             return Err((place, conflict));
         }

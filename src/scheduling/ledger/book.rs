@@ -228,14 +228,18 @@ impl Book {
     /// Who keeps classes off which GPUs, as `except` sees it.
     pub fn bars(&self, except: &PodUid, entries: &Entries) -> Vec<Bar> {
         let others = self.pods.iter().filter(|uid| *uid != except);
-        let bar = |uid: &PodUid| {
-            let entry = &entries[uid];
-            let classes = entry.demand.terms.bars;
-            let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
-            let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
-            (!classes.is_empty()).then(|| Bar { uid: uid.clone(), gpus, classes })
-        };
-        others.filter_map(bar).collect()
+        others.filter_map(|uid| self.bar(uid, &entries[uid])).collect()
+    }
+
+    /// The classes that a pod, or one that room is held for, keeps off its GPUs here, if there are any.
+    pub fn bar(&self, uid: &PodUid, entry: &PodEntry) -> Option<Bar> {
+        let classes = entry.demand.terms.bars;
+        if classes.is_empty() {
+            return None;
+        }
+        let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
+        let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
+        Some(Bar { uid: uid.clone(), gpus, classes })
     }
 
     /// What each tenant's pods and holds use here.
@@ -262,6 +266,11 @@ impl Book {
             None => self.resolve(&held()?.devices).unwrap_or_default(),
         };
         Some(used_on(&self.promised, &entry.demand, gpus))
+    }
+
+    /// What a pod takes of this node that is placed on these GPUs.
+    pub fn use_on(&self, entry: &PodEntry, gpus: GpuSet) -> Usage {
+        used_on(&self.promised, &entry.demand, gpus)
     }
 
     /// The most that a demand may use here, on whichever GPUs.

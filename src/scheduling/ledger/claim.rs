@@ -22,6 +22,14 @@ pub struct Claim {
     /// Of each model, what is nearest to a GPU on any node.
     pub(super) soonest: BTreeMap<ModelId, Holding>,
     pub(super) tenant: TenantRoom,
+    /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
+    pub(super) moves: bool,
+}
+
+impl Claim {
+    pub(super) fn to_move(self) -> Self {
+        Self { tenancy: Tenancy::off(), moves: true, ..self }
+    }
 }
 
 /// Why a pod does not leave for another.
@@ -66,6 +74,11 @@ impl Ledger {
         Claim { soonest: self.soonest(), ..self.claim_without_price(uid) }
     }
 
+    /// The same, if whoever leaves has room elsewhere.
+    pub fn claim_to_move(&self, uid: &PodUid) -> Claim {
+        self.claim(uid).to_move()
+    }
+
     /// The same, by which nothing is priced.
     pub(super) fn claim_without_price(&self, uid: &PodUid) -> Claim {
         let holds = self.deadlines.iter().filter(|(_, holder)| holder != uid);
@@ -76,6 +89,7 @@ impl Ledger {
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
             soonest: BTreeMap::new(),
             tenant: self.tenant_room(uid),
+            moves: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::book::Book;
-use super::claim::{Departure, Stays};
+use super::claim::{Claim, Departure, Stays};
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 use super::room::given_back;
 use super::tenancy::is_allowed;
@@ -164,6 +164,17 @@ impl Ledger {
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        let claim = self.claim_without_price(uid);
+        self.hold_by(&claim, uid, hold)
+    }
+
+    /// The same, if its victims have room elsewhere.
+    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        let claim = self.claim_without_price(uid).to_move();
+        self.hold_by(&claim, uid, hold)
+    }
+
+    fn hold_by(&mut self, claim: &Claim, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
@@ -174,7 +185,7 @@ impl Ledger {
         let bars = book.bars(uid, &self.entries);
         // A tenant at its limit may put one of its pods in the place of others of its own.
         let mut given_back = Usage::default();
-        for (resident, returned) in self.leavers(uid, &entry.demand, &hold, book)? {
+        for (resident, returned) in self.leavers(claim, &entry.demand, &hold, book)? {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
@@ -193,23 +204,22 @@ impl Ledger {
     /// other nodes nothing is discharged here.
     fn leavers(
         &self,
-        uid: &PodUid,
+        claim: &Claim,
         demand: &Demand,
         hold: &Hold,
         book: &Book,
     ) -> Result<Vec<(Option<Resident>, Usage)>, Conflict> {
-        let claim = self.claim_without_price(uid);
         let wanted = book.most_used_by(demand);
         let leaver = |victim: &PodUid| {
             let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
             let home = there.node().and_then(|node| self.books.get(node)).ok_or(Conflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
-            match self.stays(victim, there, demand, wanted, &claim) {
+            match self.stays(victim, there, demand, wanted, claim) {
                 Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
                     return Err(Conflict::VictimGone);
                 }
                 Some(Stays::Leaving) if is_soon => {}
-                None if demand.may_preempt && !self.would_break(there, &hold.victims) => {}
+                None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
                 _ => return Err(Conflict::VictimStays),
             }
             let is_here = there.node() == Some(&hold.node);
@@ -217,7 +227,7 @@ impl Ledger {
             if resident.is_none() && !self.leaves_with_another(there, hold) {
                 return Err(Conflict::VictimGone);
             }
-            Ok((resident, given_back(there, home, demand)))
+            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
         hold.victims.iter().map(leaver).collect()
     }

@@ -4,19 +4,17 @@
 use super::Ledger;
 use super::book::Book;
 use super::claim::{Claim, Departure, Stays};
+use super::coverage::Coverage;
 use super::entry::{Phase, PodEntry};
 use super::tenancy::Bond;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::fit::shut;
-use crate::scheduling::policy::{Traits, Usage};
+use crate::scheduling::policy::Usage;
 use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeMap;
-
-/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
-const SEVERAL: usize = usize::MAX;
 
 /// The members of a group that would leave for one pod.
 struct Leavers {
@@ -32,6 +30,9 @@ struct Survey<'l> {
     claim: &'l Claim,
     demand: &'l Demand,
     groups: BTreeMap<&'l GroupKey, Result<Leavers, Stays>>,
+    coverage: Coverage<'l>,
+    /// Of each budget, what others will use of it who are to leave for other pods.
+    spent: BTreeMap<usize, u32>,
 }
 
 impl Ledger {
@@ -58,13 +59,13 @@ impl Ledger {
         if demand.asks_plugin() {
             return Vec::new();
         }
-        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        let mut survey = Survey::new(self, claim, demand);
         nodes.into_iter().filter_map(|node| survey.room(node)).collect()
     }
 
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
     pub fn why_stays(&self, claim: &Claim, demand: &Demand, uid: &PodUid) -> Option<Stays> {
-        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        let mut survey = Survey::new(self, claim, demand);
         let Some(entry) = self.entries.get(uid) else { return Some(Stays::NotBound) };
         let Some(book) = entry.node().and_then(|node| self.books.get(node)) else {
             return Some(Stays::NotBound);
@@ -115,11 +116,13 @@ impl Ledger {
         preemptor: &Demand,
         claim: &Claim,
     ) -> Option<Resident> {
+        let resident = self.resident(uid, entry, book)?;
+        let used = book.use_on(entry, resident.gpus);
         Some(Resident {
-            loss: self.loss(uid, entry, book, claim),
+            loss: self.loss(uid, entry, book, used, claim),
             standing: claim.tenancy.standing(uid, entry),
-            given_back: given_back(entry, book, preemptor),
-            ..self.resident(uid, entry, book)?
+            given_back: given_back(entry, used, preemptor),
+            ..resident
         })
     }
 
@@ -132,46 +135,51 @@ impl Ledger {
         };
         of().unwrap_or_default()
     }
-
-    /// The places of the budgets that cover a pod.
-    fn budgets_over(&self, pod: &Traits) -> Vec<usize> {
-        let first = self.budgets.partition_point(|budget| budget.namespace < pod.namespace);
-        let of_namespace =
-            self.budgets[first..].iter().take_while(|budget| budget.namespace == pod.namespace);
-        let over = of_namespace.enumerate().filter(|(_, budget)| budget.covers(pod));
-        let mut over: Vec<usize> = over.map(|(place, _)| first + place).collect();
-        if over.len() > 1 {
-            over.push(SEVERAL);
-        }
-        over
-    }
 }
 
 /// What a pod gives back of what the tenant of the one who asks may have.
-pub(super) fn given_back(entry: &PodEntry, book: &Book, preemptor: &Demand) -> Usage {
+pub(super) fn given_back(entry: &PodEntry, used: Usage, preemptor: &Demand) -> Usage {
     let is_own = entry.demand.tenant.is_some() && entry.demand.tenant == preemptor.tenant;
-    if is_own { book.use_of(entry).unwrap_or_default() } else { Usage::default() }
+    if is_own { used } else { Usage::default() }
 }
 
 impl<'l> Survey<'l> {
+    fn new(ledger: &'l Ledger, claim: &'l Claim, demand: &'l Demand) -> Self {
+        let coverage = Coverage::new(&ledger.budgets);
+        let mut spent = BTreeMap::new();
+        for entry in claim.spoken_for.iter().filter_map(|uid| ledger.entries.get(uid)) {
+            // Once it is leaving, the budget itself says so.
+            if ledger.departure_of(entry).is_none() {
+                coverage
+                    .of(&entry.demand.traits)
+                    .into_iter()
+                    .for_each(|budget| *spent.entry(budget).or_default() += 1);
+            }
+        }
+        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
+    }
+
     fn room(&mut self, node: &NodeName) -> Option<Room> {
         let Self { ledger, claim, demand, .. } = *self;
         let book = ledger.books.get(node).filter(|book| book.exists && shut(&book.view, demand).is_ok())?;
         let asks = claim.uid.as_ref()?;
         let gpus = match book.pods.contains(asks) {
             true => book.gpus_without(asks, &ledger.entries, &ledger.policy),
-            false => book.gpus(&ledger.policy),
+            false => book.view.gpus.to_vec(),
         };
         let mut room = Room {
-            bars: book.bars(asks, &ledger.entries),
+            candidates: Vec::with_capacity(book.pods.len()),
             budgets_known: ledger.budgets_known(),
             tenant: claim.tenant,
             ..Room::new(node.clone(), gpus)
         };
-        let wanted = book.most_used_by(demand);
+        // Only where there are tenants does anybody ask.
+        let has_tenants = !ledger.policy.tenants().is_empty();
+        let wanted = if has_tenants { book.most_used_by(demand) } else { Usage::default() };
         let mut places = Places::default();
         for uid in book.pods.iter().filter(|uid| *uid != asks) {
             let entry = &ledger.entries[uid];
+            room.bars.extend(book.bar(uid, entry));
             if entry.node() == Some(node) {
                 self.enter(&mut room, &mut places, book, (uid, entry), wanted);
             }
@@ -191,8 +199,11 @@ impl<'l> Survey<'l> {
         let Self { ledger, claim, demand, .. } = *self;
         if let Some(Departure::Soon(left)) = ledger.departure_of(entry) {
             let resident = ledger.resident(uid, entry, book).filter(|_| !claim.spoken_for.contains(uid));
-            let given_back = given_back(entry, book, demand);
-            room.awaited.extend(resident.map(|resident| Resident { grace: left, given_back, ..resident }));
+            room.awaited.extend(resident.map(|resident| Resident {
+                grace: left,
+                given_back: given_back(entry, book.use_on(entry, resident.gpus), demand),
+                ..resident
+            }));
             return;
         }
         if !demand.may_preempt || ledger.stays(uid, entry, demand, wanted, claim).is_some() {
@@ -200,7 +211,7 @@ impl<'l> Survey<'l> {
         }
         let Some(gang) = self.gang(room, places, entry, wanted) else { return };
         let Some(resident) = ledger.priced(uid, entry, book, demand, claim) else { return };
-        let over = ledger.budgets_over(&entry.demand.traits);
+        let over = self.coverage.of(&entry.demand.traits);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
         room.candidates.push(Resident { budgets, gang, ..resident });
     }
@@ -269,13 +280,14 @@ impl<'l> Survey<'l> {
             leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == Bond::Borrowed;
             let book = ledger.books.get(entry.node()?)?;
             let resident = ledger.priced(uid, entry, book, demand, claim)?;
-            leavers.members.push((resident, ledger.budgets_over(&entry.demand.traits)));
+            leavers.members.push((resident, self.coverage.of(&entry.demand.traits)));
         }
         Some(leavers)
     }
 
     fn allowed(&self, budget: usize) -> u32 {
-        self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed)
+        let allowed = self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed);
+        allowed.saturating_sub(self.spent.get(&budget).copied().unwrap_or(0))
     }
 }
 

@@ -4,9 +4,10 @@
 //! steps are data; nothing is in force before the ledger itself has taken the hold of each, checking it again.
 //!
 //! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
-//! finds who has to leave, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
+//! finds who has to leave, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
 //! pressure.
 
+mod consolidate;
 mod evict;
 mod group;
 mod ranking;
@@ -22,7 +23,7 @@ pub use relief::{PressureWatch, Relief};
 
 use super::decision::Hold;
 use super::fit::Misfit;
-use super::ledger::{Ledger, Pending};
+use super::ledger::{Conflict, Ledger, Pending};
 use super::preempt::Price;
 use super::snapshot::Snapshot;
 use super::stock::{StockSnapshot, Unjudged};
@@ -51,6 +52,16 @@ pub struct Place {
     pub price: Price,
     /// False if the search for victims ended early: cheaper ones may exist.
     pub exact: bool,
+    pub by: Means,
+}
+
+/// By what right others leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Means {
+    /// The pod's own: its priority, and its tenant's share.
+    Preemption,
+    /// The policy's: they have room elsewhere.
+    Moves,
 }
 
 /// Why there is no place.
@@ -69,6 +80,16 @@ pub enum Why {
     GroupIncomplete { here: u32, wanted: u32 },
     #[error("for {placed} of the group's {wanted} pods there is room, and a group is placed whole")]
     GroupTooLarge { placed: u32, wanted: u32 },
+}
+
+impl Place {
+    /// Takes the hold in a ledger, which checks it again.
+    pub fn take(&self, ledger: &mut Ledger) -> Result<(), Conflict> {
+        match self.by {
+            Means::Preemption => ledger.hold(&self.uid, self.hold.clone()),
+            Means::Moves => ledger.hold_by_moving(&self.uid, self.hold.clone()),
+        }
+    }
 }
 
 /// What a look at a node goes by.

@@ -50,6 +50,11 @@ impl Kind {
         Self { demand: pod.demand.clone(), wants: stock.wants(&pod.uid).cloned(), asked }
     }
 
+    /// What the pod will ask that takes another's place after its eviction.
+    pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
+        Self { demand: demand.clone(), wants, asked: None }
+    }
+
     fn is_like(&self, other: &Self) -> bool {
         let facts = |kind: &Self| {
             let Demand { per_gpu, gpus, sharing, class, tenant, priority, weights, .. } = kind.demand;

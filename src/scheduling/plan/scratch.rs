@@ -1,7 +1,7 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
 use super::ranking::{Kind, Ranking, Seat};
-use super::{Place, Seeing, Step, Why};
+use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
@@ -51,7 +51,10 @@ impl<'a> Scratch<'a> {
     pub fn place(&mut self, pod: &Pending) -> Result<Place, Why> {
         match self.free_place(pod) {
             Some(place) => Ok(place),
-            None => self.evicting(pod).ok_or_else(|| self.why(pod)),
+            None => {
+                let place = self.evicting(pod).or_else(|| self.moving(pod));
+                place.ok_or_else(|| self.why(pod))
+            }
         }
     }
 
@@ -86,13 +89,29 @@ impl<'a> Scratch<'a> {
 
     /// Takes the hold on the scratch ledger.
     pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
-        if !self.ledger.may_order(&hold.victims) {
+        self.take(Place {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            hold,
+            price,
+            exact,
+            by: Means::Preemption,
+        })
+    }
+
+    /// The same; its victims are moved.
+    pub fn hold_by_moving(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
+        self.take(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact, by: Means::Moves })
+    }
+
+    fn take(&mut self, place: Place) -> Option<Place> {
+        if !self.ledger.may_order(&place.hold.victims) {
             return None;
         }
-        self.ledger.hold(&pod.uid, hold.clone()).ok()?;
-        self.ledger.note_ordered(&hold.victims);
-        self.look_again(&hold.node);
-        Some(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact })
+        place.take(&mut self.ledger).ok()?;
+        self.ledger.note_ordered(&place.hold.victims);
+        self.look_again(&place.hold.node);
+        Some(place)
     }
 
     /// The reverse.

@@ -50,6 +50,8 @@ async fn goes_past_a(spoil: impl Fn(&World, &mut Value)) {
         let world = cheap_on_a_dear_on_b().await;
         let mut pod = gate(serving("serving", 50));
         spoil(&world, &mut pod);
+        // The node's watch and the pod's are two: what the node is now has to be known before the pod comes.
+        world.some_reports_later().await;
         world.create(pod);
         assert_eq!(world.bound("serving").await, "b");
         world.some_reports_later().await;
