@@ -105,7 +105,7 @@ impl Play {
         self.bring(&arrivals).await?;
         let all_bound = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_bound(&arrival.name));
         self.until("all who arrived are bound", all_bound).await?;
-        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.service);
+        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.service);
         self.until("their engines are up", all_up).await
     }
 
@@ -141,7 +141,7 @@ impl Play {
     }
 
     async fn crowd(&mut self, newcomer: Arrival) -> Result<()> {
-        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None))?;
+        let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None))?;
         let seat = foresight.seat().context("there is no room for the chapter's pod")?;
         let place = gpu_name(seat.gpu.as_str());
         let server = self.chronicle.server_on(seat.gpu.as_str());
@@ -151,8 +151,8 @@ impl Play {
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
         // Just after a report: what is measured is the longest that it takes, not what luck makes of it.
-        let told = reported::sequence(&self.setup.board, &seat.node);
-        let news = |play: &Self| reported::sequence(&play.setup.board, &seat.node) != told;
+        let told = reported::sequence(&self.setup.stowage.board, &seat.node);
+        let news = |play: &Self| reported::sequence(&play.setup.stowage.board, &seat.node) != told;
         self.until("the node's agent reports", news).await?;
         let started = Instant::now();
         let before = self.engines[&engine].set(CROWD);
@@ -175,12 +175,12 @@ impl Play {
     }
 
     fn is_kept_off(&self, newcomer: &Arrival, seat: &Seat) -> bool {
-        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None));
+        let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None));
         foresight.is_ok_and(|foresight| foresight.is_kept_off(seat))
     }
 
     fn compare(&mut self, arrival: &Arrival) -> Result<()> {
-        let foresight = Foresight::of(&self.setup.service, arrival.pod(None))?;
+        let foresight = Foresight::of(&self.setup.stowage.service, arrival.pod(None))?;
         let times = foresight.ready();
         let (first, rest) = times.split_first().context("there are no nodes")?;
         let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
@@ -232,7 +232,7 @@ impl Play {
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
-        let audited = audit(&self.setup.service.ledger());
+        let audited = audit(&self.setup.stowage.service.ledger());
         self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
     }
 
@@ -254,7 +254,7 @@ impl Play {
         let with_engine = |name: &str| self.engines.contains_key(name);
         let mut engines = self.chronicle.pods().filter(|pod| with_engine(&pod.name) && !pod.leaving);
         engines.all(|pod| match &pod.node {
-            Some(node) => reported::serves(&self.setup.board, node, &pod.uid),
+            Some(node) => reported::serves(&self.setup.stowage.board, node, &pod.uid),
             None => true,
         })
     }
@@ -262,7 +262,7 @@ impl Play {
     fn gpus(&self) -> Vec<GpuView> {
         let mut gpus = self.chronicle.gpus(&MACHINES);
         gpus.iter_mut()
-            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.board, gpu.node, &gpu.uuid));
+            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.stowage.board, gpu.node, &gpu.uuid));
         gpus
     }
 
