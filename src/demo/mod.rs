@@ -23,6 +23,7 @@ mod story;
 pub mod stowage;
 mod summary;
 mod watching;
+mod ways;
 mod writes;
 
 use anyhow::Result;

@@ -9,6 +9,7 @@ use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
 use super::story::{self, Act, Arrival, CROWD, Chapter, MACHINES};
 use super::summary::Summary;
+use super::ways::{Manner, Way};
 use crate::scheduling::audit::audit;
 use crate::units::Millis;
 use anyhow::{Context, Result, bail};
@@ -35,6 +36,7 @@ pub struct Play {
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
+    ways: Vec<Way>,
     violations: Vec<String>,
 }
 
@@ -59,6 +61,7 @@ impl Play {
             dismissed: Vec::new(),
             kv_seen_after: None,
             evicted: 0,
+            ways: Vec::new(),
             violations: Vec::new(),
         }
     }
@@ -93,6 +96,7 @@ impl Play {
     async fn act(&mut self, act: Act) -> Result<()> {
         match act {
             Act::Arrive(arrivals) => self.arrive(arrivals).await,
+            Act::Twice { ordinary, planned } => self.twice(ordinary, planned).await,
             Act::Fill(arrivals) => self.fill(arrivals).await,
             Act::Leave { who, takers } => self.leave(who, takers).await,
             Act::Crowd(newcomer) => self.crowd(newcomer).await,
@@ -107,6 +111,16 @@ impl Play {
         self.until("all who arrived are bound", all_bound).await?;
         let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.service);
         self.until("their engines are up", all_up).await
+    }
+
+    async fn twice(&mut self, ordinary: Vec<Arrival>, planned: Vec<Arrival>) -> Result<()> {
+        for (manner, batch) in [(Manner::Ordinary, ordinary), (Manner::Planned, planned)] {
+            self.arrive(batch.clone()).await?;
+            let way = Way::of(manner, &batch, self.setup.scheduler.observations());
+            self.screen.aside(&way.line());
+            self.ways.push(way);
+        }
+        Ok(())
     }
 
     async fn fill(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
@@ -288,6 +302,7 @@ impl Play {
             promised_percent: (promised as f64 / promisable as f64 * 1000.0).round() / 10.0,
             filter_calls: observations.count(Verb::Filter),
             bind_calls: observations.count(Verb::Bind),
+            ways: self.ways.clone(),
             kv_seen_after_millis: self.kv_seen_after,
             violations: self.violations.clone(),
         }

@@ -49,3 +49,19 @@ async fn a_gated_pod_gets_its_room_before_the_scheduler_has_seen_it() {
     assert_eq!(world.pods(), names(["large", "medium", "serving"]));
     world.stop().await;
 }
+
+/// The scheduler's own victims are two small ones, of one CPU each; one that is as large as both costs less, and CPU is not
+/// what is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scheduler_preempts_and_no_more_leave_than_the_pod_needs() {
+    let world = World::new(&[machine("a", 2)]).await;
+    world.fill(["first", "second"].map(|name| serving(name, 60))).await;
+    world.fill([job("medium", 11), job("small-1", 4), job("small-2", 4), job("small-3", 4)]).await;
+    let freed = world.devices_of("medium");
+    world.create(serving("serving", 9));
+    world.bound("serving").await;
+    assert_eq!(world.devices_of("serving"), freed);
+    world.some_reports_later().await;
+    assert_eq!(world.pods(), names(["first", "second", "serving", "small-1", "small-2", "small-3"]));
+    world.stop().await;
+}
