@@ -2,6 +2,7 @@
 
 use super::orders::Order;
 use super::tally::Tally;
+use super::workload::Workload;
 use serde::Serialize;
 
 /// One run.
@@ -60,12 +61,14 @@ impl Spread {
 }
 
 impl Report {
-    /// Of all orders under all seeds; the same whatever order they ended in.
-    pub fn of(nodes: usize, gpus: u64, counted_hours: f64, outcomes: &[Outcome]) -> Self {
-        let mut seeds: Vec<u64> = outcomes.iter().map(|outcome| outcome.seed).collect();
+    /// Of all orders on workloads of one cluster; the same in whatever order the runs ended.
+    pub fn of(workloads: &[Workload], outcomes: &[Outcome]) -> Self {
+        let mut seeds: Vec<u64> = workloads.iter().map(|workload| workload.seed).collect();
         seeds.sort_unstable();
-        seeds.dedup();
-        let line = |order| Line::of(order, outcomes, &seeds, gpus as f64 * counted_hours);
+        let first = workloads.first();
+        let (nodes, gpus) = first.map_or((0, 0), |first| (first.nodes.len(), first.gpus()));
+        let hours = first.map_or(0.0, |first| first.extent.counted.0 as f64 / 3_600_000.0);
+        let line = |order| Line::of(order, outcomes, &seeds, gpus as f64 * hours);
         Self { results: Order::ALL.into_iter().map(line).collect(), seeds, nodes, gpus }
     }
 }
