@@ -83,5 +83,7 @@ fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
         tries: waiting.tries,
         refused: waiting.refused.as_ref().map(refused),
         offered_to_preempt: waiting.offered_to_preempt,
+        gate: waiting.gate,
+        sought_in_vain: waiting.sought.map_or(0, |sought| sought.in_vain),
     }
 }

@@ -5,7 +5,7 @@ use super::obstacle::Obstacle;
 use super::remedy::Remedy;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::device::Health;
-use crate::scheduling::ledger::Presence;
+use crate::scheduling::ledger::{Gate, Presence};
 use crate::scheduling::loading::Tier;
 use crate::scheduling::policy::{Borrowing, Limit, Mode, Usage};
 use crate::scheduling::reading::Freshness;
@@ -195,6 +195,10 @@ pub enum Place {
         refused: Option<RefusedPart>,
         /// On how many nodes the scheduler last asked who could leave for it.
         offered_to_preempt: Option<u32>,
+        /// What keeps the scheduler from it.
+        gate: Gate,
+        /// How often in a row the planner looked for a place for it and found none.
+        sought_in_vain: u32,
     },
 }
 

@@ -15,7 +15,7 @@ use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
 use crate::scheduling::stake::Stake;
 use crate::units::Moment;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -63,7 +63,7 @@ pub struct Waiting {
 }
 
 /// The scheduler does not look at a pod behind a gate.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gate {
     #[default]

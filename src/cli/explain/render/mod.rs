@@ -6,6 +6,7 @@ use crate::scheduling::explain::shape::{
     ClassPart, Condition, Explanation, Group, Place, RefusedPart, TenantPart, Verdict,
 };
 use crate::scheduling::explain::words::{amount, length};
+use crate::scheduling::ledger::Gate;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::request::Sharing;
 use comfy_table::presets::NOTHING;
@@ -209,6 +210,13 @@ fn state(explanation: &Explanation) -> String {
             length(*deadline_in_millis),
             victims.len(),
         ),
+        Place::Waiting { gate: Gate::Planned, sought_in_vain, .. } => match sought_in_vain {
+            0 => "waits behind the gate stowage.dev/plan for the planner's look".into(),
+            times => format!("waits behind the gate stowage.dev/plan; the planner found no place {times} time(s) in a row"),
+        },
+        Place::Waiting { gate: Gate::Others, .. } => {
+            "waits behind a scheduling gate that is not Stowage's; nobody looks for a place until it is lifted".into()
+        }
         Place::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
             (Some(refused), _) => refused_text(refused, *offered_to_preempt),
             (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
