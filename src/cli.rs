@@ -5,6 +5,7 @@ mod explain;
 mod node_agent;
 mod policy;
 mod serve_policy;
+mod simulate;
 
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::demo::{self, Show};
@@ -19,6 +20,7 @@ use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
 use serve_policy::ServePolicyArgs;
+use simulate::SimulateArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,6 +47,8 @@ enum Command {
     Policy(PolicyArgs),
     /// Say why a pod is where it is, or is nowhere, and what would have to change
     Explain(ExplainArgs),
+    /// Play workloads in simulated time, on the code that decides, beside other ways to decide
+    Simulate(SimulateArgs),
     /// Print the JSON Schema of something Stowage reads or writes
     Schema {
         #[arg(value_enum)]
@@ -167,6 +171,7 @@ impl Cli {
                 runtime.block_on(demo::run(args.show()))
             }
             Command::Policy(args) => args.run(),
+            Command::Simulate(args) => args.run(),
             Command::Explain(args) => {
                 log_to_stderr("error");
                 runtime.block_on(args.run())

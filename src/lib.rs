@@ -23,6 +23,7 @@ pub mod engine_metrics;
 pub mod ids;
 pub mod policy_file;
 pub mod scheduling;
+pub mod sim;
 pub mod trial;
 pub mod units;
 

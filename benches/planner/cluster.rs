@@ -6,10 +6,10 @@ use std::sync::Arc;
 use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
 use stowage::scheduling::budget::Budget;
 use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::ledger::{Ledger, Seen, SeenState};
+use stowage::scheduling::ledger::{Gate, Ledger, Seen, SeenState, SeenWaiting};
 use stowage::scheduling::loading::{Holding, Tier};
 use stowage::scheduling::node::NodeKind;
-use stowage::scheduling::policy::Policy;
+use stowage::scheduling::policy::{EvictionRates, Policy};
 use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
 use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use stowage::scheduling::selector::{Requirement, Selector};
@@ -30,6 +30,11 @@ pub struct Cluster {
     dice: Dice,
 }
 
+pub enum Waits {
+    Alone,
+    InAGroupOf(u32),
+}
+
 /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
 pub struct Dice(pub u64);
 
@@ -45,7 +50,9 @@ impl Dice {
 impl Cluster {
     /// Filled until `load` hundredths of the VRAM are promised, with jobs of `least` to `most` GiB.
     pub fn new(nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
-        let policy = Policy::default();
+        let mut policy = Policy::default();
+        // How fast it decides is not a question of how many may be evicted.
+        policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
         let mut ledger = Ledger::new(Arc::new(policy.clone()));
         ledger.set_now(NOW);
         let names: Vec<NodeName> =
@@ -103,9 +110,27 @@ impl Cluster {
     /// A pod that waits for room.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
-        let state = SeenState::Waiting { hold: None };
+        let state = SeenState::Waiting(SeenWaiting::default());
         self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown: None });
         uid(name)
+    }
+
+    /// A pod behind the planner's gate.
+    pub fn gated(&mut self, name: usize, vram: Bytes, priority: i32, waits: Waits) {
+        let demand = self.demand(name, vram.0, 1, priority, None);
+        let state = SeenState::Waiting(SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() });
+        let group_size = match waits {
+            Waits::Alone => None,
+            Waits::InAGroupOf(size) => Some(size),
+        };
+        let group = group_size.map(|_| GroupKey {
+            namespace: "llm".into(),
+            kind: GroupKind::Stowage,
+            name: "group".into(),
+        });
+        let stake = Stake { group, group_size, ..Stake::default() };
+        let shown = Some(Shown { stake, ..Shown::default() });
+        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown });
     }
 
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {

@@ -4,6 +4,7 @@
 //! the first node where it works, and on each GPU the cheapest pods first. Each answer is put to the ledger before it is timed.
 
 mod cluster;
+mod queues;
 #[path = "../common/samples.rs"]
 #[expect(dead_code, reason = "one thread takes these times")]
 mod samples;
@@ -26,6 +27,7 @@ const FIRST_WAITING: usize = 10_000_000;
 fn main() {
     time_decisions();
     compare_prices();
+    queues::time_plans();
 }
 
 fn time_decisions() {

@@ -129,6 +129,7 @@ fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>])
     if ledger.own_room(&asking.uid).is_some() {
         return None;
     }
+    ledger.note_offered_to_preempt(&asking.uid, offered.len());
     let uid = &asking.uid;
     let question = stock.wants(uid).map(|wants| stock.ask(None, wants));
     let case = Case { ledger: &ledger, uid, claim: ledger.claim(uid), question };
@@ -144,6 +145,10 @@ fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>])
 fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String>)> {
     let Case { ledger, uid, claim, question } = case;
     let node = NodeName::parse(offered.node).ok()?;
+    // Where the scheduler itself would evict nobody, it has another reason not to go.
+    if offered.victims.is_empty() {
+        return None;
+    }
     let mut room = ledger.room_for(claim, &node)?;
     keep_whole_groups(&mut room);
     let mut residents = Vec::new();

@@ -82,5 +82,6 @@ fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
         offer_lasts_millis: waiting.hint.as_ref().map(|hint| hint.expires.since(facts.now)),
         tries: waiting.tries,
         refused: waiting.refused.as_ref().map(refused),
+        offered_to_preempt: waiting.offered_to_preempt,
     }
 }

@@ -193,6 +193,8 @@ pub enum Place {
         tries: u32,
         /// When no node fitted.
         refused: Option<RefusedPart>,
+        /// On how many nodes the scheduler last asked who could leave for it.
+        offered_to_preempt: Option<u32>,
     },
 }
 
@@ -334,6 +336,9 @@ pub struct OccupantPart {
     pub bytes: Bytes,
     /// While its engine starts: how long it still keeps others from starting here, at most.
     pub gate_opens_in_millis: Option<Millis>,
+    /// Why it does not leave for the pod; `None` if it could, or if the pod does not wait.
+    #[serde(default)]
+    pub stays: Option<String>,
 }
 
 /// Nodes that do not fit for the same reason.

@@ -188,9 +188,14 @@ impl Book {
         self.departed.retain(|(uid, at)| reading.sampled < *at || reading.shows(uid));
     }
 
-    /// Whether a pod that has ended here may still have memory.
+    /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
+    /// there still.
     pub fn may_have_memory(&self, uid: &PodUid) -> bool {
-        self.departed.iter().any(|(departed, _)| departed == uid)
+        let is_seen = || {
+            let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
+            is_believed && self.reading.as_ref().is_some_and(|reading| reading.shows(uid))
+        };
+        self.departed.iter().any(|(departed, _)| departed == uid) || is_seen()
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.

@@ -27,7 +27,7 @@ pub struct Claim {
 }
 
 impl Claim {
-    pub(super) fn to_move(self) -> Self {
+    pub(super) fn moving(self) -> Self {
         Self { tenancy: Tenancy::off(), moves: true, ..self }
     }
 }
@@ -76,7 +76,7 @@ impl Ledger {
 
     /// The same, if whoever leaves has room elsewhere.
     pub fn claim_to_move(&self, uid: &PodUid) -> Claim {
-        self.claim(uid).to_move()
+        self.claim(uid).moving()
     }
 
     /// The same, by which nothing is priced.

@@ -50,6 +50,8 @@ pub struct Waiting {
     pub refused: Option<Refused>,
     /// How often in a row it was woken, asked, and was refused again.
     pub in_vain: u32,
+    /// On how many nodes the scheduler last asked who could leave for it.
+    pub offered_to_preempt: Option<u32>,
     /// What keeps it from the scheduler.
     pub gate: Gate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.

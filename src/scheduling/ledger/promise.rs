@@ -20,7 +20,6 @@ use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
@@ -161,6 +160,13 @@ impl Ledger {
         }
     }
 
+    /// The scheduler asked on how many nodes others could leave for the pod.
+    pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
+        }
+    }
+
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
@@ -170,7 +176,7 @@ impl Ledger {
 
     /// The same, if its victims have room elsewhere.
     pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
-        let claim = self.claim_without_price(uid).to_move();
+        let claim = self.claim_without_price(uid).moving();
         self.hold_by(&claim, uid, hold)
     }
 
@@ -243,19 +249,6 @@ impl Ledger {
 
     pub fn drop_hold(&mut self, uid: &PodUid) {
         self.set_hold(uid, None);
-    }
-
-    /// Holds whose last victim has left since the last call: their victims are struck off, and their pods can be told.
-    pub fn freed_holds(&mut self) -> Vec<(PodUid, Hold)> {
-        let freed = |uid: &PodUid| {
-            let hold = self.entries.get(uid)?.hold()?;
-            let book = self.books.get(&hold.node)?;
-            let is_freed = !hold.victims.is_empty() && self.victims_on(hold, book) == 0;
-            is_freed.then(|| (uid.clone(), Hold { victims: Arc::new([]), ..hold.clone() }))
-        };
-        let freed: BTreeMap<PodUid, Hold> = self.deadlines.iter().filter_map(|(_, uid)| freed(uid)).collect();
-        freed.iter().for_each(|(uid, hold)| self.set_hold(uid, Some(hold.clone())));
-        freed.into_iter().collect()
     }
 
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims

@@ -23,7 +23,9 @@ impl Scratch<'_> {
     pub(super) fn moving(&mut self, pod: &Pending) -> Option<Place> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
-        let rooms = self.rooms_by(pod, &demand, &self.ledger.claim_to_move(&pod.uid));
+        let snapshot = self.ledger.snapshot();
+        let names = snapshot.nodes().iter().map(|node| &node.name).collect();
+        let rooms = self.rooms_by(pod, &demand, &self.ledger.claim_to_move(&pod.uid), names);
         let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()

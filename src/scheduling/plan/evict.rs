@@ -9,17 +9,72 @@ use crate::scheduling::ledger::{Claim, Pending};
 use crate::scheduling::preempt::{self, Effort, Room, Rules, VictimSet};
 use crate::scheduling::request::Demand;
 use crate::scheduling::stock::Freed;
+use std::collections::BTreeSet;
+
+/// What was found of the nodes for pods of one kind, as long as it holds.
+#[derive(Debug, Default)]
+pub(super) struct KnownRooms {
+    known: Option<(Kind, Vec<Room>)>,
+    /// Nodes to be looked at again.
+    changed: BTreeSet<NodeName>,
+}
+
+impl KnownRooms {
+    pub fn forget(&mut self) {
+        *self = Self::default();
+    }
+
+    pub fn note_changed(&mut self, node: &NodeName) {
+        if self.known.is_some() {
+            self.changed.insert(node.clone());
+        }
+    }
+
+    fn keep(&mut self, kind: Kind, rooms: Vec<Room>) {
+        *self = Self { known: Some((kind, rooms)), changed: BTreeSet::new() };
+    }
+
+    fn take(&mut self, kind: &Kind) -> Option<(Vec<Room>, BTreeSet<NodeName>)> {
+        let (of, rooms) = self.known.take()?;
+        let changed = std::mem::take(&mut self.changed);
+        of.is_like(kind).then_some((rooms, changed))
+    }
+}
 
 impl Scratch<'_> {
     /// The node where the cheapest pods leave, held on the scratch ledger.
     pub(super) fn evicting(&mut self, pod: &Pending) -> Option<Place> {
-        let mut rooms = self.rooms_by(pod, &pod.demand, &self.ledger.claim(&pod.uid));
-        loop {
-            let set = preempt::cheapest(&rooms, &pod.demand, Rules::Keep, Effort::default())?;
+        let mut rooms = self.rooms_for(pod);
+        let found = loop {
+            let Some(set) = preempt::cheapest(&rooms, &pod.demand, Rules::Keep, Effort::default()) else {
+                break None;
+            };
             if self.is_enough(pod, &set) {
-                return self.hold(pod, self.hold_of(&set)?, set.price, set.exact);
+                break Some(set);
             }
             rooms.retain(|room| room.node != set.node);
+        };
+        self.rooms.keep(Kind::of(pod, self.stock), rooms);
+        let set = found?;
+        self.hold(pod, self.hold_of(&set)?, set.price, set.exact)
+    }
+
+    /// The rooms that the pod's kind could have, of which most are known from the pod before.
+    fn rooms_for(&mut self, pod: &Pending) -> Vec<Room> {
+        let snapshot = self.ledger.snapshot();
+        let claim = self.ledger.claim(&pod.uid);
+        let is_alike = self.ledger.policy().tenants().is_empty();
+        let known = self.rooms.take(&Kind::of(pod, self.stock)).filter(|_| is_alike);
+        match known {
+            None => {
+                let names: Vec<&NodeName> = snapshot.nodes().iter().map(|node| &node.name).collect();
+                self.rooms_by(pod, &pod.demand, &claim, names)
+            }
+            Some((mut rooms, changed)) => {
+                rooms.retain(|room| !changed.contains(&room.node));
+                rooms.extend(self.rooms_by(pod, &pod.demand, &claim, changed.iter().collect()));
+                rooms
+            }
         }
     }
 
@@ -50,12 +105,17 @@ impl Scratch<'_> {
     }
 
     /// Nodes that the pod could go to if all left who may.
-    pub(super) fn rooms_by(&mut self, pod: &Pending, demand: &Demand, claim: &Claim) -> Vec<Room> {
+    pub(super) fn rooms_by(
+        &mut self,
+        pod: &Pending,
+        demand: &Demand,
+        claim: &Claim,
+        names: Vec<&NodeName>,
+    ) -> Vec<Room> {
         let snapshot = self.ledger.snapshot();
         let kind = Kind::of(pod, self.stock);
         let question = kind.question(self.stock);
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
-        let names: Vec<&NodeName> = snapshot.nodes().iter().map(|node| &node.name).collect();
         let mut rooms = self.ledger.rooms_for_demand(claim, demand, names);
         rooms.retain(|room| {
             let place = snapshot.place_of(room.node.as_str());

@@ -55,7 +55,7 @@ impl Kind {
         Self { demand: demand.clone(), wants, asked: None }
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    pub fn is_like(&self, other: &Self) -> bool {
         let facts = |kind: &Self| {
             let Demand { per_gpu, gpus, sharing, class, tenant, priority, weights, .. } = kind.demand;
             (per_gpu, gpus, sharing, class, tenant, priority, weights)

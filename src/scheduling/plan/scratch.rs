@@ -1,5 +1,6 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
+use super::evict::KnownRooms;
 use super::ranking::{Kind, Ranking, Seat};
 use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
@@ -20,13 +21,17 @@ pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
+    pub rooms: KnownRooms,
+    /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
+    pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
     pub done: BTreeSet<PodUid>,
 }
 
 impl<'a> Scratch<'a> {
     pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
-        Self { ledger, stock, rankings: Vec::new(), done: BTreeSet::new() }
+        let (rankings, rooms, hopeless) = (Vec::new(), KnownRooms::default(), Vec::new());
+        Self { ledger, stock, rankings, rooms, hopeless, done: BTreeSet::new() }
     }
 
     /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
@@ -52,7 +57,14 @@ impl<'a> Scratch<'a> {
         match self.free_place(pod) {
             Some(place) => Ok(place),
             None => {
+                let kind = Kind::of(pod, self.stock);
+                if self.hopeless.iter().any(|known| known.is_like(&kind)) {
+                    return Err(self.why(pod));
+                }
                 let place = self.evicting(pod).or_else(|| self.moving(pod));
+                if place.is_none() {
+                    self.hopeless.push(kind);
+                }
                 place.ok_or_else(|| self.why(pod))
             }
         }
@@ -110,6 +122,9 @@ impl<'a> Scratch<'a> {
         }
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.hold.victims);
+        if place.hold.victims.iter().any(|victim| concerns_others(&self.ledger, victim)) {
+            self.rooms.forget();
+        }
         self.look_again(&place.hold.node);
         Some(place)
     }
@@ -117,6 +132,8 @@ impl<'a> Scratch<'a> {
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
+        self.rooms.forget();
+        self.hopeless.clear();
         self.look_again(&place.hold.node);
     }
 
@@ -134,6 +151,7 @@ impl<'a> Scratch<'a> {
     }
 
     fn look_again(&mut self, node: &NodeName) {
+        self.rooms.note_changed(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
@@ -181,4 +199,11 @@ impl<'a> Scratch<'a> {
         let is_due = matches!(pod.way, Way::Refused { .. });
         is_due.then(|| Step::Wake { uid: pod.uid.clone(), key: pod.key.clone() })
     }
+}
+
+/// Whether the pod's leaving changes who may leave other nodes: its group leaves as well, or a budget has less to give.
+fn concerns_others(ledger: &Ledger, victim: &PodUid) -> bool {
+    let Some(entry) = ledger.entry(victim) else { return true };
+    let is_covered = || ledger.budgets().iter().any(|budget| budget.covers(&entry.demand.traits));
+    entry.stake.group.is_some() || is_covered()
 }

@@ -209,8 +209,8 @@ fn state(explanation: &Explanation) -> String {
             length(*deadline_in_millis),
             victims.len(),
         ),
-        Place::Waiting { offered, tries, refused, .. } => match (refused, offered) {
-            (Some(refused), _) => refused_text(refused),
+        Place::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
+            (Some(refused), _) => refused_text(refused, *offered_to_preempt),
             (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
             (None, None) => {
                 "waits; the scheduler has not asked about it since this process knows of it".into()
@@ -219,7 +219,7 @@ fn state(explanation: &Explanation) -> String {
     }
 }
 
-fn refused_text(refused: &RefusedPart) -> String {
+fn refused_text(refused: &RefusedPart, offered_to_preempt: Option<u32>) -> String {
     let RefusedPart { ago_millis, asked_about, woken, in_vain } = refused;
     let woken = match woken {
         0 => String::new(),
@@ -229,7 +229,14 @@ fn refused_text(refused: &RefusedPart) -> String {
         0 => String::new(),
         times => format!("; woken and refused again {times} time(s) in a row before"),
     };
-    format!("waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}", length(*ago_millis))
+    let preempt = match offered_to_preempt {
+        None => String::new(),
+        Some(nodes) => format!("; the scheduler offered {nodes} node(s) to make room on"),
+    };
+    format!(
+        "waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}{preempt}",
+        length(*ago_millis)
+    )
 }
 
 fn join(gpus: &[crate::ids::GpuUuid]) -> String {

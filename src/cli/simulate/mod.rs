@@ -1,0 +1,128 @@
+//! `stowage simulate …`: workloads played in simulated time, on the code that decides. One file for each subcommand; here are
+//! their list, and what they share: reading traces, seeds, and runs side by side.
+
+mod preemption;
+
+use crate::sim::openb::{NODES, PODS, Trace, TraceText};
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::thread;
+
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    #[command(subcommand)]
+    command: SimulateCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum SimulateCommand {
+    /// What is lost by whom one evicts: Stowage's choice of victims beside the stock scheduler's and others
+    Preemption(preemption::PreemptionArgs),
+}
+
+impl SimulateArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        match self.command {
+            SimulateCommand::Preemption(args) => args.run(),
+        }
+    }
+}
+
+/// `42`, or `42..51`, both ends included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seeds(Vec<u64>);
+
+/// More would say nothing that these do not.
+const MOST_SEEDS: u64 = 1000;
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum BadSeeds {
+    #[error("write a whole number, or two with .. between them, such as 42..51")]
+    Malformed,
+    #[error("the first is the larger; write the smaller first")]
+    Backwards,
+    #[error("these are more than {MOST_SEEDS}; write fewer")]
+    TooMany,
+}
+
+impl FromStr for Seeds {
+    type Err = BadSeeds;
+
+    fn from_str(text: &str) -> Result<Self, BadSeeds> {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeeds::Malformed);
+        let (first, last) = (number(first)?, number(last)?);
+        match last.checked_sub(first) {
+            None => Err(BadSeeds::Backwards),
+            Some(more) if more >= MOST_SEEDS => Err(BadSeeds::TooMany),
+            Some(_) => Ok(Self((first..=last).collect())),
+        }
+    }
+}
+
+/// The trace whose files lie in a directory.
+fn trace_in(directory: &Path) -> Result<Trace> {
+    let read = |name: &str| {
+        let path = directory.join(name);
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!("{} cannot be read; --trace is the directory of openb's files", path.display())
+        })?;
+        anyhow::Ok((path.display().to_string(), text))
+    };
+    let ((nodes_file, nodes), (pods_file, pods)) = (read(NODES)?, read(PODS)?);
+    let nodes = TraceText { file: &nodes_file, text: &nodes };
+    Ok(Trace::read(nodes, TraceText { file: &pods_file, text: &pods })?)
+}
+
+/// Each task's result, in the order of the tasks; as many are at work as the machine has processors.
+fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
+    let next = Mutex::new(tasks.iter().enumerate());
+    let mut done: Vec<(usize, R)> = thread::scope(|scope| {
+        let work = || {
+            let mut mine = Vec::new();
+            // A worker that panicked took nothing away from the others.
+            while let Some((place, task)) =
+                next.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next()
+            {
+                mine.push((place, run(task)));
+            }
+            mine
+        };
+        let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+        let results = workers.into_iter().map(|worker| worker.join());
+        results.flat_map(|mine| mine.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    });
+    done.sort_by_key(|(place, _)| *place);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_one_or_a_range_with_both_its_ends() {
+        let seeds = |text: &str| text.parse::<Seeds>().map(|seeds| seeds.0);
+        assert_eq!(seeds("42"), Ok(vec![42]));
+        assert_eq!(seeds("42..44"), Ok(vec![42, 43, 44]));
+        assert_eq!(seeds("44..42"), Err(BadSeeds::Backwards));
+        assert_eq!(seeds("0..1000"), Err(BadSeeds::TooMany));
+        assert_eq!(seeds("0..18446744073709551615"), Err(BadSeeds::TooMany));
+        for text in ["", "..", "-1", "a..b", "1..2..3"] {
+            assert_eq!(seeds(text), Err(BadSeeds::Malformed), "{text}");
+        }
+    }
+
+    #[test]
+    fn results_stand_in_the_order_of_their_tasks() {
+        let tasks: Vec<u32> = (0..100).collect();
+        assert_eq!(side_by_side(&tasks, |task| task * 2), (0..200).step_by(2).collect::<Vec<u32>>());
+        assert!(side_by_side(&[], |task: &u32| *task).is_empty());
+    }
+}

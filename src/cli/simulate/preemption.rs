@@ -1,0 +1,120 @@
+//! `stowage simulate preemption`: a table, or one object, of what each order of victims loses. What is played is in
+//! `sim::preemption`.
+
+use super::{Seeds, side_by_side, trace_in};
+use crate::sim::openb::built_in;
+use crate::sim::preemption::report::{Line, Outcome, Spread};
+use crate::sim::preemption::{Extent, Order, Report, Workload, play};
+use anyhow::Result;
+use clap::Args;
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Debug, Args)]
+pub struct PreemptionArgs {
+    /// The directory of the openb trace; without it a small workload is played that is made up
+    #[arg(long, value_name = "DIR")]
+    trace: Option<PathBuf>,
+
+    /// One seed, or a range with both its ends
+    #[arg(long, value_name = "A..B", default_value = "42..51")]
+    seeds: Seeds,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Source {
+    Openb,
+    MadeUp,
+}
+
+#[derive(Serialize)]
+struct Page<'a> {
+    workload: Source,
+    #[serde(flatten)]
+    report: &'a Report,
+}
+
+impl PreemptionArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        let (source, trace, extent) = match &self.trace {
+            Some(directory) => (Source::Openb, trace_in(directory)?, Extent::OPENB),
+            None => (Source::MadeUp, built_in::trace(), Extent::BUILT_IN),
+        };
+        let workloads: Vec<Workload> =
+            self.seeds.0.iter().map(|seed| Workload::of(&trace, extent, *seed)).collect::<Result<_, _>>()?;
+        let runs: Vec<(&Workload, Order)> =
+            workloads.iter().flat_map(|workload| Order::ALL.map(|order| (workload, order))).collect();
+        let outcomes = side_by_side(&runs, |(workload, order)| Outcome {
+            order: *order,
+            seed: workload.seed,
+            tally: play(workload, *order),
+        });
+        let report = Report::of(&workloads, &outcomes);
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let page = Page { workload: source, report: &report };
+            writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
+        } else {
+            write!(out, "{}", text(source, &report))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn text(source: Source, report: &Report) -> String {
+    let Report { seeds, nodes, gpus, .. } = report;
+    let on = match source {
+        Source::Openb => "of the openb trace",
+        Source::MadeUp => "that are made up (with --trace DIR the openb trace is played)",
+    };
+    let seeds = match seeds.as_slice() {
+        [one] => format!("seed {one}"),
+        [first, .., last] => format!("seeds {first} to {last}, mean ± standard deviation"),
+        [] => "no seed".into(),
+    };
+    format!(
+        "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{}\n",
+        table(report),
+        "lost: residents' work since their last checkpoints, and the time to load again, in GPU-hours"
+    )
+}
+
+fn table(report: &Report) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(["victims by", "lost", "× ours", "of it loading", "victims", "admitted", "of", "used"]);
+    for line in &report.results {
+        table.add_row(row(line));
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+fn row(line: &Line) -> [String; 8] {
+    [
+        line.order.said().into(),
+        said(line.lost_gpu_hours, 1),
+        said(line.times_ours, 2),
+        said(line.reload_gpu_hours, 1),
+        said(line.victims, 0),
+        said(line.admitted, 0),
+        said(line.arrivals, 0),
+        format!("{:.1} %", line.used_percent.mean),
+    ]
+}
+
+fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
+    if deviation == 0.0 {
+        return format!("{mean:.decimals$}");
+    }
+    format!("{mean:.decimals$} ± {deviation:.decimals$}")
+}

@@ -1,0 +1,67 @@
+//! What happens when: the queue that is the simulation's clock. What comes at one moment happens in the order in which it was
+//! put in, so that a run is the same each time. What happens then is not known here.
+
+use crate::units::Moment;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+#[derive(Debug)]
+pub struct Events<T> {
+    next: BinaryHeap<Reverse<(Moment, u64)>>,
+    /// By their place in the order in which they were put in.
+    what: BTreeMap<u64, T>,
+    put_in: u64,
+    now: Moment,
+}
+
+impl<T> Default for Events<T> {
+    fn default() -> Self {
+        Self { next: BinaryHeap::new(), what: BTreeMap::new(), put_in: 0, now: Moment::default() }
+    }
+}
+
+impl<T> Events<T> {
+    /// The time of the latest event that was taken out.
+    pub fn now(&self) -> Moment {
+        self.now
+    }
+
+    /// It happens at `when`, or now, if that is over.
+    pub fn at(&mut self, when: Moment, what: T) {
+        self.next.push(Reverse((when.max(self.now), self.put_in)));
+        self.what.insert(self.put_in, what);
+        self.put_in += 1;
+    }
+
+    /// The next event; its time is the present from now on.
+    pub fn take(&mut self) -> Option<T> {
+        let Reverse((when, place)) = self.next.pop()?;
+        self.now = when;
+        self.what.remove(&place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_by_time_and_then_in_the_order_in_which_they_were_put_in() {
+        let mut events = Events::default();
+        for (when, what) in [(5, "later"), (3, "first"), (5, "last"), (3, "second")] {
+            events.at(Moment(when), what);
+        }
+        let order: Vec<&str> = std::iter::from_fn(|| events.take()).collect();
+        assert_eq!(order, ["first", "second", "later", "last"]);
+        assert_eq!(events.now(), Moment(5));
+    }
+
+    #[test]
+    fn what_should_have_happened_already_happens_now() {
+        let mut events = Events::default();
+        events.at(Moment(9), "first");
+        events.take();
+        events.at(Moment(1), "too late");
+        assert_eq!((events.take(), events.now()), (Some("too late"), Moment(9)));
+    }
+}

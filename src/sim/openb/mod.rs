@@ -1,0 +1,130 @@
+//! The openb trace: the nodes and pods of a production cluster whose GPUs are shared (Alibaba's cluster-trace-gpu-v2023, of
+//! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), read from the texts of its files; and, where there is no such
+//! trace, a small one that is made up ([`built_in`]). What is played on it is not known here.
+
+pub mod built_in;
+mod rows;
+mod table;
+
+use crate::ids::{GpuModel, NodeName};
+use crate::units::{Bytes, MilliCpu, Millis};
+use std::sync::Arc;
+
+/// The file of the cluster's nodes.
+pub const NODES: &str = "openb_node_list_gpu_node.csv";
+/// The file of its pods as they were submitted.
+pub const PODS: &str = "openb_pod_list_default.csv";
+
+/// A whole GPU, in the trace's own measure.
+pub const WHOLE_GPU: u32 = 1000;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trace {
+    pub nodes: Vec<TraceNode>,
+    pub pods: Vec<TracePod>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TraceNode {
+    pub name: NodeName,
+    pub cpu: MilliCpu,
+    pub memory: Bytes,
+    pub gpus: u32,
+    pub model: GpuModel,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TracePod {
+    pub name: Arc<str>,
+    pub cpu: MilliCpu,
+    pub memory: Bytes,
+    /// None at all for a pod that runs on CPUs alone.
+    pub gpus: u32,
+    /// Of each of its GPUs, in thousandths.
+    pub milli: u32,
+    /// The models it may run on; none named means any.
+    pub models: Arc<[GpuModel]>,
+    /// Absent from the variants whose pods have no history.
+    pub life: Option<Life>,
+}
+
+/// What became of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Life {
+    pub qos: Qos,
+    /// From when it was placed, or created if it never was, until it was gone.
+    pub ran: Millis,
+}
+
+/// What a pod was to the trace's cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Qos {
+    BestEffort,
+    Burstable,
+    Guaranteed,
+    LatencySensitive,
+}
+
+/// What is wrong with a trace, and the way out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TraceError {
+    #[error("{file} is empty; it should begin with a line of column names. Fetch it again")]
+    Empty { file: String },
+    #[error("{file} has column names and no rows below them; fetch it again")]
+    NoRows { file: String },
+    #[error("{file}, line 1: there is no column {column:?} among {found}; add it, or give another file")]
+    MissingColumn { file: String, column: &'static str, found: String },
+    #[error(
+        "{file}, line {line}: {found} fields under {columns} columns; write one for each, without commas or quotes in it"
+    )]
+    FieldCount { file: String, line: usize, found: usize, columns: usize },
+    #[error("{file}, line {line}: {column} is {text:?}; write a whole number, in digits alone")]
+    NoNumber { file: String, line: usize, column: &'static str, text: String },
+    #[error("{file}, line {line}: {column} is {text}, less than nothing; write 0 or more")]
+    Negative { file: String, line: usize, column: &'static str, text: String },
+    #[error("{file}, line {line}: {column} is {text}; write at most {most}")]
+    TooLarge { file: String, line: usize, column: &'static str, text: String, most: u64 },
+    #[error("{file}, line {line}: {column} is {text:?}: {why}")]
+    Name { file: String, line: usize, column: &'static str, text: String, why: crate::ids::InvalidName },
+    #[error("{file}, line {line}: qos is {text:?}; write BE, Burstable, Guaranteed or LS")]
+    Qos { file: String, line: usize, text: String },
+    #[error(
+        "{file}, line {line}: the pod asks for {gpus} GPUs and {milli} thousandths of each; over several GPUs write 1000, for none 0"
+    )]
+    PartOfSeveral { file: String, line: usize, gpus: u32, milli: u32 },
+    #[error("{file}, line {line}: the pod was gone before it began; write deletion_time after the others")]
+    Backwards { file: String, line: usize },
+    #[error("{file}, line {line}: two nodes are called {name:?}; give each a name of its own")]
+    SameName { file: String, line: usize, name: String },
+    #[error(
+        "{file}, line {line}: pod {pod} wants {wants}, and no node has that much; make it smaller, or add such a node"
+    )]
+    LargerThanAnyNode { file: String, line: usize, pod: String, wants: String },
+}
+
+/// A file's name, for messages, and what stands in it.
+#[derive(Debug, Clone, Copy)]
+pub struct TraceText<'a> {
+    pub file: &'a str,
+    pub text: &'a str,
+}
+
+impl Trace {
+    /// The trace that two files tell; every pod of it could run on some node.
+    pub fn read(nodes: TraceText<'_>, pods: TraceText<'_>) -> Result<Self, TraceError> {
+        let nodes = rows::nodes(nodes)?;
+        let pods = rows::pods(pods, &nodes)?;
+        Ok(Self { nodes, pods })
+    }
+}
+
+impl TraceNode {
+    /// Whether the pod could run here if nobody else did.
+    pub fn could_hold(&self, pod: &TracePod) -> bool {
+        let is_of_model = pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(&self.model);
+        is_of_model && pod.gpus <= self.gpus && pod.cpu <= self.cpu && pod.memory <= self.memory
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! Residents that wait for room, by kind: of pods that ask the same either the eldest fits or none does.
+
+use super::workload::{Role, Size};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What decides where a pod fits. Urgent ones first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Kind {
+    pub role: Role,
+    pub size: Size,
+}
+
+/// Jobs by their place in the workload, which is the order in which they came.
+#[derive(Debug, Default)]
+pub struct Backlog(BTreeMap<Kind, BTreeSet<usize>>);
+
+impl Backlog {
+    pub fn put(&mut self, kind: Kind, job: usize) {
+        self.0.entry(kind).or_default().insert(job);
+    }
+
+    pub fn has(&self, kind: Kind) -> bool {
+        self.0.contains_key(&kind)
+    }
+
+    /// The first in order that is of none of these kinds.
+    pub fn first_but(&self, refused: &BTreeSet<Kind>) -> Option<(Kind, usize)> {
+        let waiting = self.0.iter().filter(|(kind, _)| !refused.contains(kind));
+        let eldest = waiting.filter_map(|(kind, jobs)| Some((*kind, *jobs.first()?)));
+        eldest.min_by_key(|(kind, job)| (kind.role, *job))
+    }
+
+    pub fn take(&mut self, kind: Kind, job: usize) {
+        let Some(jobs) = self.0.get_mut(&kind) else { return };
+        jobs.remove(&job);
+        if jobs.is_empty() {
+            self.0.remove(&kind);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_urgent_go_first_and_then_the_eldest() {
+        let kind = |role, milli| Kind { role, size: Size { gpus: 1, milli } };
+        let (small, large) = (kind(Role::BestEffort, 100), kind(Role::BestEffort, 900));
+        let urgent = kind(Role::Burstable, 500);
+        let mut backlog = Backlog::default();
+        for (kind, job) in [(small, 7), (large, 3), (small, 5), (urgent, 9)] {
+            backlog.put(kind, job);
+        }
+        assert_eq!(backlog.first_but(&BTreeSet::new()), Some((urgent, 9)));
+        assert_eq!(backlog.first_but(&BTreeSet::from([urgent])), Some((large, 3)));
+        backlog.take(large, 3);
+        assert!(!backlog.has(large));
+        assert_eq!(backlog.first_but(&BTreeSet::from([urgent])), Some((small, 5)));
+        assert_eq!(backlog.first_but(&BTreeSet::from([urgent, small])), None);
+    }
+}

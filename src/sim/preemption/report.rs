@@ -1,0 +1,113 @@
+//! Runs under several orders and seeds, compared.
+
+use super::orders::Order;
+use super::tally::Tally;
+use super::workload::Workload;
+use serde::Serialize;
+
+/// One run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Outcome {
+    pub order: Order,
+    pub seed: u64,
+    pub tally: Tally,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    pub seeds: Vec<u64>,
+    pub nodes: usize,
+    pub gpus: u64,
+    /// In the order of [`Order::ALL`].
+    pub results: Vec<Line>,
+}
+
+/// One order over all seeds.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Line {
+    pub order: Order,
+    pub lost_gpu_hours: Spread,
+    /// The part of them that victims take to load again.
+    pub reload_gpu_hours: Spread,
+    /// Lost, over what our own order loses with the same seed.
+    pub times_ours: Spread,
+    pub victims: Spread,
+    pub arrivals: Spread,
+    pub admitted: Spread,
+    pub made_room_for: Spread,
+    /// Of all GPUs, in hundredths.
+    pub used_percent: Spread,
+    /// Searches that ended before they had seen everything, over all seeds.
+    pub cut_short: u64,
+}
+
+/// A figure over seeds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Spread {
+    pub mean: f64,
+    /// The standard deviation of a sample; 0 of a single seed.
+    pub deviation: f64,
+}
+
+impl Spread {
+    pub fn of(figures: impl Iterator<Item = f64>) -> Self {
+        let figures: Vec<f64> = figures.collect();
+        let count = figures.len() as f64;
+        let mean = figures.iter().sum::<f64>() / count.max(1.0);
+        let squares: f64 = figures.iter().map(|figure| (figure - mean).powi(2)).sum();
+        let deviation = if figures.len() < 2 { 0.0 } else { (squares / (count - 1.0)).sqrt() };
+        Self { mean, deviation }
+    }
+}
+
+impl Report {
+    /// Of all orders on workloads of one cluster; the same in whatever order the runs ended.
+    pub fn of(workloads: &[Workload], outcomes: &[Outcome]) -> Self {
+        let mut seeds: Vec<u64> = workloads.iter().map(|workload| workload.seed).collect();
+        seeds.sort_unstable();
+        let first = workloads.first();
+        let (nodes, gpus) = first.map_or((0, 0), |first| (first.nodes.len(), first.gpus()));
+        let hours = first.map_or(0.0, |first| first.extent.counted.0 as f64 / 3_600_000.0);
+        let line = |order| Line::of(order, outcomes, &seeds, gpus as f64 * hours);
+        Self { results: Order::ALL.into_iter().map(line).collect(), seeds, nodes, gpus }
+    }
+}
+
+impl Line {
+    fn of(order: Order, outcomes: &[Outcome], seeds: &[u64], gpu_hours: f64) -> Self {
+        let tally = |order: Order, seed: u64| {
+            outcomes.iter().find(|one| one.order == order && one.seed == seed).map(|one| one.tally)
+        };
+        let over_seeds = |figure: &dyn Fn(Tally, u64) -> f64| {
+            Spread::of(seeds.iter().filter_map(|seed| Some(figure(tally(order, *seed)?, *seed))))
+        };
+        let times_ours = |lost: f64, seed: u64| {
+            let ours = tally(Order::Stowage, seed).map_or(0.0, |tally| tally.lost().hours());
+            if ours > 0.0 { lost / ours } else { 1.0 }
+        };
+        Self {
+            order,
+            lost_gpu_hours: over_seeds(&|tally, _| tally.lost().hours()),
+            reload_gpu_hours: over_seeds(&|tally, _| tally.reload.hours()),
+            times_ours: over_seeds(&|tally, seed| times_ours(tally.lost().hours(), seed)),
+            victims: over_seeds(&|tally, _| tally.victims as f64),
+            arrivals: over_seeds(&|tally, _| tally.arrivals as f64),
+            admitted: over_seeds(&|tally, _| tally.admitted as f64),
+            made_room_for: over_seeds(&|tally, _| tally.made_room_for as f64),
+            used_percent: over_seeds(&|tally, _| 100.0 * tally.used.hours() / gpu_hours),
+            cut_short: seeds.iter().filter_map(|seed| tally(order, *seed)).map(|t| t.cut_short).sum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deviation_is_that_of_a_sample() {
+        let spread = Spread::of([2.0, 4.0, 6.0].into_iter());
+        assert_eq!((spread.mean, spread.deviation), (4.0, 2.0));
+        assert_eq!(Spread::of([5.0].into_iter()), Spread { mean: 5.0, deviation: 0.0 });
+    }
+}

@@ -1,0 +1,87 @@
+//! What one run came to, in integers.
+
+use super::workload::{Extent, Size};
+use crate::units::{Millis, Moment};
+use serde::Serialize;
+
+/// Thousandths of a GPU for a millisecond.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct GpuTime(pub u64);
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Tally {
+    /// Those of higher priority that came.
+    pub arrivals: u64,
+    /// Those of them that were placed.
+    pub admitted: u64,
+    /// Those of them for whom somebody was evicted.
+    pub made_room_for: u64,
+    pub victims: u64,
+    /// Work since the victims' last checkpoints.
+    pub lost_work: GpuTime,
+    /// What they take to load again.
+    pub reload: GpuTime,
+    /// Searches that ended before they had seen everything.
+    pub cut_short: u64,
+    /// What was in use, over all GPUs.
+    pub used: GpuTime,
+}
+
+/// Adds up what happens after the warm-up.
+#[derive(Debug)]
+pub struct Counter {
+    extent: Extent,
+    pub tally: Tally,
+    /// Thousandths of GPUs in use now, and since when.
+    in_use: u64,
+    since: Moment,
+}
+
+impl GpuTime {
+    pub fn of(size: Size, time: Millis) -> Self {
+        Self(size.milli_gpus().saturating_mul(time.0))
+    }
+
+    pub fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    pub fn hours(self) -> f64 {
+        self.0 as f64 / 1000.0 / 3_600_000.0
+    }
+}
+
+impl Tally {
+    pub fn lost(&self) -> GpuTime {
+        self.lost_work.plus(self.reload)
+    }
+}
+
+impl Counter {
+    pub fn new(extent: Extent) -> Self {
+        Self { extent, tally: Tally::default(), in_use: 0, since: Moment::default() + extent.warm_up }
+    }
+
+    /// Counts it, if it happens when things are counted.
+    pub fn note(&mut self, when: Moment, note: impl FnOnce(&mut Tally)) {
+        if self.extent.is_counted(when) {
+            note(&mut self.tally);
+        }
+    }
+
+    /// Time goes on, to the end at most.
+    pub fn until(&mut self, now: Moment) {
+        let now = now.min(self.extent.ends());
+        let passed = now.since(self.since);
+        self.tally.used = self.tally.used.plus(GpuTime(self.in_use.saturating_mul(passed.0)));
+        self.since = self.since.max(now);
+    }
+
+    pub fn begins(&mut self, size: Size) {
+        self.in_use += size.milli_gpus();
+    }
+
+    pub fn ends(&mut self, size: Size) {
+        self.in_use -= size.milli_gpus();
+    }
+}

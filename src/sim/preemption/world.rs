@@ -1,0 +1,409 @@
+//! One run: the ledger as the extender has it, and jobs that come, load, work, save, are evicted, come back and end.
+//!
+//! Every pod goes the way it would go in a cluster: seen, placed by the rank's shortlist, assumed and confirmed; or room is
+//! held for it, its victims are told to leave, and it is bound when the last of them has. Only who leaves is not always
+//! Stowage's to say ([`Order`]).
+
+use super::backlog::{Backlog, Kind};
+use super::orders::{Choice, Order};
+use super::tally::{Counter, GpuTime, Tally};
+use super::workload::{Job, Role, Workload};
+use crate::ids::{GpuModel, GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
+use crate::scheduling::budget::BudgetSight;
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::loading::time_to_ready;
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{Limit, Policy};
+use crate::scheduling::rank::{self, Attempt};
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::stake::{Leaving, Shown, Stake, Stamp};
+use crate::sim::events::Events;
+use crate::sim::openb::WHOLE_GPU;
+use crate::sim::random::mixed;
+use crate::units::{Bytes, Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// What Kubernetes gives a pod that says nothing. Victims take all of it.
+const GRACE: Millis = Millis::seconds(30);
+/// A size that GPUs have; every figure is a part of it.
+const GPU: Bytes = Bytes::gib(80);
+
+enum Event {
+    /// The job that is that far down the list.
+    Comes(usize),
+    /// Its engine answers.
+    Ready(PodUid),
+    Saves(PodUid),
+    Ends(PodUid),
+    /// An evicted pod is gone.
+    Leaves(PodUid),
+}
+
+pub struct World<'w> {
+    workload: &'w Workload,
+    order: Order,
+    pub ledger: Ledger,
+    policy: Arc<Policy>,
+    events: Events<Event>,
+    pods: BTreeMap<PodUid, Pod>,
+    backlog: Backlog,
+    progress: Vec<Progress>,
+    demands: BTreeMap<Kind, Demand>,
+    counter: Counter,
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, Default)]
+struct Progress {
+    /// How many pods it has had.
+    pods: u32,
+    /// Work that no eviction takes away.
+    saved: Millis,
+}
+
+struct Pod {
+    job: usize,
+    run: Option<Run>,
+}
+
+/// A pod on its node.
+#[derive(Clone)]
+struct Run {
+    node: NodeName,
+    devices: Option<Arc<[GpuUuid]>>,
+    /// When it last saved, or began to work.
+    saved_at: Moment,
+    is_leaving: bool,
+}
+
+/// Plays the workload to its end.
+pub fn play(workload: &Workload, order: Order) -> Tally {
+    let mut world = World::new(workload, order);
+    while world.step() {}
+    world.tally()
+}
+
+impl<'w> World<'w> {
+    pub fn new(workload: &'w Workload, order: Order) -> Self {
+        let policy = Arc::new(Policy::default());
+        let mut ledger = Ledger::new(policy.clone());
+        // Nobody wrote a budget, and everybody knows it.
+        ledger.set_budget_sight(BudgetSight::Complete);
+        workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
+        let mut events = Events::default();
+        for (job, Job { comes, .. }) in workload.jobs.iter().enumerate() {
+            events.at(*comes, Event::Comes(job));
+        }
+        Self {
+            workload,
+            order,
+            ledger,
+            demands: demands(workload, &policy),
+            policy,
+            events,
+            pods: BTreeMap::new(),
+            backlog: Backlog::default(),
+            progress: vec![Progress::default(); workload.jobs.len()],
+            counter: Counter::new(workload.extent),
+        }
+    }
+
+    /// The next event; false once the end has come.
+    pub fn step(&mut self) -> bool {
+        let event = self.events.take();
+        let now = self.events.now();
+        self.counter.until(now);
+        let Some(event) = event.filter(|_| now < self.workload.extent.ends()) else { return false };
+        let given_up = self.ledger.expire(now);
+        given_up.iter().for_each(|uid| self.turn_away(uid));
+        match event {
+            Event::Comes(job) if self.workload.jobs[job].role == Role::Arrival => self.admit(job),
+            Event::Comes(job) => self.take_in(job),
+            Event::Ready(uid) => self.note_ready(&uid),
+            Event::Saves(uid) => self.save(&uid),
+            Event::Ends(uid) => self.end(&uid),
+            Event::Leaves(uid) => self.leave(&uid),
+        }
+        true
+    }
+
+    pub fn tally(&mut self) -> Tally {
+        self.counter.until(self.workload.extent.ends());
+        self.counter.tally
+    }
+
+    /// A pod of higher priority: there is room, or it is made, or there is none for it.
+    fn admit(&mut self, job: usize) {
+        self.counter.note(self.workload.jobs[job].comes, |tally| tally.arrivals += 1);
+        let uid = self.enter(job);
+        let is_placed = match self.free_node(self.kind(job)) {
+            Some(node) => self.start(&uid, &node),
+            None => self.make_room(&uid, job),
+        };
+        if !is_placed {
+            self.turn_away(&uid);
+        }
+    }
+
+    /// A resident: it waits for room, behind those like it that wait already.
+    fn take_in(&mut self, job: usize) {
+        let kind = self.kind(job);
+        let free = if self.backlog.has(kind) { None } else { self.free_node(kind) };
+        let Some(node) = free else { return self.backlog.put(kind, job) };
+        let uid = self.enter(job);
+        self.start(&uid, &node);
+    }
+
+    /// A pod of the job is seen, and waits.
+    fn enter(&mut self, job: usize) -> PodUid {
+        let number = (job as u64) << 32 | u64::from(self.progress[job].pods);
+        self.progress[job].pods += 1;
+        // As random as real ones are, so that what is decided by name is decided by chance; and the same in all orders.
+        let uid = PodUid::parse(&format!("{:016x}", mixed(number))).expect("digits are a name");
+        self.pods.insert(uid.clone(), Pod { job, run: None });
+        self.see(&uid, SeenState::Waiting(SeenWaiting::default()), Stamp::None, None);
+        uid
+    }
+
+    /// The best node with room now.
+    fn free_node(&mut self, kind: Kind) -> Option<NodeName> {
+        let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
+        let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
+        let attempt = Attempt {
+            limit: 1,
+            just_failed: None,
+            own_room: None,
+            policy: &self.policy,
+            allowance: Limit::default(),
+        };
+        let list = rank::shortlist(&snapshot, demand, names, attempt);
+        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
+    }
+
+    /// Binds the pod; false if the node has no room for it.
+    fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
+        let Ok(Assumption::New(placement)) = self.ledger.assume(uid, node) else { return false };
+        let devices = placement.recorded();
+        self.ledger.confirm(uid, node, devices.clone());
+        let job = self.pods[uid].job;
+        let Job { role, size, work, saves_every, comes } = self.workload.jobs[job];
+        let (now, ready) = (self.events.now(), self.events.now() + self.time_to_load(job));
+        self.counter.begins(size);
+        if role == Role::Arrival {
+            self.counter.note(comes, |tally| tally.admitted += 1);
+            self.events.at(ready, Event::Ready(uid.clone()));
+            self.events.at(now + work, Event::Ends(uid.clone()));
+        } else {
+            let left = Millis(work.0 - self.progress[job].saved.0);
+            self.events.at(ready + saves_every, Event::Saves(uid.clone()));
+            self.events.at(ready + left, Event::Ends(uid.clone()));
+        }
+        let run = Run { node: node.clone(), devices, saved_at: ready, is_leaving: false };
+        self.pods.insert(uid.clone(), Pod { job, run: Some(run) });
+        true
+    }
+
+    /// Room is held for the pod, and whoever is in the way is evicted; false if nobody's leaving would be enough.
+    fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
+        let claim = self.ledger.claim(uid);
+        let rooms = self.ledger.rooms_for(&claim, self.workload.nodes.iter().map(|(name, _)| name));
+        let demand = &self.demands[&self.kind(job)];
+        let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
+        let Some(hold) = self.hold(&choice) else { return false };
+        if self.ledger.hold(uid, hold).is_err() {
+            return false;
+        }
+        self.counter.note(self.events.now(), |tally| {
+            tally.made_room_for += 1;
+            tally.cut_short += u64::from(!choice.exact);
+        });
+        choice.evicted.iter().for_each(|victim| self.evict(victim));
+        true
+    }
+
+    fn hold(&self, choice: &Choice) -> Option<Hold> {
+        let node = self.ledger.node(&choice.node)?;
+        Some(Hold {
+            node: choice.node.clone(),
+            devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
+            victims: choice.awaited.clone().into(),
+            deadline: self.events.now() + choice.grace + self.policy.hold_slack,
+        })
+    }
+
+    /// The pod is told to leave: what it has not saved is lost.
+    fn evict(&mut self, uid: &PodUid) {
+        let now = self.events.now();
+        let Some(Pod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
+        run.is_leaving = true;
+        let (job, lost) = (*job, now.since(run.saved_at));
+        let (size, reload) = (self.workload.jobs[job].size, self.time_to_load(job));
+        self.counter.note(now, |tally| {
+            tally.victims += 1;
+            tally.lost_work = tally.lost_work.plus(GpuTime::of(size, lost));
+            tally.reload = tally.reload.plus(GpuTime::of(size, reload));
+        });
+        self.ledger.note_evicted(uid);
+        let leaving = Leaving { asked_ago: Millis::default(), grace: GRACE };
+        self.see_running(uid, Stamp::None, Some(leaving));
+        self.events.at(now + GRACE, Event::Leaves(uid.clone()));
+    }
+
+    /// An evicted pod is gone, and its job waits again; whoever waited for the room comes.
+    fn leave(&mut self, uid: &PodUid) {
+        let Some((job, node)) = self.remove(uid) else { return };
+        self.backlog.put(self.kind(job), job);
+        for (holder, hold) in self.ledger.freed_holds() {
+            if !self.start(&holder, &hold.node) {
+                self.turn_away(&holder);
+            }
+        }
+        self.fill(&node);
+    }
+
+    fn end(&mut self, uid: &PodUid) {
+        if self.run_of(uid).is_some_and(|run| !run.is_leaving)
+            && let Some((_, node)) = self.remove(uid)
+        {
+            self.fill(&node);
+        }
+    }
+
+    fn remove(&mut self, uid: &PodUid) -> Option<(usize, NodeName)> {
+        let Pod { job, run } = self.pods.remove(uid)?;
+        self.ledger.release(uid);
+        self.counter.ends(self.workload.jobs[job].size);
+        run.map(|run| (job, run.node))
+    }
+
+    /// There is no room for the pod; nobody waits.
+    fn turn_away(&mut self, uid: &PodUid) {
+        self.ledger.release(uid);
+        self.pods.remove(uid);
+    }
+
+    /// Residents that wait go where there is room now. Nothing else has changed than this node.
+    fn fill(&mut self, node: &NodeName) {
+        let mut refused = BTreeSet::new();
+        while let Some((kind, job)) = self.backlog.first_but(&refused) {
+            let view = self.ledger.node(node);
+            if view.is_some_and(|view| rank::seat(view, &self.demands[&kind], &self.policy).is_ok()) {
+                self.backlog.take(kind, job);
+                let uid = self.enter(job);
+                self.start(&uid, node);
+            } else {
+                refused.insert(kind);
+            }
+        }
+    }
+
+    fn save(&mut self, uid: &PodUid) {
+        let now = self.events.now();
+        let Some(Pod { job, run: Some(run) }) = self.pods.get_mut(uid).filter(|pod| pod.is_at_work()) else {
+            return;
+        };
+        let job = *job;
+        let done = now.since(run.saved_at);
+        run.saved_at = now;
+        self.progress[job].saved = self.progress[job].saved + done;
+        self.events.at(now + self.workload.jobs[job].saves_every, Event::Saves(uid.clone()));
+        self.see_running(uid, Stamp::Ago(Millis::default()), None);
+    }
+
+    fn note_ready(&mut self, uid: &PodUid) {
+        self.see_running(uid, Stamp::None, None);
+    }
+
+    fn see_running(&mut self, uid: &PodUid, stamp: Stamp, leaving: Option<Leaving>) {
+        let Some(Run { node, devices, .. }) = self.run_of(uid).cloned() else { return };
+        let state = SeenState::Bound { node, devices, starting: false, ran: None };
+        self.see(uid, state, stamp, leaving);
+    }
+
+    /// The pod as the API server would show it.
+    fn see(&mut self, uid: &PodUid, state: SeenState, stamp: Stamp, leaving: Option<Leaving>) {
+        let job = self.pods[uid].job;
+        let owner = OwnerUid::parse(&format!("job-{job}")).expect("digits are a name");
+        let stake = Stake { owner: Some(owner), ..Stake::default() };
+        let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
+        let demand = self.demands[&self.kind(job)].clone();
+        let shown = Some(Shown { stake, stamp, leaving });
+        self.ledger.see(Seen { uid: uid.clone(), key, demand, state, shown });
+    }
+
+    fn run_of(&self, uid: &PodUid) -> Option<&Run> {
+        self.pods.get(uid)?.run.as_ref()
+    }
+
+    fn kind(&self, job: usize) -> Kind {
+        let Job { role, size, .. } = self.workload.jobs[job];
+        Kind { role, size }
+    }
+
+    fn time_to_load(&self, job: usize) -> Millis {
+        time_to_ready(None, self.demands[&self.kind(job)].weights(), &self.policy.loading)
+    }
+}
+
+impl Pod {
+    fn is_at_work(&self) -> bool {
+        self.run.as_ref().is_some_and(|run| !run.is_leaving)
+    }
+}
+
+fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
+    let device = |index: u32| Device {
+        uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).expect("a node's name is short enough"),
+        index,
+        model: GpuModel::parse("any").expect("it is a plain word"),
+        parent: None,
+        total: GPU,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    };
+    ledger.set_node(name, NodeKind::Stowage, None);
+    let reported = ledger.report_devices(name, (0..gpus).map(device).collect());
+    debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
+}
+
+/// What pods of each kind ask for, understood as a pod's manifest is.
+fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<Kind, Demand> {
+    let kinds: BTreeSet<Kind> =
+        workload.jobs.iter().map(|Job { role, size, .. }| Kind { role: *role, size: *size }).collect();
+    kinds.into_iter().map(|kind| (kind, demand(kind, policy))).collect()
+}
+
+fn demand(kind: Kind, policy: &Policy) -> Demand {
+    let Kind { role, size } = kind;
+    let promisable = GPU.minus(policy.headroom.default.of(GPU));
+    let per_gpu = promisable.0 * u64::from(size.milli) / u64::from(WHOLE_GPU);
+    let (vram, gpus) = ((per_gpu * u64::from(size.gpus)).to_string(), size.gpus.to_string());
+    let container = ContainerRequest {
+        name: "main",
+        role: ContainerRole::Main,
+        vram: Some(&vram),
+        plugin: PluginAmount::None,
+        cpu: None,
+        memory: None,
+    };
+    let pod = PodRequest {
+        namespace: "sim",
+        labels: &BTreeMap::new(),
+        priority_class: None,
+        priority: role.priority(),
+        may_preempt: role == Role::Arrival,
+        grace: GRACE,
+        containers: &[container],
+        gpus: Some(&gpus),
+        exclusive: (size.milli == WHOLE_GPU).then_some("true"),
+        model: (role != Role::Arrival).then_some("a-job"),
+        kv_cache: None,
+        service_account: None,
+        resources: &BTreeSet::from(["stowage.dev/vram"]),
+    };
+    Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
+}
