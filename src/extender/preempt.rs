@@ -264,7 +264,10 @@ fn hold_in_ledger(
     let hold =
         Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
     match ledger.hold(uid, hold.clone()) {
-        Ok(()) => Some((hold, policy.digest)),
+        Ok(()) => {
+            victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
+            Some((hold, policy.digest))
+        }
         Err(conflict) => {
             info!(%conflict, "the room changed while its price was found");
             None

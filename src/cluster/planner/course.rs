@@ -2,7 +2,7 @@
 
 use super::Planner;
 use super::outcome::Outcome;
-use crate::control_plane::{EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
+use crate::control_plane::{EvictionMark, EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
 use crate::scheduling::plan::Means;
@@ -51,7 +51,7 @@ impl Course {
             since,
             is_own: false,
             by: Means::Preemption,
-            is_written: true,
+            is_written: false,
             is_writing: false,
             told: 0,
             tell_again: since,
@@ -86,10 +86,10 @@ impl Course {
         self.told += u32::from(is_ok);
     }
 
-    fn may_evict(&mut self, victim: &Remaining, now: Moment) -> bool {
+    fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
         let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
         let attempt = self.evictions.entry(victim.uid.clone()).or_default();
-        self.is_written && is_its_turn && !attempt.is_under_way && attempt.again <= now
+        (self.is_written || is_shown) && is_its_turn && !attempt.is_under_way && attempt.again <= now
     }
 
     /// Whether the pod has to be told (again) that it can go where its room is.
@@ -122,10 +122,16 @@ impl Planner {
             let text = format!("pod {} may not be evicted for it any more", stays.key);
             return self.call_off(held, &text);
         }
+        if let Some(late) =
+            held.remaining.iter().find(|one| !one.is_leaving && now + one.takes > held.hold.deadline)
+        {
+            let text = format!("pod {} would not have left in time any more", late.key);
+            return self.call_off(held, &text);
+        }
         let due: Vec<&Remaining> = held
             .remaining
             .iter()
-            .filter(|victim| !victim.is_leaving && course.may_evict(victim, now))
+            .filter(|victim| !victim.is_leaving && course.may_evict(victim, held.is_shown, now))
             .collect();
         for victim in &due {
             course.evictions.entry(victim.uid.clone()).or_default().is_under_way = true;
@@ -165,7 +171,13 @@ impl Planner {
             change.plan = Some(PlanState::Placed { node });
         }
         let (control_plane, key, uid) = (self.control_plane.clone(), held.key.clone(), held.uid.clone());
+        let (service, hold) = (self.service.clone(), held.hold.clone());
         self.write(async move {
+            // It may have waited for its turn, and the room may be gone since.
+            let stands = service.ledger().entry(&uid).is_some_and(|entry| entry.hold() == Some(&hold));
+            if !stands {
+                return None;
+            }
             let told = async {
                 control_plane.write_status(&key, &uid, &change).await?;
                 if is_gated { control_plane.lift_gate(&key, &uid).await } else { Ok(()) }
@@ -177,9 +189,23 @@ impl Planner {
 
     /// Gives the room up before its time, with nobody evicted for it in vain from here on.
     pub(super) fn call_off(&mut self, held: &Held, because: &str) {
-        self.service.ledger().drop_hold(&held.uid);
-        self.courses.remove(&held.uid);
+        let mut ledger = self.service.ledger();
+        if !held.hold.victims.is_empty() {
+            ledger.note_left_in_vain(&held.uid);
+        }
+        ledger.drop_hold(&held.uid);
+        let group = ledger.entry(&held.uid).and_then(|entry| entry.stake.group.clone());
+        drop(ledger);
+        let course = self.courses.remove(&held.uid);
         let (key, uid) = (held.key.clone(), held.uid.clone());
+        let told = |victim: &&Remaining| {
+            !victim.is_leaving
+                && course.as_ref().is_some_and(|course| course.evictions.contains_key(&victim.uid))
+        };
+        held.remaining.iter().filter(told).for_each(|victim| self.say_that_it_stays(victim));
+        if let Some(group) = group {
+            self.break_up(&group, uid.clone(), key.clone());
+        }
         self.control_plane.notify(Notice {
             key: key.clone(),
             uid: uid.clone(),
@@ -190,6 +216,17 @@ impl Planner {
         let change = StatusChange::end_hold_and_nomination();
         self.write(async move {
             // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+
+    /// It was told that it leaves, and does not.
+    fn say_that_it_stays(&mut self, victim: &Remaining) {
+        let (control_plane, key, uid) = (self.control_plane.clone(), victim.key.clone(), victim.uid.clone());
+        let change = StatusChange::eviction(EvictionMark::CalledOff);
+        self.write(async move {
+            // Should it fail, its owner reads of an eviction that was not; it runs all the same.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
         });

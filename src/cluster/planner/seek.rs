@@ -6,7 +6,7 @@ use super::course::Course;
 use super::outcome::Outcome;
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase};
+use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase, Way};
 use crate::scheduling::plan::{Place, Step, Why, plan};
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -120,8 +120,18 @@ impl Planner {
             let text = format!("The pod's group is not placed: {why}.");
             return self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
         }
-        if has_waited || matches!(why, Why::CannotJudge(_)) {
+        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
+        if has_waited || is_hopeless {
             self.release(uid, key, why);
+        }
+    }
+
+    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
+    pub(super) fn release_all(&mut self) {
+        let pending = self.service.ledger().pending(LOOKED_AT);
+        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
+            self.service.ledger().note_sought(&pod.uid);
+            self.release(pod.uid, pod.key, Why::Shadowing);
         }
     }
 
@@ -134,7 +144,8 @@ impl Planner {
             kind: NoticeKind::PlanFailed,
             text,
         });
-        let change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        let change =
+            StatusChange::clear_nomination().and_plan(PlanState::Released { why: Arc::from(why.said()) });
         let control_plane = self.control_plane.clone();
         self.write(async move {
             let released = async {

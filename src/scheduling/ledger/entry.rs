@@ -60,6 +60,12 @@ pub struct Waiting {
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
     pub sought: Option<Sought>,
+    /// The API server has shown its hold: it would survive a restart.
+    pub hold_shown: bool,
+    /// Its latest hold that was given up. What shows it is older than that.
+    pub given_up: Option<Box<Hold>>,
+    /// When room that others left for it was last not taken, and how often that has happened.
+    pub left_in_vain: Option<Sought>,
 }
 
 /// The scheduler does not look at a pod behind a gate.
@@ -74,11 +80,13 @@ pub enum Gate {
     Others,
 }
 
-/// A search for a place that found none.
+/// Something that came to nothing, and how often it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sought {
     pub at: Moment,
     pub in_vain: u32,
+    /// The ledger's generation then: as long as nothing changes, nothing else comes of it.
+    pub generation: u64,
 }
 
 /// A filter that passed no node: whom to wake when one would pass.

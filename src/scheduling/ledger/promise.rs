@@ -112,6 +112,9 @@ impl Ledger {
             } else if is_over(entry.hint().map(|hint| hint.expires)) {
                 self.set_hint(&uid, None);
             } else if is_over(entry.hold().map(|hold| hold.deadline)) {
+                if entry.hold().is_some_and(|hold| !hold.victims.is_empty()) {
+                    self.note_left_in_vain(&uid);
+                }
                 self.drop_hold(&uid);
                 ended.push(uid);
             }
@@ -203,6 +206,9 @@ impl Ledger {
         }
         self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
         self.set_hold(uid, Some(hold));
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.hold_shown = false;
+        }
         Ok(())
     }
 
@@ -247,7 +253,18 @@ impl Ledger {
         leaver.stake.group.is_some() && hold.victims.iter().any(is_member_there)
     }
 
+    /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
     pub fn drop_hold(&mut self, uid: &PodUid) {
+        let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
+        self.set_hold(uid, None);
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
+            waiting.hold_shown = false;
+        }
+    }
+
+    /// The API server shows no hold any more, and what it shows counts.
+    pub fn unsee_hold(&mut self, uid: &PodUid) {
         self.set_hold(uid, None);
     }
 

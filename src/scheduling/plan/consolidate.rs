@@ -66,6 +66,8 @@ impl Scratch<'_> {
     /// next of the queue, nor for the next who moves.
     fn settle_elsewhere(&mut self, victim: &PodUid) -> Option<PodUid> {
         let entry = self.ledger.entry(victim)?;
+        // Nobody would make it again.
+        entry.stake.owner.as_ref()?;
         let wants = self.stock.movable(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
         let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;

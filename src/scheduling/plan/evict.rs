@@ -49,7 +49,8 @@ impl Scratch<'_> {
             let Some(set) = preempt::cheapest(&rooms, &pod.demand, Rules::Keep, Effort::default()) else {
                 break None;
             };
-            if self.is_enough(pod, &set) {
+            let is_in_order = self.is_enough(pod, &set) && self.ledger.may_order(&set.everyone());
+            if is_in_order {
                 break Some(set);
             }
             rooms.retain(|room| room.node != set.node);

@@ -70,6 +70,10 @@ pub enum Means {
 pub enum Why {
     #[error("what the pod asks of its node cannot be judged by Stowage: {0}")]
     CannotJudge(Unjudged),
+    #[error("the pod asks a device plugin for its GPUs, and the kubelet picks them")]
+    ByPlugin,
+    #[error("in shadow mode Stowage places nobody")]
+    Shadowing,
     #[error("no node is one that the pod could go to, whatever is free there")]
     NoNode,
     #[error("of {nodes} node(s) that the pod could go to, none has room; on one of them {nearest}")]
@@ -102,7 +106,11 @@ impl Why {
     /// Without figures: what is written to a pod must not change with each look.
     pub fn said(&self) -> String {
         match self {
-            Self::CannotJudge(_) | Self::NoNode | Self::BeyondLimit { .. } => self.to_string(),
+            Self::CannotJudge(_)
+            | Self::ByPlugin
+            | Self::Shadowing
+            | Self::NoNode
+            | Self::BeyondLimit { .. } => self.to_string(),
             Self::NoRoom { nearest, .. } => {
                 format!("no node that the pod could go to has room: {}", nearest.phrase())
             }
@@ -115,6 +123,8 @@ impl Why {
     pub fn code(&self) -> &'static str {
         match self {
             Self::CannotJudge(_) => "cannot-judge",
+            Self::ByPlugin => "by-plugin",
+            Self::Shadowing => "shadowing",
             Self::NoNode => "no-node",
             Self::NoRoom { .. } => "no-room",
             Self::BeyondLimit { .. } => "beyond-limit",

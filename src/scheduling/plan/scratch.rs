@@ -9,6 +9,7 @@ use crate::scheduling::device::GpuSet;
 use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
 use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
+use crate::scheduling::rank;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::StockSnapshot;
 use std::collections::BTreeSet;
@@ -40,7 +41,13 @@ impl<'a> Scratch<'a> {
             return Vec::new();
         }
         if pod.demand.asks_plugin() {
-            return self.devices(pod).into_iter().collect();
+            return match pod.way {
+                // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
+                Way::Gated => {
+                    vec![Step::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why: Why::ByPlugin }]
+                }
+                _ => self.devices(pod).into_iter().collect(),
+            };
         }
         if let (Way::Gated, Some(group)) = (&pod.way, self.group_of(&pod.uid)) {
             return self.group(&group);
@@ -48,8 +55,21 @@ impl<'a> Scratch<'a> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         vec![match self.place(pod) {
             Ok(place) => Step::Place(vec![place]),
+            // The scheduler can judge what Stowage cannot: it looks again where there is room.
+            Err(Why::CannotJudge(_)) if self.would_fit_unjudged(pod) => Step::Wake { uid, key },
             Err(why) => Step::Wait { uid, key, why },
         }]
+    }
+
+    fn would_fit_unjudged(&mut self, pod: &Pending) -> bool {
+        let snapshot = self.ledger.snapshot();
+        let policy = self.ledger.policy().clone();
+        let is_refused = matches!(pod.way, Way::Refused { .. });
+        let seats = self.ranking(pod, &snapshot).seats();
+        let unjudged =
+            seats.iter().zip(snapshot.nodes()).filter(|(seat, _)| matches!(seat, Seat::Unjudged(_)));
+        is_refused
+            && unjudged.map(|(_, node)| node).any(|node| rank::seat(node, &pod.demand, &policy).is_ok())
     }
 
     /// Room for one pod, held on the scratch ledger.
@@ -58,7 +78,8 @@ impl<'a> Scratch<'a> {
             Some(place) => Ok(place),
             None => {
                 let kind = Kind::of(pod, self.stock);
-                if self.hopeless.iter().any(|known| known.is_like(&kind)) {
+                let is_hopeless = || self.hopeless.iter().any(|known| known.is_like(&kind));
+                if !self.ledger.may_evict_for(&pod.uid) || is_hopeless() {
                     return Err(self.why(pod));
                 }
                 let place = self.evicting(pod).or_else(|| self.moving(pod));

@@ -2,7 +2,7 @@
 
 use super::testing::{placed, roomy, steps};
 use super::*;
-use crate::ids::{GpuUuid, NodeName};
+use crate::ids::{GpuUuid, NodeName, OwnerUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
 use crate::scheduling::node::NodeKind;
@@ -88,7 +88,8 @@ impl Cluster {
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
         let ran = Some(Millis::seconds(600));
         let state = SeenState::Bound { node: node(on), devices, starting: false, ran };
-        self.see(name, demand, state, Stake::default());
+        let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();
+        self.see(name, demand, state, Stake { owner, ..Stake::default() });
     }
 
     fn pass(&mut self, seconds: u64) {
