@@ -81,11 +81,13 @@ pub(super) struct Charge {
     pub placed: bool,
 }
 
-/// What there is to know of a charged pod when a report comes in.
+/// What there is to know of a charged pod when a report comes in, or when room is sought.
 #[derive(Debug, Clone)]
 pub(super) struct Tenant {
     pub uid: PodUid,
     pub gpus: GpuSet,
+    /// Whether anybody knows on which GPUs it is.
+    pub placed: bool,
     pub per_gpu: Bytes,
     pub sharing: Sharing,
     /// Since when it is known to be bound; `None` while its Binding is on its way.
@@ -296,9 +298,11 @@ impl Book {
         };
         let is_sought = !entry.demand.asks_plugin()
             && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
+        let Charge { gpus, placed } = self.charge_of(entry)?;
         Some(Tenant {
             uid: uid.clone(),
-            gpus: self.charge_of(entry)?.gpus,
+            gpus,
+            placed,
             per_gpu: entry.demand.per_gpu,
             sharing: entry.demand.sharing,
             bound: bound.map(|bound| bound.since),

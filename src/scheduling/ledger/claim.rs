@@ -10,7 +10,8 @@ use crate::scheduling::preempt::TenantRoom;
 use crate::scheduling::request::Demand;
 use crate::scheduling::stake::GroupKey;
 use crate::units::Millis;
-use std::collections::{BTreeMap, BTreeSet};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// What one pod that wants room brings to every node. It is of the moment at which it was made.
 #[derive(Debug, Default)]
@@ -20,7 +21,7 @@ pub struct Claim {
     /// Victims of other pods' holds: their room is not to be had a second time.
     pub(super) spoken_for: BTreeSet<PodUid>,
     /// Of each model, what is nearest to a GPU on any node.
-    pub(super) soonest: BTreeMap<ModelId, Holding>,
+    pub(super) soonest: FxHashMap<ModelId, Holding>,
     pub(super) tenant: TenantRoom,
     /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
     pub(super) moves: bool,
@@ -87,7 +88,7 @@ impl Ledger {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
-            soonest: BTreeMap::new(),
+            soonest: FxHashMap::default(),
             tenant: self.tenant_room(uid),
             moves: false,
         }
@@ -143,8 +144,8 @@ impl Ledger {
         }
     }
 
-    fn soonest(&self) -> BTreeMap<ModelId, Holding> {
-        let mut soonest: BTreeMap<ModelId, Holding> = BTreeMap::new();
+    fn soonest(&self) -> FxHashMap<ModelId, Holding> {
+        let mut soonest: FxHashMap<ModelId, Holding> = FxHashMap::default();
         let rank = |holding: &Holding| (holding.tier, holding.bytes);
         for holding in
             self.books.values().filter(|book| book.exists).flat_map(|book| book.view.holdings.iter())

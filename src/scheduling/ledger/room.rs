@@ -2,12 +2,13 @@
 //! of them costs.
 
 use super::Ledger;
-use super::book::Book;
+use super::book::{Book, Tenant};
 use super::claim::{Claim, Departure, Stays};
 use super::coverage::Coverage;
 use super::entry::{Phase, PodEntry};
 use super::tenancy::Bond;
 use crate::ids::{NodeName, PodUid};
+use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::shut;
 use crate::scheduling::policy::Usage;
 use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
@@ -84,13 +85,17 @@ impl Ledger {
     /// The same, without its price.
     pub(super) fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
         let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
-        Some(Resident {
+        Some(self.resident_at(uid, entry, book, charge.gpus))
+    }
+
+    fn resident_at(&self, uid: &PodUid, entry: &PodEntry, book: &Book, gpus: GpuSet) -> Resident {
+        Resident {
             uid: uid.clone(),
-            gpus: charge.gpus,
+            gpus,
             per_gpu: entry.demand.per_gpu,
             // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
             beyond: match entry.demand.sharing {
-                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, charge.gpus),
+                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, gpus),
                 Sharing::Exclusive => Bytes::ZERO,
             },
             sharing: entry.demand.sharing,
@@ -104,7 +109,7 @@ impl Ledger {
             given_back: Usage::default(),
             budgets: Vec::new(),
             gang: None,
-        })
+        }
     }
 
     /// With its price for `preemptor`.
@@ -116,14 +121,24 @@ impl Ledger {
         preemptor: &Demand,
         claim: &Claim,
     ) -> Option<Resident> {
-        let resident = self.resident(uid, entry, book)?;
+        Some(self.with_price(self.resident(uid, entry, book)?, entry, book, preemptor, claim))
+    }
+
+    fn with_price(
+        &self,
+        resident: Resident,
+        entry: &PodEntry,
+        book: &Book,
+        preemptor: &Demand,
+        claim: &Claim,
+    ) -> Resident {
         let used = book.use_on(entry, resident.gpus);
-        Some(Resident {
-            loss: self.loss(uid, entry, book, used, claim),
-            standing: claim.tenancy.standing(uid, entry),
+        Resident {
+            loss: self.loss(&resident.uid, entry, book, used, claim),
+            standing: claim.tenancy.standing(&resident.uid, entry),
             given_back: given_back(entry, used, preemptor),
             ..resident
-        })
+        }
     }
 
     /// What the pod's tenant may have, and has beside this pod.
@@ -167,7 +182,9 @@ impl<'l> Survey<'l> {
             true => book.gpus_without(asks, &ledger.entries, &ledger.policy),
             false => book.view.gpus.to_vec(),
         };
+        let keeps_apart = ledger.policy.keeps_classes_apart();
         let mut room = Room {
+            bars: if keeps_apart { book.bars(asks, &ledger.entries) } else { Vec::new() },
             candidates: Vec::with_capacity(book.pods.len()),
             budgets_known: ledger.budgets_known(),
             tenant: claim.tenant,
@@ -177,12 +194,8 @@ impl<'l> Survey<'l> {
         let has_tenants = !ledger.policy.tenants().is_empty();
         let wanted = if has_tenants { book.most_used_by(demand) } else { Usage::default() };
         let mut places = Places::default();
-        for uid in book.pods.iter().filter(|uid| *uid != asks) {
-            let entry = &ledger.entries[uid];
-            room.bars.extend(book.bar(uid, entry));
-            if entry.node() == Some(node) {
-                self.enter(&mut room, &mut places, book, (uid, entry), wanted);
-            }
+        for tenant in book.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
+            self.enter(&mut room, &mut places, book, tenant, wanted);
         }
         room.budgets = places.budgets.iter().map(|budget| self.allowed(*budget)).collect();
         Some(room)
@@ -193,24 +206,24 @@ impl<'l> Survey<'l> {
         room: &mut Room,
         places: &mut Places<'l>,
         book: &Book,
-        (uid, entry): (&PodUid, &'l PodEntry),
+        tenant: &Tenant,
         wanted: Usage,
     ) {
         let Self { ledger, claim, demand, .. } = *self;
+        let (uid, entry) = (&tenant.uid, &ledger.entries[&tenant.uid]);
+        let resident = || ledger.resident_at(uid, entry, book, tenant.gpus);
         if let Some(Departure::Soon(left)) = ledger.departure_of(entry) {
-            let resident = ledger.resident(uid, entry, book).filter(|_| !claim.spoken_for.contains(uid));
-            room.awaited.extend(resident.map(|resident| Resident {
-                grace: left,
-                given_back: given_back(entry, book.use_on(entry, resident.gpus), demand),
-                ..resident
-            }));
+            if !claim.spoken_for.contains(uid) {
+                let given_back = given_back(entry, book.use_on(entry, tenant.gpus), demand);
+                room.awaited.push(Resident { grace: left, given_back, ..resident() });
+            }
             return;
         }
         if !demand.may_preempt || ledger.stays(uid, entry, demand, wanted, claim).is_some() {
             return;
         }
         let Some(gang) = self.gang(room, places, entry, wanted) else { return };
-        let Some(resident) = ledger.priced(uid, entry, book, demand, claim) else { return };
+        let resident = ledger.with_price(resident(), entry, book, demand, claim);
         let over = self.coverage.of(&entry.demand.traits);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
         room.candidates.push(Resident { budgets, gang, ..resident });
