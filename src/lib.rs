@@ -6,6 +6,7 @@
 //! - [`scheduling`]: the decision core and the ledger. Pure.
 //! - [`engine_metrics`]: what an inference engine's metrics page says. Pure.
 //! - [`policy_file`]: policies as files, with diagnostics; [`trial`]: cases that stand beside them. Pure.
+//! - [`sim`]: workloads in simulated time, played on the core beside other ways to decide. Pure.
 //! - [`report`]: what a node agent says of its node.
 //! - [`contract`]: which keys on pods and nodes mean what; Kubernetes objects to the core's types and back.
 //! - [`control_plane`]: what Stowage asks of an API server, or of a dump that stands in for one.

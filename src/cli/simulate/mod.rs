@@ -120,6 +120,17 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_without_the_trace_is_told_with_the_file_that_is_missing() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = trace_in(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");
+        std::fs::write(directory.path().join(NODES), "sn,cpu_milli\nn0,1\n").unwrap();
+        std::fs::write(directory.path().join(PODS), "").unwrap();
+        let error = trace_in(directory.path()).unwrap_err().to_string();
+        assert!(error.contains(NODES) && error.contains("there is no column \"memory_mib\""), "{error}");
+    }
+
+    #[test]
     fn results_stand_in_the_order_of_their_tasks() {
         let tasks: Vec<u32> = (0..100).collect();
         assert_eq!(side_by_side(&tasks, |task| task * 2), (0..200).step_by(2).collect::<Vec<u32>>());

@@ -84,14 +84,24 @@ fn text(source: Source, report: &Report) -> String {
     format!(
         "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{}\n",
         table(report),
-        "lost: residents' work since their last checkpoints, and the time to load again, in GPU-hours"
+        "lost: residents' work since their last checkpoints, and the time to load again, in GPU-hours; admitted: of the arrivals"
     )
 }
 
 fn table(report: &Report) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
-    table.set_header(["victims by", "lost", "× ours", "of it loading", "victims", "admitted", "of", "used"]);
+    table.set_header([
+        "victims by",
+        "lost",
+        "× ours",
+        "work alone",
+        "× ours",
+        "victims",
+        "admitted",
+        "of",
+        "used",
+    ]);
     for line in &report.results {
         table.add_row(row(line));
     }
@@ -99,12 +109,13 @@ fn table(report: &Report) -> Table {
     table
 }
 
-fn row(line: &Line) -> [String; 8] {
+fn row(line: &Line) -> [String; 9] {
     [
         line.order.said().into(),
         said(line.lost_gpu_hours, 1),
-        said(line.times_ours, 2),
-        said(line.reload_gpu_hours, 1),
+        line.lost_times_ours.map_or_else(String::new, |times| said(times, 2)),
+        said(line.work_gpu_hours, 1),
+        line.work_times_ours.map_or_else(String::new, |times| said(times, 2)),
         said(line.victims, 0),
         said(line.admitted, 0),
         said(line.arrivals, 0),
@@ -117,4 +128,43 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
         return format!("{mean:.decimals$}");
     }
     format!("{mean:.decimals$} ± {deviation:.decimals$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::preemption::Tally;
+    use crate::sim::preemption::tally::GpuTime;
+
+    fn report() -> Report {
+        let extent = Extent { node_step: 24, ..Extent::BUILT_IN };
+        let workload = |seed| Workload::of(&built_in::trace(), extent, seed).unwrap();
+        let hours = |hours: u64| GpuTime(hours * 3_600_000_000);
+        let lost = |order| if order == Order::Stowage { hours(2) } else { hours(5) };
+        let tally = |order| Tally { arrivals: 9, admitted: 7, lost_work: lost(order), ..Tally::default() };
+        let outcome = |seed| move |order| Outcome { order, seed, tally: tally(order) };
+        let outcomes: Vec<Outcome> =
+            [42, 43].into_iter().flat_map(|seed| Order::ALL.map(outcome(seed))).collect();
+        Report::of(&[workload(42), workload(43)], &outcomes)
+    }
+
+    #[test]
+    fn the_table_says_what_was_played_and_what_each_order_lost() {
+        let text = text(Source::MadeUp, &report());
+        assert!(text.starts_with("1 nodes and 8 GPUs that are made up"), "{text}");
+        assert!(text.contains("seeds 42 to 43"), "{text}");
+        let line = text.lines().find(|line| line.contains("youngest first")).unwrap();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words, ["youngest", "first", "5.0", "2.50", "5.0", "2.50", "0", "7", "9", "0.0", "%"]);
+    }
+
+    #[test]
+    fn the_object_names_the_orders_and_ours_is_stowage() {
+        let report = report();
+        let page = serde_json::to_value(Page { workload: Source::Openb, report: &report }).unwrap();
+        assert_eq!(page["workload"], "openb");
+        assert_eq!(page["seeds"], serde_json::json!([42, 43]));
+        assert_eq!(page["results"][0]["order"], "stowage");
+        assert_eq!(page["results"][1]["lost_times_ours"]["mean"], 2.5);
+    }
 }

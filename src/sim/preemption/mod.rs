@@ -33,6 +33,7 @@
 mod backlog;
 pub mod orders;
 pub mod report;
+mod setup;
 mod stock;
 pub mod tally;
 pub mod workload;

@@ -1,7 +1,7 @@
 //! Runs under several orders and seeds, compared.
 
 use super::orders::Order;
-use super::tally::Tally;
+use super::tally::{GpuTime, Tally};
 use super::workload::Workload;
 use serde::Serialize;
 
@@ -27,10 +27,11 @@ pub struct Report {
 pub struct Line {
     pub order: Order,
     pub lost_gpu_hours: Spread,
-    /// The part of them that victims take to load again.
-    pub reload_gpu_hours: Spread,
-    /// Lost, over what our own order loses with the same seed.
-    pub times_ours: Spread,
+    /// Over what our own order loses with the same seed, over the seeds with which it loses anything.
+    pub lost_times_ours: Option<Spread>,
+    /// The part that is work, without the time to load again: there every victim loses, whoever chose it.
+    pub work_gpu_hours: Spread,
+    pub work_times_ours: Option<Spread>,
     pub victims: Spread,
     pub arrivals: Spread,
     pub admitted: Spread,
@@ -78,23 +79,29 @@ impl Line {
         let tally = |order: Order, seed: u64| {
             outcomes.iter().find(|one| one.order == order && one.seed == seed).map(|one| one.tally)
         };
-        let over_seeds = |figure: &dyn Fn(Tally, u64) -> f64| {
-            Spread::of(seeds.iter().filter_map(|seed| Some(figure(tally(order, *seed)?, *seed))))
+        let over_seeds = |figure: &dyn Fn(Tally) -> f64| {
+            Spread::of(seeds.iter().filter_map(|seed| Some(figure(tally(order, *seed)?))))
         };
-        let times_ours = |lost: f64, seed: u64| {
-            let ours = tally(Order::Stowage, seed).map_or(0.0, |tally| tally.lost().hours());
-            if ours > 0.0 { lost / ours } else { 1.0 }
+        let ratio = |seed: &u64, part: fn(&Tally) -> GpuTime| {
+            let hours = |order: Order| Some(part(&tally(order, *seed)?).hours());
+            let ours = hours(Order::Stowage).filter(|ours| *ours > 0.0)?;
+            Some(hours(order)? / ours)
+        };
+        let times_ours = |part: fn(&Tally) -> GpuTime| {
+            let ratios: Vec<f64> = seeds.iter().filter_map(|seed| ratio(seed, part)).collect();
+            (!ratios.is_empty()).then(|| Spread::of(ratios.into_iter()))
         };
         Self {
             order,
-            lost_gpu_hours: over_seeds(&|tally, _| tally.lost().hours()),
-            reload_gpu_hours: over_seeds(&|tally, _| tally.reload.hours()),
-            times_ours: over_seeds(&|tally, seed| times_ours(tally.lost().hours(), seed)),
-            victims: over_seeds(&|tally, _| tally.victims as f64),
-            arrivals: over_seeds(&|tally, _| tally.arrivals as f64),
-            admitted: over_seeds(&|tally, _| tally.admitted as f64),
-            made_room_for: over_seeds(&|tally, _| tally.made_room_for as f64),
-            used_percent: over_seeds(&|tally, _| 100.0 * tally.used.hours() / gpu_hours),
+            lost_gpu_hours: over_seeds(&|tally| tally.lost().hours()),
+            lost_times_ours: times_ours(Tally::lost),
+            work_gpu_hours: over_seeds(&|tally| tally.lost_work.hours()),
+            work_times_ours: times_ours(|tally| tally.lost_work),
+            victims: over_seeds(&|tally| tally.victims as f64),
+            arrivals: over_seeds(&|tally| tally.arrivals as f64),
+            admitted: over_seeds(&|tally| tally.admitted as f64),
+            made_room_for: over_seeds(&|tally| tally.made_room_for as f64),
+            used_percent: over_seeds(&|tally| 100.0 * tally.used.hours() / gpu_hours),
             cut_short: seeds.iter().filter_map(|seed| tally(order, *seed)).map(|t| t.cut_short).sum(),
         }
     }

@@ -2,6 +2,8 @@
 
 use super::orders::Choice;
 use super::report::Outcome;
+use super::tally::GpuTime;
+use super::workload::{Job, Role, Size};
 use super::world::World;
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
@@ -9,6 +11,7 @@ use crate::scheduling::audit::audit;
 use crate::scheduling::budget::BudgetSight;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::loading::{LoadingSpeeds, time_to_ready};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{Demand, Sharing};
@@ -67,12 +70,40 @@ fn all_orders_meet_the_same_arrivals_and_the_cluster_is_full() {
 fn the_real_trace_keeps_the_cluster_full_and_every_search_is_exact() {
     let Some(trace) = real_trace() else { return };
     let day = Millis::seconds(86_400);
-    let extent = Extent { node_step: 48, warm_up: day, counted: Millis(day.0 / 4) };
+    let extent = Extent { node_step: 64, warm_up: Millis(day.0 / 2), counted: Millis(day.0 / 8) };
     let (workload, outcomes) = outcomes(&trace, extent, 42);
     let report = Report::of(&[workload], &outcomes);
     for line in &report.results {
         assert!((85.0..=100.0).contains(&line.used_percent.mean), "{line:?}");
         assert!(line.lost_gpu_hours.mean > 0.0 && line.cut_short == 0, "{line:?}");
+    }
+}
+
+#[test]
+fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
+    let minutes = |n: u64| Millis::seconds(60 * n);
+    let whole = Size { gpus: 1, milli: 1000 };
+    let load = time_to_ready(None, Bytes::gib(72), &LoadingSpeeds::default());
+    let comes = Moment::default() + load + minutes(25);
+    let job = |role, comes, work| Job { comes, role, size: whole, work, saves_every: minutes(10) };
+    let workload = Workload {
+        seed: 0,
+        extent: Extent { node_step: 1, warm_up: Millis::default(), counted: minutes(600) },
+        nodes: vec![(NodeName::parse("only").unwrap(), 1)],
+        jobs: vec![
+            job(Role::BestEffort, Moment::default(), minutes(120)),
+            job(Role::Arrival, comes, minutes(30)),
+        ],
+    };
+    for order in Order::ALL {
+        let tally = play(&workload, order);
+        assert_eq!((tally.arrivals, tally.admitted, tally.victims), (1, 1, 1), "{order:?}");
+        assert_eq!(tally.lost_work, GpuTime::of(whole, minutes(5)), "{order:?}");
+        assert_eq!(tally.reload, GpuTime::of(whole, load), "{order:?}");
+        // It loads and works, is told to leave and takes its grace; then the arrival; then it loads, and does what it has not saved.
+        let first = load + minutes(25) + Millis::seconds(30);
+        let used = first + minutes(30) + load + minutes(100);
+        assert_eq!(tally.used, GpuTime::of(whole, used), "{order:?}");
     }
 }
 

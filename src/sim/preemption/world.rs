@@ -6,30 +6,23 @@
 
 use super::backlog::{Backlog, Kind};
 use super::orders::{Choice, Order};
+use super::setup::{GRACE, add_node, demands};
 use super::tally::{Counter, GpuTime, Tally};
 use super::workload::{Job, Role, Workload};
-use crate::ids::{GpuModel, GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
 use crate::scheduling::budget::BudgetSight;
 use crate::scheduling::decision::Hold;
-use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{self, Attempt};
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::request::Demand;
 use crate::scheduling::stake::{Leaving, Shown, Stake, Stamp};
 use crate::sim::events::Events;
-use crate::sim::openb::WHOLE_GPU;
 use crate::sim::random::mixed;
-use crate::units::{Bytes, Millis, Moment};
+use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// What Kubernetes gives a pod that says nothing. Victims take all of it.
-const GRACE: Millis = Millis::seconds(30);
-/// A size that GPUs have; every figure is a part of it.
-const GPU: Bytes = Bytes::gib(80);
 
 enum Event {
     /// The job that is that far down the list.
@@ -352,58 +345,4 @@ impl Pod {
     fn is_at_work(&self) -> bool {
         self.run.as_ref().is_some_and(|run| !run.is_leaving)
     }
-}
-
-fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
-    let device = |index: u32| Device {
-        uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).expect("a node's name is short enough"),
-        index,
-        model: GpuModel::parse("any").expect("it is a plain word"),
-        parent: None,
-        total: GPU,
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    };
-    ledger.set_node(name, NodeKind::Stowage, None);
-    let reported = ledger.report_devices(name, (0..gpus).map(device).collect());
-    debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
-}
-
-/// What pods of each kind ask for, understood as a pod's manifest is.
-fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<Kind, Demand> {
-    let kinds: BTreeSet<Kind> =
-        workload.jobs.iter().map(|Job { role, size, .. }| Kind { role: *role, size: *size }).collect();
-    kinds.into_iter().map(|kind| (kind, demand(kind, policy))).collect()
-}
-
-fn demand(kind: Kind, policy: &Policy) -> Demand {
-    let Kind { role, size } = kind;
-    let promisable = GPU.minus(policy.headroom.default.of(GPU));
-    let per_gpu = promisable.0 * u64::from(size.milli) / u64::from(WHOLE_GPU);
-    let (vram, gpus) = ((per_gpu * u64::from(size.gpus)).to_string(), size.gpus.to_string());
-    let container = ContainerRequest {
-        name: "main",
-        role: ContainerRole::Main,
-        vram: Some(&vram),
-        plugin: PluginAmount::None,
-        cpu: None,
-        memory: None,
-    };
-    let pod = PodRequest {
-        namespace: "sim",
-        labels: &BTreeMap::new(),
-        priority_class: None,
-        priority: role.priority(),
-        may_preempt: role == Role::Arrival,
-        grace: GRACE,
-        containers: &[container],
-        gpus: Some(&gpus),
-        exclusive: (size.milli == WHOLE_GPU).then_some("true"),
-        model: (role != Role::Arrival).then_some("a-job"),
-        kv_cache: None,
-        service_account: None,
-        resources: &BTreeSet::from(["stowage.dev/vram"]),
-    };
-    Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
 }

@@ -1,0 +1,72 @@
+//! The cluster and its pods as the ledger meets them: nodes of equal GPUs, and what a manifest of each kind asks for.
+
+use super::backlog::Kind;
+use super::workload::{Job, Role, Workload};
+use crate::ids::{GpuModel, GpuUuid, NodeName};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::sim::openb::WHOLE_GPU;
+use crate::units::{Bytes, Millis};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What Kubernetes gives a pod that says nothing. Victims take all of it.
+pub const GRACE: Millis = Millis::seconds(30);
+/// A size that GPUs have; every figure is a part of it.
+const GPU: Bytes = Bytes::gib(80);
+
+pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
+    let device = |index: u32| Device {
+        uuid: GpuUuid::parse(&format!("GPU-{name}-{index}")).expect("a node's name is short enough"),
+        index,
+        model: GpuModel::parse("any").expect("it is a plain word"),
+        parent: None,
+        total: GPU,
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    };
+    ledger.set_node(name, NodeKind::Stowage, None);
+    let reported = ledger.report_devices(name, (0..gpus).map(device).collect());
+    debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
+}
+
+/// What pods of each kind ask for, understood as a pod's manifest is.
+pub fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<Kind, Demand> {
+    let kinds: BTreeSet<Kind> =
+        workload.jobs.iter().map(|Job { role, size, .. }| Kind { role: *role, size: *size }).collect();
+    kinds.into_iter().map(|kind| (kind, demand(kind, policy))).collect()
+}
+
+fn demand(kind: Kind, policy: &Policy) -> Demand {
+    let Kind { role, size } = kind;
+    let promisable = GPU.minus(policy.headroom.default.of(GPU));
+    let per_gpu = promisable.0 * u64::from(size.milli) / u64::from(WHOLE_GPU);
+    let (vram, gpus) = ((per_gpu * u64::from(size.gpus)).to_string(), size.gpus.to_string());
+    let container = ContainerRequest {
+        name: "main",
+        role: ContainerRole::Main,
+        vram: Some(&vram),
+        plugin: PluginAmount::None,
+        cpu: None,
+        memory: None,
+    };
+    let pod = PodRequest {
+        namespace: "sim",
+        labels: &BTreeMap::new(),
+        priority_class: None,
+        priority: role.priority(),
+        may_preempt: role == Role::Arrival,
+        grace: GRACE,
+        containers: &[container],
+        gpus: Some(&gpus),
+        exclusive: (size.milli == WHOLE_GPU).then_some("true"),
+        model: (role != Role::Arrival).then_some("a-job"),
+        kv_cache: None,
+        service_account: None,
+        resources: &BTreeSet::from(["stowage.dev/vram"]),
+    };
+    Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
+}
