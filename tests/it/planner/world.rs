@@ -119,7 +119,7 @@ impl World {
     }
 
     pub fn holds(&self) -> u64 {
-        self.setup.stowage.service.ledger().totals().holds as u64
+        self.setup.stowage.service.ledger().totals().holds
     }
 
     /// How many writes of a kind were accepted. A hold that its pod was bound by is two: taken, and ended.
