@@ -110,7 +110,7 @@ fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
     is_broken.then_some(broken)
 }
 
-fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
+pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
     let phase = ledger.entry(uid).map(|entry| &entry.phase);
     matches!(phase, Some(Phase::Waiting(Waiting { nominated: Some(_), .. })))
 }

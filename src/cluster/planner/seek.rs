@@ -3,6 +3,7 @@
 
 use super::Planner;
 use super::course::Course;
+use super::ended::is_nominated;
 use super::outcome::Outcome;
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
@@ -144,8 +145,11 @@ impl Planner {
             kind: NoticeKind::PlanFailed,
             text,
         });
-        let change =
-            StatusChange::clear_nomination().and_plan(PlanState::Released { why: Arc::from(why.said()) });
+        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        // Of an earlier plan, which came to nothing.
+        if is_nominated(&self.service.ledger(), &uid) {
+            change = change.and_clear_nomination();
+        }
         let control_plane = self.control_plane.clone();
         self.write(async move {
             let released = async {
