@@ -152,7 +152,7 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
     };
     let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
     let key = PodKey::parse("default", uid.as_str()).expect("a name");
-    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting(SeenWaiting::default()) , shown: None });
+    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting(SeenWaiting::default()), shown: None });
 }
 
 fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
