@@ -106,6 +106,12 @@ pub fn is_finished(pod: &Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
+/// Whether the pod is being deleted and has no node: the scheduler does not look at it any more, whatever finalizers keep it.
+pub fn waits_for_its_end(pod: &Pod) -> bool {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    pod.metadata.deletion_timestamp.is_some() && node.is_none_or(str::is_empty)
+}
+
 /// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `hold` is the one
 /// its condition describes.
 ///

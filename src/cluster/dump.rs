@@ -271,3 +271,27 @@ impl ControlPlane for DumpControlPlane {
         info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Policy;
+
+    #[test]
+    fn a_dump_brings_budgets_and_all_pods_along_and_one_without_budgets_has_none() {
+        let node = r#"{"kind": "Node", "metadata": {"name": "a"}, "status": {"allocatable": {"pods": "9"}}}"#;
+        let web = r#"{"kind": "Pod", "metadata": {"name": "web", "namespace": "x", "uid": "1"},
+            "spec": {"nodeName": "a", "containers": []}}"#;
+        let budget = r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
+        let load = |items: &[&str]| {
+            let (service, mut index) = (Service::new(Policy::default()), Index::default());
+            let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
+            DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
+            let budgets = service.ledger().budgets().len();
+            assert!(index.is_complete() && service.ledger().budgets_known());
+            (budgets, service.stock().pods().count())
+        };
+        assert_eq!(load(&[node, web, budget]), (1, 1));
+        assert_eq!(load(&[node]), (0, 0));
+    }
+}

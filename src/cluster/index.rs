@@ -64,7 +64,7 @@ impl Index {
         if !contract::asks_for_gpu(pod) {
             return None;
         }
-        if contract::is_finished(pod) {
+        if contract::is_finished(pod) || contract::waits_for_its_end(pod) {
             self.release(service, &uid, &key);
             return None;
         }
@@ -242,7 +242,7 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
     let mut ledger = service.ledger();
     // Only who leads makes holds, and knows of one before its condition is written: everyone else believes the pod.
     if !holds && !service.gate.is_leading() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
-        ledger.drop_hold(uid);
+        ledger.unsee_hold(uid);
     }
     match seen {
         Some(seen) => ledger.see(seen),

@@ -6,7 +6,7 @@
 //!                            │
 //!              upkeep ───────┤                      (time: holds run out)
 //!              capacity ─────┘─► nodes/status
-//!  api ─► pods/binding, pods/status                 (out: on the request path, one write each)
+//!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: words, never waited for)
 //!  leader ─► the gate                               (whether any of this may act)
 //!  token_review ─► authentication.k8s.io            (whose token: asked, never written)

@@ -146,7 +146,7 @@ fn owner(pod: &Pod) -> Option<OwnerUid> {
 
 fn is_queue_managed(pod: &Pod) -> bool {
     let is_set = |key: &&str| label(pod, key).is_some_and(|value| value != "false");
-    KUEUE_MANAGED.iter().any(|key| is_set(&key)) || label(pod, KUEUE_QUEUE).is_some()
+    KUEUE_MANAGED.iter().any(is_set) || label(pod, KUEUE_QUEUE).is_some()
 }
 
 fn label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {

@@ -43,6 +43,16 @@ pub fn footprint(pod: &Pod) -> Option<Footprint> {
 
 /// What a pod asks of whichever node it comes to.
 pub fn requirements(pod: &Pod) -> Requirements {
+    let preset = || {
+        let node = pod.spec.as_ref()?.node_name.as_deref()?;
+        (!node.is_empty()).then_some(Unjudged::PresetNode)
+    };
+    let asks = successor_requirements(pod);
+    Requirements { unjudged: preset().or(asks.unjudged), ..asks }
+}
+
+/// What a bound pod asked of its node, and its successor will ask again.
+pub fn successor_requirements(pod: &Pod) -> Requirements {
     let Some(spec) = &pod.spec else { return Requirements::default() };
     let (node_affinity, unread) = rules::node_affinity(spec);
     Requirements {
@@ -64,9 +74,7 @@ fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<Unjudged> {
         let mut constraints = spec.topology_spread_constraints.iter().flatten();
         constraints.any(|constraint| constraint.when_unsatisfiable != "ScheduleAnyway")
     };
-    if spec.node_name.as_deref().is_some_and(|node| !node.is_empty()) {
-        Some(Unjudged::PresetNode)
-    } else if gates(pod).others {
+    if gates(pod).others {
         Some(Unjudged::SchedulingGate)
     } else if rules::requires_pods_near_or_far(spec) {
         Some(Unjudged::InterPodAffinity)

@@ -160,11 +160,11 @@ impl StatusChange {
     }
 
     pub fn nominate(node: NodeName) -> Self {
-        Self { nomination: Some(Nomination::To(node)), ..Self::default() }
+        Self::default().and_nominate(node)
     }
 
     pub fn clear_nomination() -> Self {
-        Self { nomination: Some(Nomination::Cleared), ..Self::default() }
+        Self::default().and_clear_nomination()
     }
 
     pub fn plan(state: PlanState) -> Self {
@@ -173,6 +173,14 @@ impl StatusChange {
 
     pub fn eviction(mark: EvictionMark) -> Self {
         Self { eviction: Some(mark), ..Self::default() }
+    }
+
+    pub fn and_nominate(self, node: NodeName) -> Self {
+        Self { nomination: Some(Nomination::To(node)), ..self }
+    }
+
+    pub fn and_clear_nomination(self) -> Self {
+        Self { nomination: Some(Nomination::Cleared), ..self }
     }
 
     pub fn and_touch(self) -> Self {
@@ -197,5 +205,42 @@ impl StatusChange {
             Self { touch: Some(Touch), .. } => "wake",
             _ => "nothing",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_reason_is_a_word_of_its_own_and_its_text_names_whom_room_is_made_for() {
+        let (llama, group) = (PodKey::parse("team-a", "llama").unwrap(), Arc::<str>::from("team-b/train"));
+        let reasons = [
+            (EvictionReason::Preempted { by: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Reclaimed { owner: "a".into(), by: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
+            (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
+            (EvictionReason::GroupLeaves { group: group.clone(), by: llama }, "team-a/llama"),
+            (EvictionReason::GroupIncomplete { group }, "team-b/train"),
+        ];
+        for (reason, named) in &reasons {
+            let text = reason.to_string();
+            assert!(text.contains(named) && text.ends_with('.'), "{text}");
+            assert!(reason.reason().bytes().all(|byte| byte.is_ascii_alphabetic()), "{}", reason.reason());
+        }
+        let words: BTreeSet<&str> = reasons.iter().map(|(reason, _)| reason.reason()).collect();
+        assert_eq!(words.len(), reasons.len());
+    }
+
+    #[test]
+    fn a_write_is_counted_as_what_weighs_most_in_it() {
+        let node = NodeName::parse("a").unwrap();
+        let nominated = StatusChange::nominate(node).and_touch();
+        assert_eq!(nominated.kind(), "nomination");
+        assert_eq!(nominated.and_plan(PlanState::Waiting { why: "why".into() }).kind(), "nomination");
+        assert_eq!(StatusChange { hold: Some(HoldChange::Ended), ..StatusChange::touch() }.kind(), "hold");
+        assert_eq!(StatusChange::touch().kind(), "wake");
+        assert!(StatusChange::default().is_empty() && !StatusChange::touch().is_empty());
     }
 }

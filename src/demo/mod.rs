@@ -20,8 +20,10 @@ pub mod scheduler;
 mod screen;
 pub mod setup;
 mod story;
+pub mod stowage;
 mod summary;
 mod watching;
+mod ways;
 mod writes;
 
 use anyhow::Result;
@@ -56,7 +58,7 @@ pub async fn run(show: Show) -> Result<ExitCode> {
         Show::Json => writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?)?,
         Show::Once => {}
         Show::Stay => {
-            let operators = play.setup.operators;
+            let operators = play.setup.stowage.addresses.operators;
             play.screen.line(&format!(
                 "\nLook around: curl http://{operators}/metrics, …/debug/snapshot. Ctrl-C ends."
             ));

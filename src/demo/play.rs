@@ -9,6 +9,7 @@ use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
 use super::story::{self, Act, Arrival, CROWD, Chapter, MACHINES};
 use super::summary::Summary;
+use super::ways::{Manner, Way};
 use crate::scheduling::audit::audit;
 use crate::units::Millis;
 use anyhow::{Context, Result, bail};
@@ -35,6 +36,7 @@ pub struct Play {
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
+    ways: Vec<Way>,
     violations: Vec<String>,
 }
 
@@ -59,6 +61,7 @@ impl Play {
             dismissed: Vec::new(),
             kv_seen_after: None,
             evicted: 0,
+            ways: Vec::new(),
             violations: Vec::new(),
         }
     }
@@ -93,6 +96,7 @@ impl Play {
     async fn act(&mut self, act: Act) -> Result<()> {
         match act {
             Act::Arrive(arrivals) => self.arrive(arrivals).await,
+            Act::Twice { ordinary, planned } => self.twice(ordinary, planned).await,
             Act::Fill(arrivals) => self.fill(arrivals).await,
             Act::Leave { who, takers } => self.leave(who, takers).await,
             Act::Crowd(newcomer) => self.crowd(newcomer).await,
@@ -105,8 +109,18 @@ impl Play {
         self.bring(&arrivals).await?;
         let all_bound = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_bound(&arrival.name));
         self.until("all who arrived are bound", all_bound).await?;
-        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.service);
+        let all_up = |play: &Self| !is_any_engine_starting(&play.setup.stowage.service);
         self.until("their engines are up", all_up).await
+    }
+
+    async fn twice(&mut self, ordinary: Vec<Arrival>, planned: Vec<Arrival>) -> Result<()> {
+        for (manner, batch) in [(Manner::Ordinary, ordinary), (Manner::Planned, planned)] {
+            self.arrive(batch.clone()).await?;
+            let way = Way::of(manner, &batch, self.setup.scheduler.observations());
+            self.screen.aside(&way.line());
+            self.ways.push(way);
+        }
+        Ok(())
     }
 
     async fn fill(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
@@ -141,7 +155,7 @@ impl Play {
     }
 
     async fn crowd(&mut self, newcomer: Arrival) -> Result<()> {
-        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None))?;
+        let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None))?;
         let seat = foresight.seat().context("there is no room for the chapter's pod")?;
         let place = gpu_name(seat.gpu.as_str());
         let server = self.chronicle.server_on(seat.gpu.as_str());
@@ -151,8 +165,8 @@ impl Play {
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
         // Just after a report: what is measured is the longest that it takes, not what luck makes of it.
-        let told = reported::sequence(&self.setup.board, &seat.node);
-        let news = |play: &Self| reported::sequence(&play.setup.board, &seat.node) != told;
+        let told = reported::sequence(&self.setup.stowage.board, &seat.node);
+        let news = |play: &Self| reported::sequence(&play.setup.stowage.board, &seat.node) != told;
         self.until("the node's agent reports", news).await?;
         let started = Instant::now();
         let before = self.engines[&engine].set(CROWD);
@@ -175,12 +189,12 @@ impl Play {
     }
 
     fn is_kept_off(&self, newcomer: &Arrival, seat: &Seat) -> bool {
-        let foresight = Foresight::of(&self.setup.service, newcomer.pod(None));
+        let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None));
         foresight.is_ok_and(|foresight| foresight.is_kept_off(seat))
     }
 
     fn compare(&mut self, arrival: &Arrival) -> Result<()> {
-        let foresight = Foresight::of(&self.setup.service, arrival.pod(None))?;
+        let foresight = Foresight::of(&self.setup.stowage.service, arrival.pod(None))?;
         let times = foresight.ready();
         let (first, rest) = times.split_first().context("there are no nodes")?;
         let seconds = |(time, _): &(Millis, _)| time.0.div_ceil(1000);
@@ -232,7 +246,7 @@ impl Play {
         self.screen.update(&gpus);
         let pods: Vec<_> = self.chronicle.pods().collect();
         let seen = broken_promises(&gpus, &pods);
-        let audited = audit(&self.setup.service.ledger());
+        let audited = audit(&self.setup.stowage.service.ledger());
         self.violations.extend(seen.into_iter().chain(audited.iter().map(ToString::to_string)));
     }
 
@@ -254,7 +268,7 @@ impl Play {
         let with_engine = |name: &str| self.engines.contains_key(name);
         let mut engines = self.chronicle.pods().filter(|pod| with_engine(&pod.name) && !pod.leaving);
         engines.all(|pod| match &pod.node {
-            Some(node) => reported::serves(&self.setup.board, node, &pod.uid),
+            Some(node) => reported::serves(&self.setup.stowage.board, node, &pod.uid),
             None => true,
         })
     }
@@ -262,7 +276,7 @@ impl Play {
     fn gpus(&self) -> Vec<GpuView> {
         let mut gpus = self.chronicle.gpus(&MACHINES);
         gpus.iter_mut()
-            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.board, gpu.node, &gpu.uuid));
+            .for_each(|gpu| gpu.engines = reported::engines(&self.setup.stowage.board, gpu.node, &gpu.uuid));
         gpus
     }
 
@@ -288,6 +302,7 @@ impl Play {
             promised_percent: (promised as f64 / promisable as f64 * 1000.0).round() / 10.0,
             filter_calls: observations.count(Verb::Filter),
             bind_calls: observations.count(Verb::Bind),
+            ways: self.ways.clone(),
             kv_seen_after_millis: self.kv_seen_after,
             violations: self.violations.clone(),
         }

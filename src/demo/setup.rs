@@ -8,20 +8,12 @@ use super::kubelet::{self, Kubelet};
 use super::machine::Machine;
 use super::scheduler::Scheduler;
 use super::scheduler::config::Config;
-use crate::cluster::{self, LeadWith};
-use crate::extender::reports::Board;
-use crate::extender::request::Limits;
-use crate::extender::server::{Door, Doors};
-use crate::extender::{Extender, server};
+use super::stowage::Stowage;
 use crate::scheduling::policy::Policy;
-use crate::service::Service;
 use anyhow::{Context, Result};
 use serde_json::Value;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::task::{JoinHandle, JoinSet};
-use tokio_util::sync::CancellationToken;
 
 /// A demo second of a pod's grace period, and its engine's start: short enough to watch.
 const GRACE_SECOND: Duration = Duration::from_millis(100);
@@ -33,42 +25,26 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 pub struct Setup {
     pub api: Arc<ApiServer>,
     pub scheduler: Scheduler,
-    pub service: Arc<Service>,
-    /// To be read: what gets there is the agents' to post.
-    pub board: Arc<Board>,
-    pub operators: SocketAddr,
+    pub stowage: Stowage,
     _kubelet: Kubelet,
     agents: Agents,
-    http: JoinHandle<std::io::Result<()>>,
-    tasks: JoinSet<()>,
-    stop_http: CancellationToken,
-    stop_cluster: CancellationToken,
 }
 
 impl Setup {
+    /// Nodes of these machines, and everyone at work on them.
     pub async fn start(machines: &[Machine]) -> Result<Self> {
+        Self::by(Policy::default(), machines).await
+    }
+
+    /// The same under another policy.
+    pub async fn by(policy: Policy, machines: &[Machine]) -> Result<Self> {
         let api = Arc::new(ApiServer::start().await.context("the stand-in API server")?);
         for machine in machines {
             api.create("nodes", machine.registration())
                 .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
         }
-        let service = Service::new(Policy::default());
-        let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
-        let options = cluster::Options::new(LeadWith::Always, "demo".into());
-        let (control_plane, tasks) =
-            cluster::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
-        let (scheduler_listener, scheduler_address) = listen()?;
-        let (agents_listener, agents_address) = listen()?;
-        let (operators_listener, operators) = listen()?;
-        let doors = Doors {
-            scheduler: Door::plain(scheduler_listener),
-            agents: Door::plain(agents_listener),
-            operators: Door::plain(operators_listener),
-        };
-        let extender = Extender::new(service.clone(), control_plane, Limits::default());
-        let board = extender.board.clone();
-        let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
-        let agents = Agents::start(machines, &api, agents_address)?;
+        let stowage = Stowage::start(&api, policy, None)?;
+        let agents = Agents::start(machines, &api, stowage.addresses.agents)?;
         let kubelet_config = kubelet::Config {
             start_delay: START_DELAY,
             grace_second: GRACE_SECOND,
@@ -77,36 +53,28 @@ impl Setup {
         let kubelet = Kubelet::start(api.client("kubelet")?, kubelet_config);
         let config = Config {
             initial_back_off: BACK_OFF,
-            ..Config::shipped(&format!("http://{scheduler_address}/scheduler"))
+            ..Config::shipped(&format!("http://{}/scheduler", stowage.addresses.scheduler))
         };
         let scheduler = Scheduler::start(api.client("kube-scheduler")?, config);
-        let setup = Self {
-            api,
-            scheduler,
-            service,
-            board,
-            operators,
-            _kubelet: kubelet,
-            agents,
-            http,
-            tasks,
-            stop_http,
-            stop_cluster,
-        };
+        let setup = Self { api, scheduler, stowage, _kubelet: kubelet, agents };
         setup.until_nodes_offer_vram(machines.len()).await;
         setup.until_scheduler_knows_nodes().await;
         Ok(setup)
     }
 
-    /// Ends it as `serve` ends: the HTTP side first.
-    pub async fn stop(mut self) -> Result<()> {
+    /// Kills Stowage, and starts another in its place that knows only what the API server keeps.
+    pub async fn restart_stowage(self, policy: Policy) -> Result<Self> {
+        let at = self.stowage.addresses;
+        self.stowage.kill().await?;
+        let stowage = Stowage::start(&self.api, policy, Some(at))?;
+        Ok(Self { stowage, ..self })
+    }
+
+    /// Ends it as `serve` ends.
+    pub async fn stop(self) -> Result<()> {
         drop(self.scheduler);
         drop(self.agents);
-        self.stop_http.cancel();
-        self.http.await??;
-        self.stop_cluster.cancel();
-        while self.tasks.join_next().await.is_some() {}
-        Ok(())
+        self.stowage.stop().await
     }
 
     /// The agents have reported, Stowage has advertised what they said, and the kubelets offer it.
@@ -125,11 +93,4 @@ impl Setup {
         let knows = |version| latest.is_none_or(|latest| version >= latest);
         self.scheduler.observations().until(|seen| knows(seen.progress().nodes_version).then_some(())).await;
     }
-}
-
-fn listen() -> Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on loopback")?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
 }

@@ -1,8 +1,10 @@
 //! What happens in the demo, chapter by chapter. Data only: who arrives, who leaves, who gets busy, and what a newcomer
 //! should see in it.
 
+use super::dying;
 use super::engines::Load;
 use super::machine::{Machine, OnDisk};
+use crate::contract::PLAN_GATE;
 use serde_json::{Value, json};
 
 pub const MACHINES: [Machine; 3] = [
@@ -33,6 +35,8 @@ pub struct Chapter {
 pub enum Act {
     /// They arrive together; over when all are bound and their engines are up.
     Arrive(Vec<Arrival>),
+    /// The same batch the ordinary way and planned, one after the other; over when all are bound.
+    Twice { ordinary: Vec<Arrival>, planned: Vec<Arrival> },
     /// They arrive together; over when each is bound or was told why not.
     Fill(Vec<Arrival>),
     /// Services end; over when at least so many of the pods that waited are bound.
@@ -54,6 +58,11 @@ pub struct Arrival {
     gpus: u32,
     exclusive: bool,
     priority_class: &'static str,
+    /// Behind the planner's gate.
+    planned: bool,
+    /// In milliseconds, the time it takes to die, and the time its processes then keep its memory; it says nothing of it if
+    /// `None`.
+    dies: Option<(u32, u32)>,
     /// Of its engine; `None` for a job, which has none.
     pub load: Option<Load>,
 }
@@ -99,21 +108,33 @@ pub fn chapters() -> Vec<Chapter> {
             acts: vec![Act::Calm, Act::Arrive(vec![serving("phi-mini", 14, 20)])],
         },
         Chapter {
+            title: "The same jobs twice, once planned",
+            text: "Under the gate stowage.dev/plan they are placed before the scheduler has seen them: it asks about one node each.",
+            acts: vec![Act::Twice {
+                ordinary: opportunistic("indexer", 6, 3),
+                planned: opportunistic("reranker", 6, 3)
+                    .into_iter()
+                    .map(|job| Arrival { planned: true, ..job })
+                    .collect(),
+            }],
+        },
+        Chapter {
+            title: "Free on two GPUs is not free on one",
+            text: "The node's sum would do, so the scheduler preempts nobody. The planner does: the cheapest, on one GPU, and waits.",
+            acts: vec![
+                Act::Arrive(opportunistic("fine-tune", 2, 26).into_iter().map(dies_slowly).collect()),
+                Act::Arrive(vec![serving("qwen-7b-urgent", 24, 30)]),
+            ],
+        },
+        Chapter {
             title: "Opportunistic jobs fill the rest",
             text: "They may be evicted at any time, and cost nobody anything meanwhile. What fits nowhere is told why.",
-            acts: vec![Act::Fill(
-                [
-                    opportunistic("fine-tune", 3, 26),
-                    opportunistic("batch-eval", 8, 8),
-                    opportunistic("indexer", 8, 3),
-                ]
-                .concat(),
-            )],
+            acts: vec![Act::Fill(opportunistic("batch-eval", 8, 8))],
         },
         Chapter {
             title: "A serving pod arrives, and the cluster is full",
             text: "Pods leave one GPU, the cheapest for it, and the room they leave is held for the one who asked.",
-            acts: vec![Act::Arrive(vec![serving("qwen-7b-urgent", 24, 30)])],
+            acts: vec![Act::Arrive(vec![serving("llama-8b-urgent", 20, 30)])],
         },
         Chapter {
             title: "Two services scale down",
@@ -135,6 +156,8 @@ fn serving(name: &str, gib: u64, kv_percent: u8) -> Arrival {
         kv_gib: None,
         gpus: 1,
         exclusive: false,
+        planned: false,
+        dies: None,
         priority_class: "stowage-serving",
         load: Some(load),
     }
@@ -152,6 +175,11 @@ fn opportunistic(name: &str, count: usize, gib: u64) -> Vec<Arrival> {
         ..serving(&format!("{name}-{i}"), gib, 0)
     };
     (1..=count).map(job).collect()
+}
+
+/// It writes a checkpoint before it goes, and its memory is free a while later.
+fn dies_slowly(job: Arrival) -> Arrival {
+    Arrival { dies: Some((600, 400)), ..job }
 }
 
 impl Arrival {
@@ -176,11 +204,17 @@ impl Arrival {
         if let Some(port) = port {
             annotations["stowage.dev/metrics-port"] = port.to_string().into();
         }
+        if let Some((takes, memory_stays)) = self.dies {
+            annotations[dying::TAKES] = takes.to_string().into();
+            annotations[dying::MEMORY_STAYS] = memory_stays.to_string().into();
+        }
+        let gates: &[Value] = if self.planned { &[json!({"name": PLAN_GATE})] } else { &[] };
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {"name": self.name, "namespace": "default", "annotations": annotations},
             "spec": {
                 "schedulerName": "stowage",
+                "schedulingGates": gates,
                 "priorityClassName": self.priority_class,
                 "terminationGracePeriodSeconds": 3,
                 "containers": [{

@@ -1,5 +1,6 @@
 //! What came of the story, as data and as a few lines. Computed elsewhere.
 
+use super::ways::Way;
 use crate::units::Millis;
 use serde::Serialize;
 
@@ -16,6 +17,8 @@ pub struct Summary {
     pub promised_percent: f64,
     pub filter_calls: usize,
     pub bind_calls: usize,
+    /// The same batch, placed one way and the other.
+    pub ways: Vec<Way>,
     /// From a full KV cache on an engine's page to the first view of a decision that had it.
     pub kv_seen_after_millis: Option<Millis>,
     /// What did not hold at some point; empty if all is well.
@@ -31,7 +34,7 @@ impl Summary {
         let mut lines = vec![
             String::new(),
             format!(
-                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait; evicted for a serving pod: {}).",
+                "{} pods share {} GPUs: {:.1} % of the VRAM that can be promised is ({} pods wait; evicted for serving pods: {}).",
                 self.pods_bound, self.gpus, self.promised_percent, self.pods_waiting, self.evicted
             ),
             format!(
@@ -39,6 +42,7 @@ impl Summary {
                 self.filter_calls, self.bind_calls
             ),
         ];
+        lines.extend(self.ways.iter().map(|way| format!("{}.", way.line())));
         lines.extend(self.kv_seen_after_millis.map(|Millis(millis)| {
             format!("From a full KV cache on an engine's page to decisions that knew of it: {millis} ms.")
         }));

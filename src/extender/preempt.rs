@@ -15,7 +15,8 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Claim, Ledger};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::preempt::{self, Effort, Resident, Room, Rules, Shortfall, VictimSet};
-use crate::scheduling::request::Demand;
+use crate::scheduling::request::{Companion, Demand};
+use crate::scheduling::stock::{Freed, Question};
 use crate::units::Millis;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,6 +31,15 @@ struct Offers {
     /// Of each, victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
     others: BTreeMap<NodeName, Vec<String>>,
     violate_budgets: ViolateBudgets,
+}
+
+/// Whose preemption it is, and the books it is judged by.
+struct Case<'a> {
+    ledger: &'a Ledger,
+    uid: &'a PodUid,
+    claim: Claim,
+    /// `None`: the pod has not been seen by the watch, and what it asks for beside GPUs is not known.
+    question: Option<Question<'a>>,
 }
 
 pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
@@ -112,29 +122,33 @@ fn leave_to_planner(extender: &Extender, uid: &PodUid) {
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
 /// that they are seen by.
 fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Offers> {
+    let stock = extender.service.stock().snapshot();
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
     if ledger.own_room(&asking.uid).is_some() {
         return None;
     }
-    let claim = ledger.claim(&asking.uid);
+    ledger.note_offered_to_preempt(&asking.uid, offered.len());
+    let uid = &asking.uid;
+    let question = stock.wants(uid).map(|wants| stock.ask(None, wants));
+    let case = Case { ledger: &ledger, uid, claim: ledger.claim(uid), question };
     let violate_budgets = ledger.policy().violate_budgets;
     let mut offers = Offers { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
-    for (room, others) in offered.iter().filter_map(|node| offer(&ledger, &asking.uid, &claim, node)) {
+    for (room, others) in offered.iter().filter_map(|node| offer(&case, node)) {
         offers.others.insert(room.node.clone(), others);
         offers.rooms.push(room);
     }
     Some(offers)
 }
 
-fn offer(
-    ledger: &Ledger,
-    uid: &PodUid,
-    claim: &Claim,
-    offered: &OfferedNode<'_>,
-) -> Option<(Room, Vec<String>)> {
+fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String>)> {
+    let Case { ledger, uid, claim, question } = case;
     let node = NodeName::parse(offered.node).ok()?;
+    // Where the scheduler itself would evict nobody, it has another reason not to go.
+    if offered.victims.is_empty() {
+        return None;
+    }
     let mut room = ledger.room_for(claim, &node)?;
     keep_whole_groups(&mut room);
     let mut residents = Vec::new();
@@ -149,9 +163,15 @@ fn offer(
         }
     }
     let mut shortfall = Shortfall::of(residents.iter());
-    // Of VRAM no more is missing than the node's sum falls short by; CPU and memory Stowage does not count.
+    // No more is missing than the node falls short by: what the scheduler's victims free beyond is nobody's need.
     let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
+    if let Some(question) = question {
+        let coming = ledger.coming_to(&node);
+        let lack = question.lack(&node, &Freed { leaving: &[], coming: &coming });
+        let Companion { cpu, memory } = shortfall.companion;
+        shortfall.companion = Companion { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+    }
     room.shortfall = shortfall;
     // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
     let known = known_violations(&room, &residents);
@@ -244,7 +264,10 @@ fn hold_in_ledger(
     let hold =
         Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
     match ledger.hold(uid, hold.clone()) {
-        Ok(()) => Some((hold, policy.digest)),
+        Ok(()) => {
+            victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
+            Some((hold, policy.digest))
+        }
         Err(conflict) => {
             info!(%conflict, "the room changed while its price was found");
             None

@@ -7,10 +7,11 @@ use super::ledger::{Ledger, PodEntry};
 use super::node::Node;
 use super::plugin::{Ask, PluginResource};
 use super::request::Sharing;
+use super::stake::GroupKey;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::Bytes;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An invariant that does not hold.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
@@ -24,6 +25,8 @@ pub enum Violation {
     BooksDiffer { node: NodeName, gpu: GpuUuid, booked: Bytes, added_up: Bytes },
     #[error("{node} {resource}: the books say {booked} are in use, the pods add up to {added_up}")]
     DevicesDiffer { node: NodeName, resource: PluginResource, booked: u32, added_up: u32 },
+    #[error("the books say {booked} pod(s) are in {group}, {shown} show that they are")]
+    GroupsDiffer { group: GroupKey, booked: usize, shown: usize },
 }
 
 /// One pod's part of one GPU.
@@ -65,7 +68,30 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
         }
         check_devices(name, node, &entries, &mut violations);
     }
+    check_groups(ledger, &all, &mut violations);
     violations
+}
+
+/// Who leaves together is found by an index; it must say what the pods show.
+fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodEntry>, violations: &mut Vec<Violation>) {
+    let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
+    for (uid, entry) in all {
+        if let Some(group) = &entry.stake.group {
+            shown.entry(group).or_default().insert(uid);
+        }
+    }
+    for (group, booked) in ledger.groups() {
+        let shown = shown.remove(group).unwrap_or_default();
+        if !booked.iter().eq(shown.iter().copied()) {
+            let (group, booked) = (group.clone(), booked.len());
+            violations.push(Violation::GroupsDiffer { group, booked, shown: shown.len() });
+        }
+    }
+    violations.extend(shown.into_iter().map(|(group, shown)| Violation::GroupsDiffer {
+        group: group.clone(),
+        booked: 0,
+        shown: shown.len(),
+    }));
 }
 
 fn check_promises(

@@ -4,8 +4,9 @@
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
 //! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node ([`plugin`],
-//! where a device plugin hands them out), [`rank`] the best nodes, and [`preempt`] who would have to leave, within [`budget`]s;
-//! [`stock`] knows which nodes the stock scheduler would refuse for reasons of its own; the ledger then
+//! where a device plugin hands them out), [`rank`] the best nodes, and [`preempt`] who would have to leave, by what each has at
+//! [`stake`] and what a [`budget`] allows; [`stock`] knows which nodes the stock scheduler would refuse for reasons of its own,
+//! and [`plan`] places whoever waits; the ledger then
 //! holds, assumes and confirms. [`audit`] checks the books against themselves; [`explain`] tells a person why a pod is where it
 //! is, and what would have to change.
 

@@ -240,10 +240,8 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
         deadline: leader.service.now() + Millis::seconds(60),
     };
     let before = leader.api.calls().count("patch", "pods/status");
-    let change = StatusChange {
-        hold: StatusChange::hold(hold).hold,
-        ..StatusChange::nominate(node("n")).and_touch().and_plan(PlanState::Placed { node: node("n") })
-    };
+    let placed = PlanState::Placed { node: node("n") };
+    let change = StatusChange::hold(hold).and_nominate(node("n")).and_touch().and_plan(placed);
     leader.write("p", &uid, change).await.unwrap();
     assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
     let pod = leader.pod("p");

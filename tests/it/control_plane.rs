@@ -4,6 +4,8 @@
 mod acts;
 mod fleet;
 mod journal;
+mod load;
+mod planner;
 mod processes;
 mod shadow;
 mod world;

@@ -190,7 +190,12 @@ fn full_of_victims(request: &Value) -> Cluster {
             pods.push(on(crate::served::priority(pod, -10), node, &gpus, 144 << 30));
         }
     }
-    Cluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 2)]).with(pods)
+    // Nothing is free beside them: where something is, nobody leaves.
+    let size = |node: &&str| {
+        nodes.get(*node).map_or(2, |victims| victims["Pods"].as_array().unwrap().len() as u32 * 2)
+    };
+    let sizes = ["node-a", "node-b", "node-c"].map(|node| (node, size(&node)));
+    Cluster::of(&sizes).with(pods)
 }
 
 /// The request without `nvidia.com/gpu`, and with its VRAM in MiB.

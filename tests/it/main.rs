@@ -12,6 +12,7 @@ mod device_plugin;
 mod explain;
 mod golden;
 mod http;
+mod planner;
 mod policy_check;
 mod process;
 mod publish;

@@ -335,6 +335,11 @@ fn the_demo_keeps_its_promises_and_decides_by_what_its_agents_see() {
     let summary: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(summary["violations"], json!([]), "{told}");
     assert!(summary["kvSeenAfterMillis"].is_u64(), "{summary}");
+    let [ordinary, planned] = &summary["ways"].as_array().unwrap()[..] else { panic!("{summary}") };
+    assert_eq!((&ordinary["manner"], &planned["manner"]), (&json!("ordinary"), &json!("planned")));
+    assert!(ordinary["prioritizeCalls"].as_u64() > Some(0), "{summary}");
+    let costs = ["filterCalls", "nodesAsked", "prioritizeCalls"].map(|figure| planned[figure].clone());
+    assert_eq!(costs, [planned["pods"].clone(), planned["pods"].clone(), json!(0)], "{told}");
     for part in ["KV 97 % · 40 waiting · serving", "from node-a's disk it answers after 24 s"] {
         assert!(told.contains(part), "it never shows {part:?}:\n{told}");
     }

@@ -110,7 +110,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     served.post("/scheduler/preempt", preempt_args(&equal, &offered[1..]));
     let expected = [
         ["preempt", "would-narrow", "b", "2 candidates as offered"],
-        ["preempt", "same", "a", "1 candidates as offered"],
+        ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidates as offered"],
         ["preempt", "would-not-preempt", "no candidate: no-candidate", "1 candidates as offered"],
     ];
     assert_eq!(served.journal(), expected);

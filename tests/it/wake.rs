@@ -45,7 +45,7 @@ fn is_bound(setup: &Setup, name: &str) -> bool {
 }
 
 fn kv_percent(setup: &Setup) -> Option<u8> {
-    let snapshot = setup.service.ledger().snapshot();
+    let snapshot = setup.stowage.service.ledger().snapshot();
     snapshot.node("node-a")?.gpus[0].pressure.kv_cache.map(|percent| percent.get())
 }
 
@@ -66,14 +66,16 @@ async fn a_pod_refused_for_a_busy_engine_is_woken_when_the_engine_is_calm_and_no
     until(&setup, "the pod is refused", refused).await;
     // Some reports later nothing has changed: nobody was woken, and the scheduler has better things to do.
     let asked = setup.scheduler.observations().count(Verb::Filter);
-    let reports = |setup: &Setup| setup.service.metrics.reports.with_label_values(&["accepted"]).get();
+    let reports =
+        |setup: &Setup| setup.stowage.service.metrics.reports.with_label_values(&["accepted"]).get();
     let before = reports(&setup);
     until(&setup, "reports come in", |setup| reports(setup) >= before + 4).await;
-    assert_eq!(setup.service.metrics.writes.with_label_values(&["wake", "written"]).get(), 0);
+    let told = || setup.stowage.service.metrics.writes.with_label_values(&["nomination", "written"]).get();
+    assert_eq!(told(), 0);
     assert!(setup.scheduler.observations().count(Verb::Filter) <= asked + 1, "a refused pod is left alone");
 
     engine.set(CALM);
     until(&setup, "the pod is woken and bound", |setup| is_bound(setup, "late")).await;
-    assert!(setup.service.metrics.writes.with_label_values(&["wake", "written"]).get() >= 1);
+    assert_eq!(told(), 1, "it is told once where its room is");
     setup.stop().await.unwrap();
 }

@@ -34,7 +34,7 @@ const FIELD_MANAGER: &str = "stowage";
 pub struct Limits {
     /// Beyond this a Binding's fate is unknown and is settled by a read.
     pub bind: Duration,
-    /// Reads, and patches of status.
+    /// Everything else: reads, patches, evictions.
     pub other: Duration,
 }
 

@@ -11,11 +11,19 @@ use k8s_openapi::api::core::v1::Pod;
 pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
     // Read before the view is locked: a plan may be waiting for it.
     if let Some(footprint) = contract::stock::footprint(pod) {
-        service.stock().set_pod(uid.clone(), footprint);
+        let movable = may_move(service, pod).then(|| contract::stock::successor_requirements(pod));
+        let mut stock = service.stock();
+        stock.set_pod(uid.clone(), footprint);
+        movable.into_iter().for_each(|wants| stock.set_movable(uid.clone(), wants));
     } else if contract::asks_for_gpu(pod) && !contract::is_finished(pod) {
         let wants = contract::stock::requirements(pod);
         service.stock().set_waiting(uid.clone(), wants);
     } else {
         service.stock().remove_pod(uid);
     }
+}
+
+/// Where the policy moves nobody, nothing has to be known of successors.
+fn may_move(service: &Service, pod: &Pod) -> bool {
+    contract::asks_for_vram(pod) && service.ledger().policy().planning.consolidation.is_some()
 }

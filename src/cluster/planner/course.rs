@@ -2,9 +2,10 @@
 
 use super::Planner;
 use super::outcome::Outcome;
-use crate::control_plane::{EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
+use crate::control_plane::{EvictionMark, EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
+use crate::scheduling::plan::Means;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeMap;
 
@@ -25,6 +26,7 @@ pub struct Course {
     since: Moment,
     /// It made the hold itself: nobody else evicts for it.
     is_own: bool,
+    by: Means,
     /// The condition says so already, as far as it needs to.
     pub is_written: bool,
     /// A write for the pod itself is under way.
@@ -43,16 +45,23 @@ struct Attempt {
 }
 
 impl Course {
-    pub fn new(since: Moment, is_own: bool) -> Self {
+    /// Of a hold that somebody else made, or this replica's predecessor.
+    pub fn found(since: Moment) -> Self {
         Self {
             since,
-            is_own,
-            is_written: !is_own,
+            is_own: false,
+            by: Means::Preemption,
+            is_written: false,
             is_writing: false,
             told: 0,
             tell_again: since,
             evictions: BTreeMap::new(),
         }
+    }
+
+    /// Of a hold of the planner's own, of which nothing is written yet.
+    pub fn own(since: Moment, by: Means) -> Self {
+        Self { is_own: true, by, is_written: false, ..Self::found(since) }
     }
 
     /// What came of an eviction: when to ask again, if the victim is still there by then.
@@ -77,10 +86,10 @@ impl Course {
         self.told += u32::from(is_ok);
     }
 
-    fn may_evict(&mut self, victim: &Remaining, now: Moment) -> bool {
+    fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
         let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
         let attempt = self.evictions.entry(victim.uid.clone()).or_default();
-        self.is_written && is_its_turn && !attempt.is_under_way && attempt.again <= now
+        (self.is_written || is_shown) && is_its_turn && !attempt.is_under_way && attempt.again <= now
     }
 
     /// Whether the pod has to be told (again) that it can go where its room is.
@@ -105,7 +114,7 @@ impl Planner {
     }
 
     fn see_through(&mut self, held: &Held, now: Moment) {
-        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::new(now, false));
+        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::found(now));
         if held.gate == Gate::Others {
             return;
         }
@@ -113,10 +122,16 @@ impl Planner {
             let text = format!("pod {} may not be evicted for it any more", stays.key);
             return self.call_off(held, &text);
         }
+        if let Some(late) =
+            held.remaining.iter().find(|one| !one.is_leaving && now + one.takes > held.hold.deadline)
+        {
+            let text = format!("pod {} would not have left in time any more", late.key);
+            return self.call_off(held, &text);
+        }
         let due: Vec<&Remaining> = held
             .remaining
             .iter()
-            .filter(|victim| !victim.is_leaving && course.may_evict(victim, now))
+            .filter(|victim| !victim.is_leaving && course.may_evict(victim, held.is_shown, now))
             .collect();
         for victim in &due {
             course.evictions.entry(victim.uid.clone()).or_default().is_under_way = true;
@@ -130,7 +145,9 @@ impl Planner {
 
     fn evict(&mut self, held: &Held, victim: &Remaining) {
         let by = held.key.clone();
+        let moves = self.courses.get(&held.uid).is_some_and(|course| course.by == Means::Moves);
         let why = match (&victim.reclaimed_by, &victim.with_group) {
+            _ if moves => EvictionReason::Consolidated { to_fit: by },
             (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
             (None, Some(group)) => EvictionReason::GroupLeaves { group: group.to_string().into(), by },
             (None, None) => EvictionReason::Preempted { by },
@@ -154,7 +171,13 @@ impl Planner {
             change.plan = Some(PlanState::Placed { node });
         }
         let (control_plane, key, uid) = (self.control_plane.clone(), held.key.clone(), held.uid.clone());
+        let (service, hold) = (self.service.clone(), held.hold.clone());
         self.write(async move {
+            // It may have waited for its turn, and the room may be gone since.
+            let stands = service.ledger().entry(&uid).is_some_and(|entry| entry.hold() == Some(&hold));
+            if !stands {
+                return None;
+            }
             let told = async {
                 control_plane.write_status(&key, &uid, &change).await?;
                 if is_gated { control_plane.lift_gate(&key, &uid).await } else { Ok(()) }
@@ -166,9 +189,23 @@ impl Planner {
 
     /// Gives the room up before its time, with nobody evicted for it in vain from here on.
     pub(super) fn call_off(&mut self, held: &Held, because: &str) {
-        self.service.ledger().drop_hold(&held.uid);
-        self.courses.remove(&held.uid);
+        let mut ledger = self.service.ledger();
+        if !held.hold.victims.is_empty() {
+            ledger.note_left_in_vain(&held.uid);
+        }
+        ledger.drop_hold(&held.uid);
+        let group = ledger.entry(&held.uid).and_then(|entry| entry.stake.group.clone());
+        drop(ledger);
+        let course = self.courses.remove(&held.uid);
         let (key, uid) = (held.key.clone(), held.uid.clone());
+        let told = |victim: &&Remaining| {
+            !victim.is_leaving
+                && course.as_ref().is_some_and(|course| course.evictions.contains_key(&victim.uid))
+        };
+        held.remaining.iter().filter(told).for_each(|victim| self.say_that_it_stays(victim));
+        if let Some(group) = group {
+            self.break_up(&group, uid.clone(), key.clone());
+        }
         self.control_plane.notify(Notice {
             key: key.clone(),
             uid: uid.clone(),
@@ -179,6 +216,17 @@ impl Planner {
         let change = StatusChange::end_hold_and_nomination();
         self.write(async move {
             // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+
+    /// It was told that it leaves, and does not.
+    fn say_that_it_stays(&mut self, victim: &Remaining) {
+        let (control_plane, key, uid) = (self.control_plane.clone(), victim.key.clone(), victim.uid.clone());
+        let change = StatusChange::eviction(EvictionMark::CalledOff);
+        self.write(async move {
+            // Should it fail, its owner reads of an eviction that was not; it runs all the same.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
         });

@@ -15,6 +15,8 @@ struct Broken {
     /// Waiting with room of their own.
     holding: Vec<(PodUid, PodKey)>,
     bound: Vec<(PodUid, PodKey)>,
+    /// On their way.
+    assumed: usize,
 }
 
 impl Planner {
@@ -56,13 +58,13 @@ impl Planner {
     }
 
     /// One of the group could not be bound in time. Told once, to that one.
-    fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
+    pub(super) fn break_up(&mut self, group: &GroupKey, uid: PodUid, key: PodKey) {
         let mut ledger = self.service.ledger();
         let Some(broken) = broken(&ledger, group) else { return };
         let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
         broken.holding.iter().for_each(|(uid, _)| ledger.drop_hold(uid));
         drop(ledger);
-        let Broken { holding, bound } = broken;
+        let Broken { holding, bound, .. } = broken;
         let text = format!(
             "The pod of {group} was not bound in time. The room held for {} more of it is open to others again; {} that {} bound {}.",
             holding.len(),
@@ -91,7 +93,7 @@ impl Planner {
 
 /// `None`, if the group has all that it takes without the one that is missing.
 fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
-    let mut broken = Broken { holding: Vec::new(), bound: Vec::new() };
+    let mut broken = Broken { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
     let mut size = None;
     for (uid, entry) in ledger.members(group) {
         size = size.max(entry.stake.group_size);
@@ -99,14 +101,16 @@ fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
         match &entry.phase {
             Phase::Waiting(Waiting { hold: Some(_), .. }) => broken.holding.push(who),
             Phase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
+            Phase::Assumed(_) => broken.assumed += 1,
             _ => {}
         }
     }
-    let is_whole = size.is_some_and(|size| broken.bound.len() >= size as usize);
-    (!is_whole).then_some(broken)
+    // Of a group that does not say how many it takes nobody knows that it is not whole.
+    let is_broken = size.is_some_and(|size| broken.bound.len() + broken.assumed < size as usize);
+    is_broken.then_some(broken)
 }
 
-fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
+pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
     let phase = ledger.entry(uid).map(|entry| &entry.phase);
     matches!(phase, Some(Phase::Waiting(Waiting { nominated: Some(_), .. })))
 }

@@ -1,5 +1,5 @@
 //! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`course`]) until the
-//! pod is bound or its room is given up.
+//! pod is bound or its room is given up ([`ended`]). It has others leave engines under pressure ([`relieve`]).
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the books) ─► hold, checked again under the lock
@@ -13,6 +13,7 @@
 mod course;
 mod ended;
 mod outcome;
+mod relieve;
 mod seek;
 
 #[cfg(test)]
@@ -20,8 +21,10 @@ mod tests;
 
 use crate::control_plane::ControlPlane;
 use crate::ids::PodUid;
+use crate::scheduling::plan::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
+use crate::units::Moment;
 use course::Course;
 use outcome::Outcome;
 use std::collections::BTreeMap;
@@ -38,6 +41,8 @@ pub struct Planner {
     courses: BTreeMap<PodUid, Course>,
     writes: JoinSet<Option<Outcome>>,
     places: Arc<tokio::sync::Semaphore>,
+    pressure: PressureWatch,
+    look_at_pressure: Moment,
 }
 
 impl Planner {
@@ -48,22 +53,26 @@ impl Planner {
             courses: BTreeMap::new(),
             writes: JoinSet::new(),
             places: Arc::new(tokio::sync::Semaphore::new(WRITES_AT_ONCE)),
+            pressure: PressureWatch::default(),
+            look_at_pressure: Moment::default(),
         }
     }
 
     /// Looks at everyone who waits. Only for a replica that may act.
     pub async fn tick(&mut self) {
-        // In shadow mode nobody is told anything.
+        // In shadow mode nobody is placed, and nobody kept.
         if self.service.ledger().policy().mode == Mode::Shadow {
-            return;
+            return self.release_all();
         }
         self.see_holds_through();
+        self.relieve();
         self.seek().await;
     }
 
     /// A replica that may not act forgets how far it was: another goes on.
     pub fn rest(&mut self) {
         self.courses.clear();
+        self.pressure = PressureWatch::default();
     }
 
     /// Waits for the next of its writes to end, and notes what came of it. Never ends while none is under way.

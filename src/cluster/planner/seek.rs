@@ -3,10 +3,11 @@
 
 use super::Planner;
 use super::course::Course;
+use super::ended::is_nominated;
 use super::outcome::Outcome;
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase};
+use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase, Way};
 use crate::scheduling::plan::{Place, Step, Why, plan};
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -47,16 +48,16 @@ impl Planner {
         let now = ledger.now();
         drop(ledger);
         for place in places {
-            self.courses.insert(place.uid.clone(), Course::new(now, true));
+            self.courses.insert(place.uid.clone(), Course::own(now, place.by));
             self.begin(place);
         }
     }
 
     /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
     fn begin(&mut self, place: Place) {
-        let Place { uid, key, hold, price, exact } = place;
+        let Place { uid, key, hold, price, exact, by } = place;
         let node = &hold.node;
-        info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, "place planned");
+        info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, ?by, "place planned");
         let is_gated = self.gate_of(&uid) == Some(Gate::Planned);
         if hold.victims.is_empty() {
             let held = self.service.ledger().held_by(&uid);
@@ -120,8 +121,18 @@ impl Planner {
             let text = format!("The pod's group is not placed: {why}.");
             return self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
         }
-        if has_waited || matches!(why, Why::CannotJudge(_)) {
+        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
+        if has_waited || is_hopeless {
             self.release(uid, key, why);
+        }
+    }
+
+    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
+    pub(super) fn release_all(&mut self) {
+        let pending = self.service.ledger().pending(LOOKED_AT);
+        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
+            self.service.ledger().note_sought(&pod.uid);
+            self.release(pod.uid, pod.key, Why::Shadowing);
         }
     }
 
@@ -134,7 +145,11 @@ impl Planner {
             kind: NoticeKind::PlanFailed,
             text,
         });
-        let change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        // Of an earlier plan, which came to nothing.
+        if is_nominated(&self.service.ledger(), &uid) {
+            change = change.and_clear_nomination();
+        }
         let control_plane = self.control_plane.clone();
         self.write(async move {
             let released = async {
@@ -152,7 +167,7 @@ impl Planner {
 
 fn hold_all<'a>(ledger: &mut Ledger, places: &'a [Place]) -> Result<(), (&'a Place, Conflict)> {
     for (n, place) in places.iter().enumerate() {
-        if let Err(conflict) = ledger.hold(&place.uid, place.hold.clone()) {
+        if let Err(conflict) = place.take(ledger) {
             places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));
             return Err((place, conflict));
         }

@@ -188,7 +188,10 @@ async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
     let refused = EvictionOutcome::Refused { message: "forbidden".into() };
     bench.recorder.evictions.lock().insert("job".into(), refused);
     bench.tick().await;
-    assert_eq!(bench.tick().await, ["job: evict Preempted", "serving: end hold, clear nomination"]);
+    assert_eq!(
+        bench.tick().await,
+        ["job: evict Preempted", "job: stays", "serving: end hold, clear nomination"]
+    );
     assert_eq!(bench.service.ledger().totals().holds, 0);
 }
 
@@ -336,4 +339,76 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
     assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
     bench.pass(120);
     assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.tick().await;
+    let hold = bench.service.ledger().held()[0].hold.clone();
+    let refused = EvictionOutcome::Refused { message: "forbidden".into() };
+    bench.recorder.evictions.lock().insert("job".into(), refused);
+    bench.tick().await;
+    // The watch is late: it shows the condition as it was written.
+    let mut late = bench.pod("serving");
+    let message = json!({
+        "node": "n", "devices": hold.devices, "victims": hold.victims,
+        "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
+    });
+    late["status"]["conditions"] =
+        json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
+    bench.show(late);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    for _ in 0..3 {
+        bench.pass(5);
+        assert!(bench.tick().await.is_empty(), "nor is anyone evicted for it again so soon");
+    }
+}
+
+#[tokio::test]
+async fn nobody_is_evicted_who_would_not_have_left_in_time() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("job", "n", 60, -10));
+    bench.show(gated("serving", 50, 100));
+    bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
+    bench.tick().await;
+    assert_eq!(bench.tick().await, ["job: evict Preempted"]);
+    bench.pass(45);
+    bench.recorder.evictions.lock().clear();
+    let written = bench.tick().await;
+    assert_eq!(written[..2], ["job: stays", "serving: end hold, clear nomination"]);
+    assert!(written.iter().all(|write| !write.contains("evict")), "{written:?}");
+}
+
+#[tokio::test]
+async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
+    let mut bench = Bench::new(&["n"]);
+    let mut pod = gated("a", 40, 0);
+    pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
+    bench.show(pod);
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn in_shadow_mode_nobody_stays_behind_the_gate() {
+    let mut policy = Policy::default();
+    policy.mode = Mode::Shadow;
+    let mut bench = Bench::by(policy, &["n"]);
+    bench.show(gated("a", 40, 0));
+    assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
+}
+
+#[tokio::test]
+async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_what_it_held() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.tick().await;
+    let mut ending = bench.pod("a");
+    ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
+    ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
+    bench.show(ending);
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert!(bench.tick().await.is_empty());
 }

@@ -84,9 +84,9 @@ impl View {
             self.assumed.remove(&pod.uid);
         }
         // An assumed pod is counted where it is assumed, and nowhere twice.
-        let is_news = !self.pods.contains_key(&pod.uid);
-        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid) && !(pod.gated && is_news);
-        self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits));
+        let waits = pod.node.is_none() && !pod.ended && !self.is_assumed(&pod.uid);
+        let counts = !pod.gated || self.pods.contains_key(&pod.uid);
+        self.nominate(&pod.uid, pod.nominated.clone().filter(|_| waits && counts));
         let before = self.pods.insert(pod.uid.clone(), pod.clone());
         self.book(&pod);
         before

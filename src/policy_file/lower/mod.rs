@@ -111,9 +111,23 @@ fn scoring(raw: &raw::Policy, policy: &mut Policy) {
 fn preemption(raw: &raw::Policy, policy: &mut Policy) {
     let Some(preemption) = &raw.preemption else { return };
     set(&mut policy.hold_slack, preemption.hold_slack.map(|time| time.0));
-    if let Some(costs) = &preemption.costs {
-        set(&mut policy.eviction_costs.per_pod, costs.per_pod.map(|time| time.0));
-        set(&mut policy.eviction_costs.work_at_most, costs.work_at_most.map(|time| time.0));
+    set(&mut policy.violate_budgets, preemption.violate_budgets);
+    if let Some(said) = &preemption.costs {
+        let costs = &mut policy.eviction_costs;
+        for (cost, said) in [
+            (&mut costs.per_pod, said.per_pod),
+            (&mut costs.work_at_most, said.work_at_most),
+            (&mut costs.per_request, said.per_request),
+            (&mut costs.again_within, said.again_within),
+        ] {
+            set(cost, said.map(|time| time.0));
+        }
+    }
+    if let Some(said) = &preemption.evictions_per_minute {
+        let rates = &mut policy.eviction_rates;
+        set(&mut rates.cluster, said.cluster);
+        set(&mut rates.node, said.node);
+        set(&mut rates.tenant, said.tenant);
     }
 }
 

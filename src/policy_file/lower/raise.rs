@@ -83,6 +83,14 @@ fn preemption(policy: &Policy) -> raw::Preemption {
         costs: Some(raw::Costs {
             per_pod: Some(Duration(policy.eviction_costs.per_pod)),
             work_at_most: Some(Duration(policy.eviction_costs.work_at_most)),
+            per_request: Some(Duration(policy.eviction_costs.per_request)),
+            again_within: Some(Duration(policy.eviction_costs.again_within)),
+        }),
+        violate_budgets: Some(policy.violate_budgets),
+        evictions_per_minute: Some(raw::EvictionRates {
+            cluster: Some(policy.eviction_rates.cluster),
+            node: Some(policy.eviction_rates.node),
+            tenant: Some(policy.eviction_rates.tenant),
         }),
     }
 }
@@ -102,6 +110,7 @@ fn class(class: &Class) -> raw::Class {
         preemptible: Some(class.eviction == Eviction::ForHigherPriority),
         min_runtime: Some(Duration(class.min_runtime)),
         drain_time: Some(Duration(class.drain_time)),
+        lost_work_at_most: class.lost_work_at_most.map(Duration),
     }
 }
 

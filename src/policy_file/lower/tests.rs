@@ -4,7 +4,7 @@ use super::*;
 use crate::policy_file::shape::SHAPES;
 use crate::policy_file::source::FileId;
 use crate::policy_file::{merge, tree};
-use crate::scheduling::policy::Mode;
+use crate::scheduling::policy::{Consolidation, GroupPlacement, Mode, ViolateBudgets};
 use crate::units::Millis;
 
 fn raw(text: &str) -> raw::Policy {
@@ -24,7 +24,8 @@ telemetry: {fresh: 4s, expired: refuse}
 loading: {network: 1.5GB/s}
 startGate: {atMost: 5m}
 scoring: {shortlist: 7, weights: {packing: 3}}
-preemption: {costs: {perPod: 2m}}
+preemption: {costs: {perPod: 2m, perRequest: 3s}, violateBudgets: when-nothing-else, evictionsPerMinute: {node: 2}}
+planning: {gatedAtMost: 45s, groups: {placement: one-island}, pressure: {queue: {from: 99}}, consolidation: {enabled: true}}
 classes:
 - name: chat
   match: {namespaces: [chat], priority: {atLeast: 5}, expression: pod.gpus > 1}
@@ -32,6 +33,7 @@ classes:
   startGate: {atLeast: 1s}
 - name: batch
   preemptible: true
+  lostWorkAtMost: 5m
 - name: serving
   limits: {queue: 5}
 tenants:
@@ -54,6 +56,17 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
     assert_eq!((policy.weights.packing, policy.weights.kv_headroom), (3, 40));
     assert_eq!(policy.loading.network, Bytes(1_500_000_000));
     assert_eq!(policy.eviction_costs.per_pod, Millis::seconds(120));
+    assert_eq!(policy.eviction_costs.per_request, Millis::seconds(3));
+    assert_eq!(policy.violate_budgets, ViolateBudgets::WhenNothingElse);
+    assert_eq!((policy.eviction_rates.cluster, policy.eviction_rates.node), (60, 2));
+    assert_eq!(policy.planning.gated_at_most, Millis::seconds(45));
+    assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);
+    let pressure = policy.planning.pressure.unwrap();
+    assert_eq!((pressure.queue.from, pressure.queue.to, pressure.kv_cache.from.get()), (99, 16, 95));
+    assert_eq!(policy.planning.consolidation, Some(Consolidation::default()));
+    assert_eq!(lowered("planning: {pressure: {enabled: false}}").planning.pressure, None);
+    let batch = policy.classes().iter().find(|class| class.name == "batch").unwrap();
+    assert_eq!(batch.lost_work_at_most, Some(Millis::seconds(300)));
     let a = &policy.tenants()[0];
     assert_eq!((a.guarantee.vram, a.guarantee.milli_gpus), (Bytes::gib(40), u64::MAX));
     assert_eq!((a.limit.vram, a.limit.milli_gpus), (None, Some(4000)));

@@ -29,6 +29,8 @@ pub struct Class {
     pub min_runtime: Option<Duration>,
     /// How long its pods need to finish beyond their grace period.
     pub drain_time: Option<Duration>,
+    /// The most that work counts which one of its pods loses since its last checkpoint.
+    pub lost_work_at_most: Option<Duration>,
 }
 
 /// Which pods: all that is said must hold.

@@ -14,7 +14,9 @@ mod texts;
 pub use classes::{Class, KeptRange, Limits, Match, PriorityRange};
 pub use planning::{Consolidation, CountThreshold, Groups, PercentageThreshold, Planning, PressureRules};
 pub use pools::{Capacity, NodePool};
-pub use settings::{Costs, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights};
+pub use settings::{
+    Costs, EvictionRates, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights,
+};
 pub use tenants::{Amount, Tenant};
 pub use test::{Case, Cluster, ExistingPod, Expectation, Gpu, Node, PodSketch, PolicyTest, TestKind};
 pub use texts::{

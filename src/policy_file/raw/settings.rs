@@ -1,7 +1,7 @@
 //! Settings that hold for the whole cluster.
 
 use super::{Duration, Percentage, Speed};
-use crate::scheduling::policy::ExpiredRule;
+use crate::scheduling::policy::{ExpiredRule, ViolateBudgets};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -94,6 +94,20 @@ pub struct Preemption {
     /// How long freed room is held beyond the victims' grace period.
     pub hold_slack: Option<Duration>,
     pub costs: Option<Costs>,
+    /// Whether the scheduler's preemption may evict more pods of a disruption budget than it allows.
+    pub violate_budgets: Option<ViolateBudgets>,
+    pub evictions_per_minute: Option<EvictionRates>,
+}
+
+/// How many pods Stowage itself may evict within a minute.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EvictionRates {
+    pub cluster: Option<u32>,
+    /// On one node.
+    pub node: Option<u32>,
+    /// Of one tenant.
+    pub tenant: Option<u32>,
 }
 
 /// What an eviction is taken to cost, in time on a GPU.
@@ -102,6 +116,10 @@ pub struct Preemption {
 pub struct Costs {
     /// For a victim's restart.
     pub per_pod: Option<Duration>,
-    /// The most that work lost since a victim's last checkpoint counts.
+    /// The most that work lost since a victim's last checkpoint counts, where its class says nothing else.
     pub work_at_most: Option<Duration>,
+    /// For each request that a victim's engine works on.
+    pub per_request: Option<Duration>,
+    /// For so long an eviction makes the next one from the same owner dearer.
+    pub again_within: Option<Duration>,
 }

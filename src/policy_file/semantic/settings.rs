@@ -10,6 +10,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     weights(policy, found);
     models(policy, found);
     pressure(policy, found);
+    evictions(policy, found);
 }
 
 fn telemetry(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -86,6 +87,30 @@ fn pressure(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
         found.push(
             diagnostic.help("make `to` less than `from`, by as much as the figure moves between two looks"),
         );
+    }
+}
+
+/// A rate of nothing stops all evictions, and more on one node than in all is never reached.
+fn evictions(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
+    let rates = policy.draft.settings.eviction_rates;
+    for (field, rate) in [("cluster", rates.cluster), ("node", rates.node), ("tenant", rates.tenant)] {
+        let at = policy.span(&["preemption", "evictionsPerMinute", field]);
+        if rate == 0 {
+            let message = "with no eviction a minute Stowage never makes room by itself";
+            found.push(
+                Diagnostic::warning("no-evictions", at, message)
+                    .help("write 1 or more; to keep pods, say so of their class: `preemptible: false`"),
+            );
+        } else if rate > rates.cluster && rates.cluster > 0 {
+            let message = format!(
+                "{rate} evictions a minute are never reached: in the whole cluster there are {} at most",
+                rates.cluster
+            );
+            found.push(
+                Diagnostic::warning("rate-beyond-clusters", at, message)
+                    .help("raise `cluster`, or lower this one"),
+            );
+        }
     }
 }
 

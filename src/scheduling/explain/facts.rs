@@ -5,14 +5,14 @@ use super::Options;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Device, GpuSet};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Claim, Ledger, Occupant, Phase, PodEntry, Presence};
+use crate::scheduling::ledger::{Claim, Ledger, Occupant, Phase, PodEntry, Presence, Stays};
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::{Limit, Policy, Usage};
 use crate::scheduling::rank::{Attempt, OwnRoom};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::{Millis, Moment};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// The pod and the cluster at one moment.
@@ -121,6 +121,8 @@ pub struct Particulars {
     pub pool: Option<String>,
     pub report_age: Option<Millis>,
     pub occupants: Vec<Occupant>,
+    /// Why they do not leave for the pod; who is not named could.
+    stays: BTreeMap<PodUid, Stays>,
     devices: Arc<[Device]>,
 }
 
@@ -130,14 +132,27 @@ impl Particulars {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
             report_age: ledger.reading_age(node),
             occupants: ledger.occupants_of(node),
+            stays: BTreeMap::new(),
             devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
         }
+    }
+
+    /// With the reasons why they stay, for a pod that waits.
+    pub fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
+        if !matches!(facts.entry.phase, Phase::Waiting(_)) {
+            return self;
+        }
+        let here = self.occupants.iter().filter(|guest| guest.uid != facts.uid);
+        let why = |guest: &Occupant| {
+            Some((guest.uid.clone(), ledger.why_stays(&facts.claim, facts.demand(), &guest.uid)?))
+        };
+        Self { stays: here.filter_map(why).collect(), ..self }
     }
 
     /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
     pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> Guests<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
-        Guests { occupants, place, facts }
+        Guests { occupants, stays: Some(&self.stays), place, facts }
     }
 }
 
@@ -145,17 +160,23 @@ impl Particulars {
 #[derive(Clone, Copy)]
 pub struct Guests<'a> {
     occupants: &'a [Occupant],
+    stays: Option<&'a BTreeMap<PodUid, Stays>>,
     place: usize,
     facts: &'a Facts,
 }
 
 impl<'a> Guests<'a> {
     pub fn nobody(facts: &'a Facts) -> Self {
-        Self { occupants: &[], place: 0, facts }
+        Self { occupants: &[], stays: None, place: 0, facts }
     }
 
     pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
         self.occupants.iter().filter(move |guest| guest.gpus.contains(self.place))
+    }
+
+    /// Why one of them does not leave for the pod, in a person's words.
+    pub fn stays(self, guest: &Occupant) -> Option<String> {
+        Some(self.stays?.get(&guest.uid)?.to_string())
     }
 
     /// The names of those who are meant; never the pod's own.

@@ -99,7 +99,8 @@ fn shown(books: &mut impl Books, facts: &Facts, outline: &Outline, options: &Opt
     }
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
-        let known = books.look(|ledger| Particulars::take(ledger, &nodes[place].name));
+        let known =
+            books.look(|ledger| Particulars::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
         outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()

@@ -244,13 +244,13 @@ fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts:
         kv_cache_percent: gpu.pressure.kv_cache,
         queue: gpu.pressure.queue,
         starting: gpu.starting,
-        occupants: guests.iter().map(|guest| occupant(guest, gpu, facts)).collect(),
+        occupants: guests.iter().map(|guest| occupant(guest, gpu, guests.stays(guest), facts)).collect(),
         chosen,
         obstacles: against,
     }
 }
 
-fn occupant(guest: &Occupant, gpu: &Gpu, facts: &Facts) -> OccupantPart {
+fn occupant(guest: &Occupant, gpu: &Gpu, stays: Option<String>, facts: &Facts) -> OccupantPart {
     OccupantPart {
         pod: guest.key.clone(),
         class: facts.policy.class(guest.class).name.clone(),
@@ -258,5 +258,6 @@ fn occupant(guest: &Occupant, gpu: &Gpu, facts: &Facts) -> OccupantPart {
         presence: guest.presence,
         bytes: gpu.price(guest.per_gpu, guest.sharing),
         gate_opens_in_millis: guest.starting.map(|gate| gate.since(facts.now)),
+        stays,
     }
 }

@@ -82,5 +82,8 @@ fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
         offer_lasts_millis: waiting.hint.as_ref().map(|hint| hint.expires.since(facts.now)),
         tries: waiting.tries,
         refused: waiting.refused.as_ref().map(refused),
+        offered_to_preempt: waiting.offered_to_preempt,
+        gate: waiting.gate,
+        sought_in_vain: waiting.sought.map_or(0, |sought| sought.in_vain),
     }
 }

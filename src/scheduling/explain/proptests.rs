@@ -133,7 +133,12 @@ fn helps(plan: &Plan, wanted: &Sketch, change: &Change) -> Option<bool> {
         Change::CalmEngines { .. } => plan.report(&mut world, Some(seat.node.as_str())),
         Change::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
-            other.vram = asked.minus(*short_bytes).0.to_string();
+            // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
+            let rest = asked.minus(*short_bytes);
+            if rest.0 == 0 {
+                return None;
+            }
+            other.vram = rest.0.to_string();
         }
         Change::Empty { by, .. } => {
             release(&mut world, by);

@@ -5,7 +5,7 @@ use super::obstacle::Obstacle;
 use super::remedy::Remedy;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::device::Health;
-use crate::scheduling::ledger::Presence;
+use crate::scheduling::ledger::{Gate, Presence};
 use crate::scheduling::loading::Tier;
 use crate::scheduling::policy::{Borrowing, Limit, Mode, Usage};
 use crate::scheduling::reading::Freshness;
@@ -193,6 +193,12 @@ pub enum Place {
         tries: u32,
         /// When no node fitted.
         refused: Option<RefusedPart>,
+        /// On how many nodes the scheduler last asked who could leave for it.
+        offered_to_preempt: Option<u32>,
+        /// What keeps the scheduler from it.
+        gate: Gate,
+        /// How often in a row the planner looked for a place for it and found none.
+        sought_in_vain: u32,
     },
 }
 
@@ -334,6 +340,9 @@ pub struct OccupantPart {
     pub bytes: Bytes,
     /// While its engine starts: how long it still keeps others from starting here, at most.
     pub gate_opens_in_millis: Option<Millis>,
+    /// Why it does not leave for the pod; `None` if it could, or if the pod does not wait.
+    #[serde(default)]
+    pub stays: Option<String>,
 }
 
 /// Nodes that do not fit for the same reason.

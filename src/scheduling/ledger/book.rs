@@ -81,11 +81,13 @@ pub(super) struct Charge {
     pub placed: bool,
 }
 
-/// What there is to know of a charged pod when a report comes in.
+/// What there is to know of a charged pod when a report comes in, or when room is sought.
 #[derive(Debug, Clone)]
 pub(super) struct Tenant {
     pub uid: PodUid,
     pub gpus: GpuSet,
+    /// Whether anybody knows on which GPUs it is.
+    pub placed: bool,
     pub per_gpu: Bytes,
     pub sharing: Sharing,
     /// Since when it is known to be bound; `None` while its Binding is on its way.
@@ -188,9 +190,14 @@ impl Book {
         self.departed.retain(|(uid, at)| reading.sampled < *at || reading.shows(uid));
     }
 
-    /// Whether a pod that has ended here may still have memory.
+    /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
+    /// there still.
     pub fn may_have_memory(&self, uid: &PodUid) -> bool {
-        self.departed.iter().any(|(departed, _)| departed == uid)
+        let is_seen = || {
+            let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
+            is_believed && self.reading.as_ref().is_some_and(|reading| reading.shows(uid))
+        };
+        self.departed.iter().any(|(departed, _)| departed == uid) || is_seen()
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.
@@ -228,14 +235,18 @@ impl Book {
     /// Who keeps classes off which GPUs, as `except` sees it.
     pub fn bars(&self, except: &PodUid, entries: &Entries) -> Vec<Bar> {
         let others = self.pods.iter().filter(|uid| *uid != except);
-        let bar = |uid: &PodUid| {
-            let entry = &entries[uid];
-            let classes = entry.demand.terms.bars;
-            let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
-            let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
-            (!classes.is_empty()).then(|| Bar { uid: uid.clone(), gpus, classes })
-        };
-        others.filter_map(bar).collect()
+        others.filter_map(|uid| self.bar(uid, &entries[uid])).collect()
+    }
+
+    /// The classes that a pod, or one that room is held for, keeps off its GPUs here, if there are any.
+    pub fn bar(&self, uid: &PodUid, entry: &PodEntry) -> Option<Bar> {
+        let classes = entry.demand.terms.bars;
+        if classes.is_empty() {
+            return None;
+        }
+        let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
+        let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
+        Some(Bar { uid: uid.clone(), gpus, classes })
     }
 
     /// What each tenant's pods and holds use here.
@@ -264,6 +275,11 @@ impl Book {
         Some(used_on(&self.promised, &entry.demand, gpus))
     }
 
+    /// What a pod takes of this node that is placed on these GPUs.
+    pub fn use_on(&self, entry: &PodEntry, gpus: GpuSet) -> Usage {
+        used_on(&self.promised, &entry.demand, gpus)
+    }
+
     /// The most that a demand may use here, on whichever GPUs.
     pub fn most_used_by(&self, demand: &Demand) -> Usage {
         if demand.asks_plugin() {
@@ -282,9 +298,11 @@ impl Book {
         };
         let is_sought = !entry.demand.asks_plugin()
             && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
+        let Charge { gpus, placed } = self.charge_of(entry)?;
         Some(Tenant {
             uid: uid.clone(),
-            gpus: self.charge_of(entry)?.gpus,
+            gpus,
+            placed,
             per_gpu: entry.demand.per_gpu,
             sharing: entry.demand.sharing,
             bound: bound.map(|bound| bound.since),

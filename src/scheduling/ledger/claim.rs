@@ -10,7 +10,8 @@ use crate::scheduling::preempt::TenantRoom;
 use crate::scheduling::request::Demand;
 use crate::scheduling::stake::GroupKey;
 use crate::units::Millis;
-use std::collections::{BTreeMap, BTreeSet};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// What one pod that wants room brings to every node. It is of the moment at which it was made.
 #[derive(Debug, Default)]
@@ -20,8 +21,16 @@ pub struct Claim {
     /// Victims of other pods' holds: their room is not to be had a second time.
     pub(super) spoken_for: BTreeSet<PodUid>,
     /// Of each model, what is nearest to a GPU on any node.
-    pub(super) soonest: BTreeMap<ModelId, Holding>,
+    pub(super) soonest: FxHashMap<ModelId, Holding>,
     pub(super) tenant: TenantRoom,
+    /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
+    pub(super) moves: bool,
+}
+
+impl Claim {
+    pub(super) fn moving(self) -> Self {
+        Self { tenancy: Tenancy::off(), moves: true, ..self }
+    }
 }
 
 /// Why a pod does not leave for another.
@@ -66,6 +75,11 @@ impl Ledger {
         Claim { soonest: self.soonest(), ..self.claim_without_price(uid) }
     }
 
+    /// The same, if whoever leaves has room elsewhere.
+    pub fn claim_to_move(&self, uid: &PodUid) -> Claim {
+        self.claim(uid).moving()
+    }
+
     /// The same, by which nothing is priced.
     pub(super) fn claim_without_price(&self, uid: &PodUid) -> Claim {
         let holds = self.deadlines.iter().filter(|(_, holder)| holder != uid);
@@ -74,8 +88,9 @@ impl Ledger {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
-            soonest: BTreeMap::new(),
+            soonest: FxHashMap::default(),
             tenant: self.tenant_room(uid),
+            moves: false,
         }
     }
 
@@ -129,8 +144,8 @@ impl Ledger {
         }
     }
 
-    fn soonest(&self) -> BTreeMap<ModelId, Holding> {
-        let mut soonest: BTreeMap<ModelId, Holding> = BTreeMap::new();
+    fn soonest(&self) -> FxHashMap<ModelId, Holding> {
+        let mut soonest: FxHashMap<ModelId, Holding> = FxHashMap::default();
         let rank = |holding: &Holding| (holding.tier, holding.bytes);
         for holding in
             self.books.values().filter(|book| book.exists).flat_map(|book| book.view.holdings.iter())

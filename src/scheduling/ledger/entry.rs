@@ -15,7 +15,7 @@ use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
 use crate::scheduling::stake::Stake;
 use crate::units::Moment;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -50,6 +50,8 @@ pub struct Waiting {
     pub refused: Option<Refused>,
     /// How often in a row it was woken, asked, and was refused again.
     pub in_vain: u32,
+    /// On how many nodes the scheduler last asked who could leave for it.
+    pub offered_to_preempt: Option<u32>,
     /// What keeps it from the scheduler.
     pub gate: Gate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.
@@ -58,10 +60,16 @@ pub struct Waiting {
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
     pub sought: Option<Sought>,
+    /// The API server has shown its hold: it would survive a restart.
+    pub hold_shown: bool,
+    /// Its latest hold that was given up. What shows it is older than that.
+    pub given_up: Option<Box<Hold>>,
+    /// When room that others left for it was last not taken, and how often that has happened.
+    pub left_in_vain: Option<Sought>,
 }
 
 /// The scheduler does not look at a pod behind a gate.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Gate {
     #[default]
@@ -72,11 +80,13 @@ pub enum Gate {
     Others,
 }
 
-/// A search for a place that found none.
+/// Something that came to nothing, and how often it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Sought {
     pub at: Moment,
     pub in_vain: u32,
+    /// The ledger's generation then: as long as nothing changes, nothing else comes of it.
+    pub generation: u64,
 }
 
 /// A filter that passed no node: whom to wake when one would pass.

@@ -23,8 +23,10 @@ pub struct Held {
     pub nominated: Option<NodeName>,
     /// Victims that have not left yet, in the order of the hold.
     pub remaining: Vec<Remaining>,
-    /// The last victim has left its node, its memory too, and the room is there.
+    /// The last victim has left its node, its memory too, and the room is there; that of all its group's other pods as well.
     pub is_free: bool,
+    /// The API server has shown it.
+    pub is_shown: bool,
 }
 
 /// A victim that is still there.
@@ -38,6 +40,8 @@ pub struct Remaining {
     pub with_group: Option<GroupKey>,
     /// By the policy in force it may not be evicted for this pod (any more): a policy may change, and a hold may be forged.
     pub is_protected: bool,
+    /// How long it may take to leave.
+    pub takes: Millis,
     /// The tenant that lent it its share and takes it back.
     pub reclaimed_by: Option<Arc<str>>,
 }
@@ -55,7 +59,8 @@ impl Ledger {
     /// That of one pod.
     pub fn held_by(&self, uid: &PodUid) -> Option<Held> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, .. }) = &entry.phase else {
+        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, hold_shown, .. }) = &entry.phase
+        else {
             return None;
         };
         let book = self.books.get(&hold.node)?;
@@ -66,8 +71,20 @@ impl Ledger {
             gate: *gate,
             nominated: nominated.clone(),
             remaining: hold.victims.iter().filter_map(|victim| self.remaining(victim, entry, hold)).collect(),
-            is_free: book.exists && self.room_of_hold(uid, &entry.demand, hold, book).is_ok(),
+            is_free: book.exists
+                && self.room_of_hold(uid, &entry.demand, hold, book).is_ok()
+                && !self.has_waiting_fellows(uid, entry),
+            is_shown: *hold_shown,
         })
+    }
+
+    /// Whether room of another pod of its group is not free yet: a group starts whole.
+    fn has_waiting_fellows(&self, uid: &PodUid, entry: &PodEntry) -> bool {
+        let fellows = entry.stake.group.iter().flat_map(|group| self.members(group));
+        fellows
+            .filter(|(fellow, _)| *fellow != uid)
+            .filter_map(|(_, fellow)| fellow.hold())
+            .any(|hold| self.books.get(&hold.node).is_none_or(|book| self.victims_on(hold, book) > 0))
     }
 
     fn remaining(&self, uid: &PodUid, preemptor: &PodEntry, hold: &Hold) -> Option<Remaining> {
@@ -78,6 +95,7 @@ impl Ledger {
             uid: uid.clone(),
             key: victim.key.clone(),
             is_leaving: bound.leaving.is_some(),
+            takes: victim.demand.grace + self.policy.class(victim.demand.class).drain_time,
             with_group: victim.stake.group.clone().filter(|_| bound.node != hold.node),
             is_protected: !matches!(
                 self.stays_whoever_asks(victim, &preemptor.demand),

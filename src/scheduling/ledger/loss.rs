@@ -7,17 +7,24 @@ use super::claim::Claim;
 use super::entry::{Phase, PodEntry};
 use crate::ids::PodUid;
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::policy::EvictionCosts;
+use crate::scheduling::policy::{EvictionCosts, Usage};
 use crate::scheduling::preempt::Loss;
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::stake::Checkpoint;
 use crate::units::Millis;
 
 impl Ledger {
-    /// The parts of the price of one pod, which is on `book`.
-    pub(super) fn loss(&self, uid: &PodUid, entry: &PodEntry, book: &Book, claim: &Claim) -> Loss {
+    /// The parts of the price of one pod, which is on `book` and uses that much.
+    pub(super) fn loss(
+        &self,
+        uid: &PodUid,
+        entry: &PodEntry,
+        book: &Book,
+        used: Usage,
+        claim: &Claim,
+    ) -> Loss {
         let EvictionCosts { per_pod, per_request, .. } = self.policy.eviction_costs;
-        let part = book.use_of(entry).unwrap_or_default().milli_gpus;
+        let part = used.milli_gpus;
         // Whole seconds, so that pods that began together cost the same.
         let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
         let evictions = entry.stake.owner.as_ref().map_or(0, |owner| self.evictions_of(owner));

@@ -11,12 +11,13 @@
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
-//! that costs, [`groups`] who belongs together, [`evictions`] who was evicted lately and [`rates`] how many, [`queue`] knows who waits for a place,
-//! [`held`] how far each hold is; here is how an entry changes.
+//! that costs, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
+//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is; here is how an entry changes.
 
 mod book;
 mod budgets;
 mod claim;
+mod coverage;
 mod entry;
 mod evictions;
 mod groups;
@@ -272,5 +273,7 @@ fn footprint(entry: &PodEntry) -> Footprint {
 
 #[cfg(test)]
 mod policy_tests;
+#[cfg(test)]
+mod room_tests;
 #[cfg(test)]
 mod tests;

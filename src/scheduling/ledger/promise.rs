@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use super::book::Book;
-use super::claim::{Departure, Stays};
+use super::claim::{Claim, Departure, Stays};
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
 use super::room::given_back;
 use super::tenancy::is_allowed;
@@ -20,7 +20,6 @@ use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
@@ -113,6 +112,9 @@ impl Ledger {
             } else if is_over(entry.hint().map(|hint| hint.expires)) {
                 self.set_hint(&uid, None);
             } else if is_over(entry.hold().map(|hold| hold.deadline)) {
+                if entry.hold().is_some_and(|hold| !hold.victims.is_empty()) {
+                    self.note_left_in_vain(&uid);
+                }
                 self.drop_hold(&uid);
                 ended.push(uid);
             }
@@ -161,9 +163,27 @@ impl Ledger {
         }
     }
 
+    /// The scheduler asked on how many nodes others could leave for the pod.
+    pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
+        }
+    }
+
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        let claim = self.claim_without_price(uid);
+        self.hold_by(&claim, uid, hold)
+    }
+
+    /// The same, if its victims have room elsewhere.
+    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        let claim = self.claim_without_price(uid).moving();
+        self.hold_by(&claim, uid, hold)
+    }
+
+    fn hold_by(&mut self, claim: &Claim, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
@@ -174,7 +194,7 @@ impl Ledger {
         let bars = book.bars(uid, &self.entries);
         // A tenant at its limit may put one of its pods in the place of others of its own.
         let mut given_back = Usage::default();
-        for (resident, returned) in self.leavers(uid, &entry.demand, &hold, book)? {
+        for (resident, returned) in self.leavers(claim, &entry.demand, &hold, book)? {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
@@ -186,6 +206,9 @@ impl Ledger {
         }
         self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
         self.set_hold(uid, Some(hold));
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.hold_shown = false;
+        }
         Ok(())
     }
 
@@ -193,23 +216,22 @@ impl Ledger {
     /// other nodes nothing is discharged here.
     fn leavers(
         &self,
-        uid: &PodUid,
+        claim: &Claim,
         demand: &Demand,
         hold: &Hold,
         book: &Book,
     ) -> Result<Vec<(Option<Resident>, Usage)>, Conflict> {
-        let claim = self.claim_without_price(uid);
         let wanted = book.most_used_by(demand);
         let leaver = |victim: &PodUid| {
             let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
             let home = there.node().and_then(|node| self.books.get(node)).ok_or(Conflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
-            match self.stays(victim, there, demand, wanted, &claim) {
+            match self.stays(victim, there, demand, wanted, claim) {
                 Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
                     return Err(Conflict::VictimGone);
                 }
                 Some(Stays::Leaving) if is_soon => {}
-                None if demand.may_preempt && !self.would_break(there, &hold.victims) => {}
+                None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
                 _ => return Err(Conflict::VictimStays),
             }
             let is_here = there.node() == Some(&hold.node);
@@ -217,7 +239,7 @@ impl Ledger {
             if resident.is_none() && !self.leaves_with_another(there, hold) {
                 return Err(Conflict::VictimGone);
             }
-            Ok((resident, given_back(there, home, demand)))
+            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
         hold.victims.iter().map(leaver).collect()
     }
@@ -231,21 +253,19 @@ impl Ledger {
         leaver.stake.group.is_some() && hold.victims.iter().any(is_member_there)
     }
 
+    /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
     pub fn drop_hold(&mut self, uid: &PodUid) {
+        let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
         self.set_hold(uid, None);
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
+            waiting.hold_shown = false;
+        }
     }
 
-    /// Holds whose last victim has left since the last call: their victims are struck off, and their pods can be told.
-    pub fn freed_holds(&mut self) -> Vec<(PodUid, Hold)> {
-        let freed = |uid: &PodUid| {
-            let hold = self.entries.get(uid)?.hold()?;
-            let book = self.books.get(&hold.node)?;
-            let is_freed = !hold.victims.is_empty() && self.victims_on(hold, book) == 0;
-            is_freed.then(|| (uid.clone(), Hold { victims: Arc::new([]), ..hold.clone() }))
-        };
-        let freed: BTreeMap<PodUid, Hold> = self.deadlines.iter().filter_map(|(_, uid)| freed(uid)).collect();
-        freed.iter().for_each(|(uid, hold)| self.set_hold(uid, Some(hold.clone())));
-        freed.into_iter().collect()
+    /// The API server shows no hold any more, and what it shows counts.
+    pub fn unsee_hold(&mut self, uid: &PodUid) {
+        self.set_hold(uid, None);
     }
 
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims

@@ -25,7 +25,13 @@ const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 /// A gated pod for which there was no place is looked at again after this time at first.
 const SOUGHT_AGAIN: Millis = Millis(250);
+/// However often it was looked at in vain, it is looked at again this soon after anything has changed.
+const SOUGHT_AFTER_A_CHANGE: Millis = Millis::seconds(1);
 const SOUGHT_AT_LEAST: Millis = Millis::seconds(4);
+/// Others left for it in vain: something that Stowage does not see keeps it from being bound. Before anyone leaves for it again
+/// it waits so long at first, and twice as long each time.
+const LEFT_IN_VAIN: Millis = Millis::seconds(60);
+const LEFT_IN_VAIN_AT_MOST: Millis = Millis::seconds(1800);
 
 /// A pod that waits, and what is known of where it may go.
 #[derive(Debug, Clone)]
@@ -144,11 +150,29 @@ impl Ledger {
 
     /// There was no place for the pod.
     pub fn note_sought(&mut self, uid: &PodUid) {
-        let at = self.now;
+        let (at, generation) = (self.now, self.generation);
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
-            waiting.sought = Some(Sought { at, in_vain });
+            waiting.sought = Some(Sought { at, in_vain, generation });
         }
+    }
+
+    /// Room that others have left for the pod was not taken in time.
+    pub fn note_left_in_vain(&mut self, uid: &PodUid) {
+        let (at, generation) = (self.now, self.generation);
+        if let Some(waiting) = self.waiting_mut(uid) {
+            let in_vain = waiting.left_in_vain.map_or(0, |before| before.in_vain).saturating_add(1);
+            waiting.left_in_vain = Some(Sought { at, in_vain, generation });
+        }
+    }
+
+    /// Whether others may be evicted for the pod (again).
+    pub fn may_evict_for(&self, uid: &PodUid) -> bool {
+        let Some(Phase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
+            return false;
+        };
+        let pause = |times: u32| LEFT_IN_VAIN.times(1 << (times - 1).min(8)).min(LEFT_IN_VAIN_AT_MOST);
+        waiting.left_in_vain.is_none_or(|vain| vain.at + pause(vain.in_vain) <= self.now)
     }
 
     fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut Waiting> {
@@ -206,8 +230,12 @@ impl Ledger {
     }
 
     fn is_due(&self, sought: Option<Sought>) -> bool {
-        let pause = |in_vain: u32| SOUGHT_AGAIN.times(1 << in_vain.min(8)).min(SOUGHT_AT_LEAST);
-        sought.is_none_or(|sought| sought.at + pause(sought.in_vain) <= self.now)
+        let longest = |sought: Sought| match sought.generation == self.generation {
+            true => SOUGHT_AT_LEAST,
+            false => SOUGHT_AFTER_A_CHANGE,
+        };
+        let pause = |sought: Sought| SOUGHT_AGAIN.times(1 << sought.in_vain.min(8)).min(longest(sought));
+        sought.is_none_or(|sought| sought.at + pause(sought) <= self.now)
     }
 
     fn pending_one(&self, uid: &PodUid, entry: &PodEntry, way: Way, since: Moment, whole: Usage) -> Pending {

@@ -2,21 +2,20 @@
 //! of them costs.
 
 use super::Ledger;
-use super::book::Book;
+use super::book::{Book, Tenant};
 use super::claim::{Claim, Departure, Stays};
+use super::coverage::Coverage;
 use super::entry::{Phase, PodEntry};
 use super::tenancy::Bond;
 use crate::ids::{NodeName, PodUid};
+use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::shut;
-use crate::scheduling::policy::{Traits, Usage};
+use crate::scheduling::policy::Usage;
 use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeMap;
-
-/// The place of a budget that nobody wrote: a pod that several budgets cover is refused by the Eviction API whatever they allow.
-const SEVERAL: usize = usize::MAX;
 
 /// The members of a group that would leave for one pod.
 struct Leavers {
@@ -32,6 +31,9 @@ struct Survey<'l> {
     claim: &'l Claim,
     demand: &'l Demand,
     groups: BTreeMap<&'l GroupKey, Result<Leavers, Stays>>,
+    coverage: Coverage<'l>,
+    /// Of each budget, what others will use of it who are to leave for other pods.
+    spent: BTreeMap<usize, u32>,
 }
 
 impl Ledger {
@@ -58,13 +60,13 @@ impl Ledger {
         if demand.asks_plugin() {
             return Vec::new();
         }
-        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        let mut survey = Survey::new(self, claim, demand);
         nodes.into_iter().filter_map(|node| survey.room(node)).collect()
     }
 
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
     pub fn why_stays(&self, claim: &Claim, demand: &Demand, uid: &PodUid) -> Option<Stays> {
-        let mut survey = Survey { ledger: self, claim, demand, groups: BTreeMap::new() };
+        let mut survey = Survey::new(self, claim, demand);
         let Some(entry) = self.entries.get(uid) else { return Some(Stays::NotBound) };
         let Some(book) = entry.node().and_then(|node| self.books.get(node)) else {
             return Some(Stays::NotBound);
@@ -83,13 +85,17 @@ impl Ledger {
     /// The same, without its price.
     pub(super) fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
         let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
-        Some(Resident {
+        Some(self.resident_at(uid, entry, book, charge.gpus))
+    }
+
+    fn resident_at(&self, uid: &PodUid, entry: &PodEntry, book: &Book, gpus: GpuSet) -> Resident {
+        Resident {
             uid: uid.clone(),
-            gpus: charge.gpus,
+            gpus,
             per_gpu: entry.demand.per_gpu,
             // A pod that has its GPUs to itself has all of them: nothing of theirs is beyond it.
             beyond: match entry.demand.sharing {
-                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, charge.gpus),
+                Sharing::Shared => book.beyond(uid, entry.demand.per_gpu, gpus),
                 Sharing::Exclusive => Bytes::ZERO,
             },
             sharing: entry.demand.sharing,
@@ -103,7 +109,7 @@ impl Ledger {
             given_back: Usage::default(),
             budgets: Vec::new(),
             gang: None,
-        })
+        }
     }
 
     /// With its price for `preemptor`.
@@ -115,12 +121,24 @@ impl Ledger {
         preemptor: &Demand,
         claim: &Claim,
     ) -> Option<Resident> {
-        Some(Resident {
-            loss: self.loss(uid, entry, book, claim),
-            standing: claim.tenancy.standing(uid, entry),
-            given_back: given_back(entry, book, preemptor),
-            ..self.resident(uid, entry, book)?
-        })
+        Some(self.with_price(self.resident(uid, entry, book)?, entry, book, preemptor, claim))
+    }
+
+    fn with_price(
+        &self,
+        resident: Resident,
+        entry: &PodEntry,
+        book: &Book,
+        preemptor: &Demand,
+        claim: &Claim,
+    ) -> Resident {
+        let used = book.use_on(entry, resident.gpus);
+        Resident {
+            loss: self.loss(&resident.uid, entry, book, used, claim),
+            standing: claim.tenancy.standing(&resident.uid, entry),
+            given_back: given_back(entry, used, preemptor),
+            ..resident
+        }
     }
 
     /// What the pod's tenant may have, and has beside this pod.
@@ -132,49 +150,52 @@ impl Ledger {
         };
         of().unwrap_or_default()
     }
-
-    /// The places of the budgets that cover a pod.
-    fn budgets_over(&self, pod: &Traits) -> Vec<usize> {
-        let first = self.budgets.partition_point(|budget| budget.namespace < pod.namespace);
-        let of_namespace =
-            self.budgets[first..].iter().take_while(|budget| budget.namespace == pod.namespace);
-        let over = of_namespace.enumerate().filter(|(_, budget)| budget.covers(pod));
-        let mut over: Vec<usize> = over.map(|(place, _)| first + place).collect();
-        if over.len() > 1 {
-            over.push(SEVERAL);
-        }
-        over
-    }
 }
 
 /// What a pod gives back of what the tenant of the one who asks may have.
-pub(super) fn given_back(entry: &PodEntry, book: &Book, preemptor: &Demand) -> Usage {
+pub(super) fn given_back(entry: &PodEntry, used: Usage, preemptor: &Demand) -> Usage {
     let is_own = entry.demand.tenant.is_some() && entry.demand.tenant == preemptor.tenant;
-    if is_own { book.use_of(entry).unwrap_or_default() } else { Usage::default() }
+    if is_own { used } else { Usage::default() }
 }
 
 impl<'l> Survey<'l> {
+    fn new(ledger: &'l Ledger, claim: &'l Claim, demand: &'l Demand) -> Self {
+        let coverage = Coverage::new(&ledger.budgets);
+        let mut spent = BTreeMap::new();
+        for entry in claim.spoken_for.iter().filter_map(|uid| ledger.entries.get(uid)) {
+            // Once it is leaving, the budget itself says so.
+            if ledger.departure_of(entry).is_none() {
+                coverage
+                    .of(&entry.demand.traits)
+                    .into_iter()
+                    .for_each(|budget| *spent.entry(budget).or_default() += 1);
+            }
+        }
+        Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
+    }
+
     fn room(&mut self, node: &NodeName) -> Option<Room> {
         let Self { ledger, claim, demand, .. } = *self;
         let book = ledger.books.get(node).filter(|book| book.exists && shut(&book.view, demand).is_ok())?;
         let asks = claim.uid.as_ref()?;
         let gpus = match book.pods.contains(asks) {
             true => book.gpus_without(asks, &ledger.entries, &ledger.policy),
-            false => book.gpus(&ledger.policy),
+            false => book.view.gpus.to_vec(),
         };
+        let keeps_apart = ledger.policy.keeps_classes_apart();
         let mut room = Room {
-            bars: book.bars(asks, &ledger.entries),
+            bars: if keeps_apart { book.bars(asks, &ledger.entries) } else { Vec::new() },
+            candidates: Vec::with_capacity(book.pods.len()),
             budgets_known: ledger.budgets_known(),
             tenant: claim.tenant,
             ..Room::new(node.clone(), gpus)
         };
-        let wanted = book.most_used_by(demand);
+        // Only where there are tenants does anybody ask.
+        let has_tenants = !ledger.policy.tenants().is_empty();
+        let wanted = if has_tenants { book.most_used_by(demand) } else { Usage::default() };
         let mut places = Places::default();
-        for uid in book.pods.iter().filter(|uid| *uid != asks) {
-            let entry = &ledger.entries[uid];
-            if entry.node() == Some(node) {
-                self.enter(&mut room, &mut places, book, (uid, entry), wanted);
-            }
+        for tenant in book.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
+            self.enter(&mut room, &mut places, book, tenant, wanted);
         }
         room.budgets = places.budgets.iter().map(|budget| self.allowed(*budget)).collect();
         Some(room)
@@ -185,22 +206,25 @@ impl<'l> Survey<'l> {
         room: &mut Room,
         places: &mut Places<'l>,
         book: &Book,
-        (uid, entry): (&PodUid, &'l PodEntry),
+        tenant: &Tenant,
         wanted: Usage,
     ) {
         let Self { ledger, claim, demand, .. } = *self;
+        let (uid, entry) = (&tenant.uid, &ledger.entries[&tenant.uid]);
+        let resident = || ledger.resident_at(uid, entry, book, tenant.gpus);
         if let Some(Departure::Soon(left)) = ledger.departure_of(entry) {
-            let resident = ledger.resident(uid, entry, book).filter(|_| !claim.spoken_for.contains(uid));
-            let given_back = given_back(entry, book, demand);
-            room.awaited.extend(resident.map(|resident| Resident { grace: left, given_back, ..resident }));
+            if !claim.spoken_for.contains(uid) {
+                let given_back = given_back(entry, book.use_on(entry, tenant.gpus), demand);
+                room.awaited.push(Resident { grace: left, given_back, ..resident() });
+            }
             return;
         }
         if !demand.may_preempt || ledger.stays(uid, entry, demand, wanted, claim).is_some() {
             return;
         }
         let Some(gang) = self.gang(room, places, entry, wanted) else { return };
-        let Some(resident) = ledger.priced(uid, entry, book, demand, claim) else { return };
-        let over = ledger.budgets_over(&entry.demand.traits);
+        let resident = ledger.with_price(resident(), entry, book, demand, claim);
+        let over = self.coverage.of(&entry.demand.traits);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
         room.candidates.push(Resident { budgets, gang, ..resident });
     }
@@ -269,13 +293,14 @@ impl<'l> Survey<'l> {
             leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == Bond::Borrowed;
             let book = ledger.books.get(entry.node()?)?;
             let resident = ledger.priced(uid, entry, book, demand, claim)?;
-            leavers.members.push((resident, ledger.budgets_over(&entry.demand.traits)));
+            leavers.members.push((resident, self.coverage.of(&entry.demand.traits)));
         }
         Some(leavers)
     }
 
     fn allowed(&self, budget: usize) -> u32 {
-        self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed)
+        let allowed = self.ledger.budgets.get(budget).map_or(0, |budget| budget.allowed);
+        allowed.saturating_sub(self.spent.get(&budget).copied().unwrap_or(0))
     }
 }
 

@@ -175,6 +175,7 @@ impl Ledger {
             self.generation += 1;
             self.drop_hints_on(name);
             self.refresh(name);
+            self.end_holds_on(name, |_, _| true);
             self.forget_empty_book(name);
         }
     }
@@ -189,7 +190,8 @@ impl Ledger {
         let uid = seen.uid.clone();
         let remark = match seen.state {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
-                self.see_waiting(seen.uid, seen.key, seen.demand, hold);
+                self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
+                self.note_hold_shown(&uid, hold.as_ref());
                 self.note_gate(&uid, gate, nominated);
                 Remark::Nothing
             }
@@ -255,10 +257,14 @@ impl Ledger {
 
     /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
     fn end_broken_holds(&mut self, name: &NodeName) {
-        let book = &self.books[name];
+        self.end_holds_on(name, |book, hold| book.resolve(&hold.devices).is_none());
+    }
+
+    fn end_holds_on(&mut self, name: &NodeName, is_broken: impl Fn(&Book, &Hold) -> bool) {
+        let Some(book) = self.books.get(name) else { return };
         let broken = |uid: &&PodUid| {
             let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
-            hold.is_some_and(|hold| book.resolve(&hold.devices).is_none())
+            hold.is_some_and(|hold| is_broken(book, hold))
         };
         let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
         for uid in broken {
@@ -273,7 +279,7 @@ impl Ledger {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
             Some((Phase::Waiting(waiting), known))
-                if *known == demand && (hold.is_none() || hold == waiting.hold) => {}
+                if *known == demand && hold.as_ref().is_none_or(|hold| !is_news(hold, waiting)) => {}
             _ => self.change(&uid.clone(), |entries| {
                 let phase = Phase::Waiting(Waiting { since: now, ..Waiting::default() });
                 let stake = Arc::<Stake>::default();
@@ -282,10 +288,19 @@ impl Ledger {
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
                     // A hold is taken from the API server only where none is known: what is known is never older.
+                    let hold = hold.filter(|hold| is_news(hold, waiting));
                     let bounded = hold.map(|hold| Hold { deadline: hold.deadline.min(latest), ..hold });
                     waiting.hold = waiting.hold.take().or(bounded);
                 }
             }),
+        }
+    }
+
+    /// The API server has the pod's hold.
+    fn note_hold_shown(&mut self, uid: &PodUid, shown: Option<&Hold>) {
+        let Some(shown) = shown else { return };
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.hold_shown |= waiting.hold.is_some() && !is_news(shown, waiting);
         }
     }
 
@@ -373,6 +388,14 @@ fn remark_of(stamp: Stamp) -> Remark {
         stamp if stamp.is_ahead() => Remark::CheckpointAhead,
         _ => Remark::Nothing,
     }
+}
+
+/// Whether a hold that is shown is another than the one that is known, or was given up.
+fn is_news(shown: &Hold, waiting: &Waiting) -> bool {
+    let is_it = |known: &Hold| {
+        (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims)
+    };
+    !waiting.hold.as_ref().is_some_and(is_it) && !waiting.given_up.as_deref().is_some_and(is_it)
 }
 
 /// What is remarkable about a bound pod that is seen again.

@@ -49,6 +49,11 @@ pub(super) enum Bond {
 }
 
 impl Tenancy {
+    /// Whose share anyone lives on does not matter.
+    pub fn off() -> Self {
+        Self { is_off: true, ..Self::default() }
+    }
+
     /// How a pod is bound to stay by its tenant.
     pub(super) fn bond(&self, victim: &PodUid, entry: &PodEntry) -> Bond {
         if self.is_off || entry.demand.tenant == self.of_preemptor {
@@ -99,7 +104,7 @@ impl Ledger {
     pub fn tenancy(&self, uid: &PodUid) -> Tenancy {
         let Some(entry) = self.entries.get(uid) else { return Tenancy::default() };
         if self.policy.tenants().is_empty() {
-            return Tenancy { is_off: true, ..Tenancy::default() };
+            return Tenancy::off();
         }
         let whole = self.whole();
         let spared = |(id, used): (TenantId, Usage)| {

@@ -4,9 +4,10 @@
 //! steps are data; nothing is in force before the ledger itself has taken the hold of each, checking it again.
 //!
 //! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
-//! finds who has to leave, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
+//! finds who has to leave, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
 //! pressure.
 
+mod consolidate;
 mod evict;
 mod group;
 mod ranking;
@@ -22,7 +23,7 @@ pub use relief::{PressureWatch, Relief};
 
 use super::decision::Hold;
 use super::fit::Misfit;
-use super::ledger::{Ledger, Pending};
+use super::ledger::{Conflict, Ledger, Pending};
 use super::preempt::Price;
 use super::snapshot::Snapshot;
 use super::stock::{StockSnapshot, Unjudged};
@@ -51,6 +52,16 @@ pub struct Place {
     pub price: Price,
     /// False if the search for victims ended early: cheaper ones may exist.
     pub exact: bool,
+    pub by: Means,
+}
+
+/// By what right others leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Means {
+    /// The pod's own: its priority, and its tenant's share.
+    Preemption,
+    /// The policy's: they have room elsewhere.
+    Moves,
 }
 
 /// Why there is no place.
@@ -59,6 +70,10 @@ pub struct Place {
 pub enum Why {
     #[error("what the pod asks of its node cannot be judged by Stowage: {0}")]
     CannotJudge(Unjudged),
+    #[error("the pod asks a device plugin for its GPUs, and the kubelet picks them")]
+    ByPlugin,
+    #[error("in shadow mode Stowage places nobody")]
+    Shadowing,
     #[error("no node is one that the pod could go to, whatever is free there")]
     NoNode,
     #[error("of {nodes} node(s) that the pod could go to, none has room; on one of them {nearest}")]
@@ -71,6 +86,16 @@ pub enum Why {
     GroupTooLarge { placed: u32, wanted: u32 },
 }
 
+impl Place {
+    /// Takes the hold in a ledger, which checks it again.
+    pub fn take(&self, ledger: &mut Ledger) -> Result<(), Conflict> {
+        match self.by {
+            Means::Preemption => ledger.hold(&self.uid, self.hold.clone()),
+            Means::Moves => ledger.hold_by_moving(&self.uid, self.hold.clone()),
+        }
+    }
+}
+
 /// What a look at a node goes by.
 struct Seeing<'a> {
     ledger: &'a Ledger,
@@ -81,7 +106,11 @@ impl Why {
     /// Without figures: what is written to a pod must not change with each look.
     pub fn said(&self) -> String {
         match self {
-            Self::CannotJudge(_) | Self::NoNode | Self::BeyondLimit { .. } => self.to_string(),
+            Self::CannotJudge(_)
+            | Self::ByPlugin
+            | Self::Shadowing
+            | Self::NoNode
+            | Self::BeyondLimit { .. } => self.to_string(),
             Self::NoRoom { nearest, .. } => {
                 format!("no node that the pod could go to has room: {}", nearest.phrase())
             }
@@ -94,6 +123,8 @@ impl Why {
     pub fn code(&self) -> &'static str {
         match self {
             Self::CannotJudge(_) => "cannot-judge",
+            Self::ByPlugin => "by-plugin",
+            Self::Shadowing => "shadowing",
             Self::NoNode => "no-node",
             Self::NoRoom { .. } => "no-room",
             Self::BeyondLimit { .. } => "beyond-limit",

@@ -50,10 +50,16 @@ impl Kind {
         Self { demand: pod.demand.clone(), wants: stock.wants(&pod.uid).cloned(), asked }
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    /// What the pod will ask that takes another's place after its eviction.
+    pub fn successor_of(demand: &Demand, wants: Option<Requirements>) -> Self {
+        Self { demand: demand.clone(), wants, asked: None }
+    }
+
+    pub fn is_like(&self, other: &Self) -> bool {
         let facts = |kind: &Self| {
-            let Demand { per_gpu, gpus, sharing, class, tenant, priority, weights, .. } = kind.demand;
-            (per_gpu, gpus, sharing, class, tenant, priority, weights)
+            let Demand { per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights, .. } =
+                kind.demand;
+            (per_gpu, gpus, sharing, class, tenant, priority, may_preempt, weights)
         };
         facts(self) == facts(other)
             && self.demand.ask == other.demand.ask
@@ -89,7 +95,8 @@ impl Kind {
         match verdict {
             Verdict::Accepts => Ok(()),
             Verdict::Refuses(_) => Err(Seat::Shut),
-            Verdict::CannotJudge(_) if asked.is_some() => Ok(()),
+            // Whoever leaves may be what the pod came for: then the names say nothing of the node without them.
+            Verdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
             Verdict::CannotJudge(unjudged) => Err(Seat::Unjudged(unjudged)),
         }
     }

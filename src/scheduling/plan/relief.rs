@@ -95,7 +95,13 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
     let room = ledger.rooms_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
-    let here = room.candidates.iter().filter(|resident| resident.gpus.contains(place));
+    // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
+    let may_go = |resident: &&Resident| {
+        let budgets = &resident.budgets;
+        let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
+        resident.gang.is_none() && room.budgets_known && budgets.iter().all(has_left)
+    };
+    let here = room.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     let cheapest =
         here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
     let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());

@@ -1,13 +1,15 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
+use super::evict::KnownRooms;
 use super::ranking::{Kind, Ranking, Seat};
-use super::{Place, Seeing, Step, Why};
+use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
 use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
+use crate::scheduling::rank;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::StockSnapshot;
 use std::collections::BTreeSet;
@@ -20,13 +22,17 @@ pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
+    pub rooms: KnownRooms,
+    /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
+    pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
     pub done: BTreeSet<PodUid>,
 }
 
 impl<'a> Scratch<'a> {
     pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
-        Self { ledger, stock, rankings: Vec::new(), done: BTreeSet::new() }
+        let (rankings, rooms, hopeless) = (Vec::new(), KnownRooms::default(), Vec::new());
+        Self { ledger, stock, rankings, rooms, hopeless, done: BTreeSet::new() }
     }
 
     /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
@@ -35,7 +41,13 @@ impl<'a> Scratch<'a> {
             return Vec::new();
         }
         if pod.demand.asks_plugin() {
-            return self.devices(pod).into_iter().collect();
+            return match pod.way {
+                // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
+                Way::Gated => {
+                    vec![Step::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why: Why::ByPlugin }]
+                }
+                _ => self.devices(pod).into_iter().collect(),
+            };
         }
         if let (Way::Gated, Some(group)) = (&pod.way, self.group_of(&pod.uid)) {
             return self.group(&group);
@@ -43,15 +55,39 @@ impl<'a> Scratch<'a> {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         vec![match self.place(pod) {
             Ok(place) => Step::Place(vec![place]),
+            // The scheduler can judge what Stowage cannot: it looks again where there is room.
+            Err(Why::CannotJudge(_)) if self.would_fit_unjudged(pod) => Step::Wake { uid, key },
             Err(why) => Step::Wait { uid, key, why },
         }]
+    }
+
+    fn would_fit_unjudged(&mut self, pod: &Pending) -> bool {
+        let snapshot = self.ledger.snapshot();
+        let policy = self.ledger.policy().clone();
+        let is_refused = matches!(pod.way, Way::Refused { .. });
+        let seats = self.ranking(pod, &snapshot).seats();
+        let unjudged =
+            seats.iter().zip(snapshot.nodes()).filter(|(seat, _)| matches!(seat, Seat::Unjudged(_)));
+        is_refused
+            && unjudged.map(|(_, node)| node).any(|node| rank::seat(node, &pod.demand, &policy).is_ok())
     }
 
     /// Room for one pod, held on the scratch ledger.
     pub fn place(&mut self, pod: &Pending) -> Result<Place, Why> {
         match self.free_place(pod) {
             Some(place) => Ok(place),
-            None => self.evicting(pod).ok_or_else(|| self.why(pod)),
+            None => {
+                let kind = Kind::of(pod, self.stock);
+                let is_hopeless = || self.hopeless.iter().any(|known| known.is_like(&kind));
+                if !self.ledger.may_evict_for(&pod.uid) || is_hopeless() {
+                    return Err(self.why(pod));
+                }
+                let place = self.evicting(pod).or_else(|| self.moving(pod));
+                if place.is_none() {
+                    self.hopeless.push(kind);
+                }
+                place.ok_or_else(|| self.why(pod))
+            }
         }
     }
 
@@ -86,18 +122,39 @@ impl<'a> Scratch<'a> {
 
     /// Takes the hold on the scratch ledger.
     pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
-        if !self.ledger.may_order(&hold.victims) {
+        self.take(Place {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            hold,
+            price,
+            exact,
+            by: Means::Preemption,
+        })
+    }
+
+    /// The same; its victims are moved.
+    pub fn hold_by_moving(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
+        self.take(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact, by: Means::Moves })
+    }
+
+    fn take(&mut self, place: Place) -> Option<Place> {
+        if !self.ledger.may_order(&place.hold.victims) {
             return None;
         }
-        self.ledger.hold(&pod.uid, hold.clone()).ok()?;
-        self.ledger.note_ordered(&hold.victims);
-        self.look_again(&hold.node);
-        Some(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact })
+        place.take(&mut self.ledger).ok()?;
+        self.ledger.note_ordered(&place.hold.victims);
+        if place.hold.victims.iter().any(|victim| concerns_others(&self.ledger, victim)) {
+            self.rooms.forget();
+        }
+        self.look_again(&place.hold.node);
+        Some(place)
     }
 
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
+        self.rooms.forget();
+        self.hopeless.clear();
         self.look_again(&place.hold.node);
     }
 
@@ -115,6 +172,7 @@ impl<'a> Scratch<'a> {
     }
 
     fn look_again(&mut self, node: &NodeName) {
+        self.rooms.note_changed(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
@@ -162,4 +220,11 @@ impl<'a> Scratch<'a> {
         let is_due = matches!(pod.way, Way::Refused { .. });
         is_due.then(|| Step::Wake { uid: pod.uid.clone(), key: pod.key.clone() })
     }
+}
+
+/// Whether the pod's leaving changes who may leave other nodes: its group leaves as well, or a budget has less to give.
+fn concerns_others(ledger: &Ledger, victim: &PodUid) -> bool {
+    let Some(entry) = ledger.entry(victim) else { return true };
+    let is_covered = || ledger.budgets().iter().any(|budget| budget.covers(&entry.demand.traits));
+    entry.stake.group.is_some() || is_covered()
 }

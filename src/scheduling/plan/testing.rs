@@ -16,7 +16,10 @@ pub fn roomy(ledger: &Ledger) -> StockSnapshot {
         let (labels, taints) = (Arc::default(), Arc::new([]));
         view.set_machine(Machine { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
     }
-    ledger.entries().keys().for_each(|uid| view.set_waiting((*uid).clone(), Requirements::default()));
+    for uid in ledger.entries().into_keys() {
+        view.set_waiting(uid.clone(), Requirements::default());
+        view.set_movable(uid.clone(), Requirements::default());
+    }
     view.snapshot()
 }
 

@@ -2,16 +2,17 @@
 
 use super::testing::{placed, roomy, steps};
 use super::*;
-use crate::ids::{GpuUuid, NodeName};
+use crate::ids::{GpuUuid, NodeName, OwnerUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{GroupPlacement, Policy};
+use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
 use crate::scheduling::stock::{Requirements, StockView};
-use crate::units::{Millis, Moment};
+use crate::units::{Millis, Moment, Percent};
 use std::sync::Arc;
 
 struct Cluster {
@@ -87,7 +88,8 @@ impl Cluster {
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
         let ran = Some(Millis::seconds(600));
         let state = SeenState::Bound { node: node(on), devices, starting: false, ran };
-        self.see(name, demand, state, Stake::default());
+        let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();
+        self.see(name, demand, state, Stake { owner, ..Stake::default() });
     }
 
     fn pass(&mut self, seconds: u64) {
@@ -323,4 +325,107 @@ fn the_same_ledger_gives_the_same_plan() {
     let once = steps(&mut cluster.ledger, 64);
     assert_eq!(steps(&mut cluster.ledger, 64), once);
     assert_eq!(once.len(), 5);
+}
+
+fn consolidating(gain: Millis) -> Policy {
+    let mut policy = Policy::default();
+    policy.planning.consolidation = Some(Consolidation { gain });
+    policy
+}
+
+/// Two nodes, each half full of a job; neither has room for one that never preempts.
+fn halves(policy: Policy) -> Cluster {
+    let mut cluster = Cluster::by(policy, &[("n", 1), ("m", 1)]);
+    cluster.bound("j", "n", 0, job(30));
+    cluster.bound("k", "m", 0, job(40));
+    cluster.gated("polite", Demand { may_preempt: false, ..shared(60, 100) });
+    cluster
+}
+
+#[test]
+fn who_has_room_elsewhere_is_moved_for_one_that_fits_nowhere_if_the_policy_says_so() {
+    assert_eq!(halves(Policy::default()).plan(), ["polite waits: no-room"], "off by default");
+    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
+    let steps = steps(&mut cluster.ledger, 64);
+    let [Step::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let place = &places[0];
+    assert_eq!((place.by, place.hold.node.as_str()), (Means::Moves, "n"), "the smaller job moves");
+    assert!(cluster.ledger.clone().hold(&place.uid, place.hold.clone()).is_err(), "by no other right");
+    assert_eq!(place.take(&mut cluster.ledger), Ok(()));
+}
+
+#[test]
+fn nobody_is_moved_for_less_than_it_costs_or_to_where_there_is_no_room() {
+    assert_eq!(halves(consolidating(Millis::seconds(60))).plan(), ["polite waits: no-room"]);
+    let mut cluster = halves(consolidating(Millis::seconds(36_000)));
+    cluster.bound("l", "n", 0, job(20));
+    cluster.bound("o", "m", 0, job(20));
+    assert_eq!(cluster.plan(), ["polite waits: no-room"], "whoever moved would lose its place");
+}
+
+/// A serving engine and two jobs on one GPU.
+fn pressed(cluster: &mut Cluster, kv_percent: u8, queue: u32) {
+    let pressure = Pressure::of(Percent::new(kv_percent), Some(queue));
+    let uuid = GpuUuid::parse("GPU-n-0").unwrap();
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
+    let sampled = cluster.ledger.now();
+    cluster.ledger.read(&node("n"), Reading { sampled, gpus: vec![gpu], ..Reading::default() });
+}
+
+fn shares_a_gpu() -> Cluster {
+    let mut cluster = Cluster::new(&[("n", 1)]);
+    cluster.bound("engine", "n", 0, shared(30, 100));
+    cluster.bound("small", "n", 0, job(10));
+    cluster.bound("large", "n", 0, job(20));
+    cluster
+}
+
+fn who_leaves(cluster: &Cluster, watch: &mut PressureWatch) -> Vec<String> {
+    watch.look(&cluster.ledger).into_iter().map(|relief| relief.uid.to_string()).collect()
+}
+
+#[test]
+fn an_engine_under_lasting_pressure_has_its_cheapest_neighbour_leave_and_then_the_next() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    let nobody: [&str; 0] = [];
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "a spike evicts nobody");
+    for _ in 0..9 {
+        cluster.pass(1);
+        pressed(&mut cluster, 97, 0);
+        assert_eq!(who_leaves(&cluster, &mut watch), nobody);
+    }
+    cluster.pass(1);
+    pressed(&mut cluster, 85, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "it is not over at 85 %");
+    cluster.ledger.release(&uid("small"));
+    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "that has time to help");
+    cluster.pass(10);
+    pressed(&mut cluster, 85, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
+    cluster.ledger.release(&uid("large"));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), nobody, "the engine itself stays");
+}
+
+#[test]
+fn pressure_that_falls_below_its_end_begins_anew() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    for (seconds, kv, queue) in [(0, 97, 0), (9, 70, 0), (1, 97, 0), (9, 97, 0), (5, 20, 5)] {
+        cluster.pass(seconds);
+        pressed(&mut cluster, kv, queue);
+        assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new(), "{seconds} {kv}");
+    }
+    pressed(&mut cluster, 20, 80);
+    who_leaves(&cluster, &mut watch);
+    cluster.pass(10);
+    pressed(&mut cluster, 20, 80);
+    assert_eq!(who_leaves(&cluster, &mut watch), ["small"], "a queue presses as well");
+}
+
+#[test]
+fn what_nobody_measures_presses_nobody() {
+    let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    assert!(watch.look(&cluster.ledger).is_empty());
 }

@@ -191,6 +191,11 @@ impl Policy {
         &self.classes
     }
 
+    /// Whether any class shares no GPU with some other.
+    pub fn keeps_classes_apart(&self) -> bool {
+        self.terms.iter().any(|terms| !terms.bars.is_empty())
+    }
+
     pub fn class_named(&self, name: &str) -> Option<ClassId> {
         self.classes.iter().position(|class| class.name == name).map(|place| ClassId(place as u8))
     }

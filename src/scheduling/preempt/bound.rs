@@ -5,9 +5,10 @@
 //! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
 use super::price::Price;
-use super::room::Shortfall;
+use super::room::{Resident, Room, Shortfall};
 use super::unit::Unit;
 use crate::scheduling::device::Gpu;
+use crate::scheduling::fit::usable;
 use crate::scheduling::request::{Demand, Sharing};
 use std::cmp::Reverse;
 
@@ -52,11 +53,7 @@ impl Lack {
     ) -> Option<Self> {
         Self::of(place, seat_need(gpu, demand), units, base, |unit| {
             let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
-            let amounts = there.map(|resident| match demand.sharing {
-                Sharing::Exclusive => 1,
-                Sharing::Shared => (gpu.price(resident.per_gpu, resident.sharing) + resident.beyond).0,
-            });
-            amounts.fold(0, u64::saturating_add)
+            there.map(|resident| relief(resident, gpu, demand)).fold(0, u64::saturating_add)
         })
     }
 
@@ -137,6 +134,50 @@ pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
         Sharing::Exclusive => gpu.tenants.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
         Sharing::Shared => (gpu.charged + gpu.taken + demand.per_gpu).minus(gpu.capacity).0,
+    }
+}
+
+/// Less than what any set of a room costs, found without a look at who leaves with whom: of those on a seat the one with the best
+/// value is thought to be there as often as it takes. `None` if even all of them are not enough.
+pub fn floor(room: &Room, demand: &Demand) -> Option<Price> {
+    let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
+    let mut floors: Vec<Price> = seats.filter_map(|place| seat_floor(room, place, demand)).collect();
+    floors.sort_unstable();
+    let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
+    Some(Price { violations: room.violations, ..last })
+}
+
+fn seat_floor(room: &Room, place: usize, demand: &Demand) -> Option<Price> {
+    let gpu = &room.gpus[place];
+    let need = seat_need(gpu, demand);
+    if need == 0 {
+        return Some(Price::default());
+    }
+    let (mut left, mut best) = (need, None::<Price>);
+    let awaited = room.awaited.iter().map(|resident| (resident, Price::default()));
+    let candidates = room.candidates.iter().map(|resident| (resident, Price::default().plus(resident)));
+    for (resident, price) in awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place)) {
+        let amount = relief(resident, gpu, demand);
+        left = left.saturating_sub(amount);
+        let cost = u128::from(price.cost) * u128::from(need) / u128::from(amount.max(1));
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        best = Some(best.map_or(Price { cost, ..price }, |best| Price {
+            from_guarantee: best.from_guarantee && price.from_guarantee,
+            priority: best.priority.min(price.priority),
+            spared: best.spared.min(price.spared),
+            cost: best.cost.min(cost),
+            ..best
+        }));
+    }
+    let Price { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
+    Some(Price { from_guarantee, priority, spared, cost, ..Price::default() })
+}
+
+/// What one who leaves gives back on a seat.
+fn relief(resident: &Resident, gpu: &Gpu, demand: &Demand) -> u64 {
+    match demand.sharing {
+        Sharing::Exclusive => 1,
+        Sharing::Shared => (gpu.price(resident.per_gpu, resident.sharing) + resident.beyond).0,
     }
 }
 

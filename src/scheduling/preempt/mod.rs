@@ -17,6 +17,7 @@ use super::device::GpuSet;
 use super::request::Demand;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Millis;
+use bound::floor;
 use search::Search;
 use serde::{Deserialize, Serialize};
 use unit::Case;
@@ -86,11 +87,17 @@ impl VictimSet {
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
 /// first by name. It may be empty, if nobody has to leave; `None` if no set is enough in any room.
 pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
-    let mut cases: Vec<Case<'_>> = rooms.iter().filter_map(|room| Case::new(room, demand, rules)).collect();
-    cases.sort_by(|a, b| (a.least, &a.room.node).cmp(&(b.least, &b.room.node)));
+    let floors = rooms.iter().filter_map(|room| Some((floor(room, demand)?, room)));
+    let mut floors: Vec<(Price, &Room)> = floors.collect();
+    floors.sort_by(|(a, a_room), (b, b_room)| (a, &a_room.node).cmp(&(b, &b_room.node)));
     let mut search = Search::new(effort);
-    for case in &cases {
-        search.try_room(case);
+    for (floor, room) in floors {
+        if !search.beats(floor, room) {
+            continue;
+        }
+        if let Some(case) = Case::new(room, demand, rules) {
+            search.try_room(&case);
+        }
     }
     search.best()
 }

@@ -15,6 +15,7 @@ use crate::scheduling::policy::{Eviction, Policy};
 use crate::scheduling::preempt::{Rules, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ enum Step {
     Hold(u8, u8),
     BoundByOthers(u8, u8),
     Started(u8),
+    /// It shows a group, that it is to be left alone, or that it is being deleted.
+    Show(u8, Option<u8>, bool, bool),
     Read(u8, u64, Vec<(u8, u8, u64)>, Vec<u64>),
     Tick(u64),
     LoseGpu(u8),
@@ -56,6 +59,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => pod.clone().prop_map(Step::Release),
         4 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Hold(p, n)),
         1 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::BoundByOthers(p, n)),
+        3 => (pod.clone(), prop::option::of(0u8..3), proptest::bool::weighted(0.2), proptest::bool::weighted(0.3))
+            .prop_map(|(p, group, is_kept, is_leaving)| Step::Show(p, group, is_kept, is_leaving)),
         3 => pod.clone().prop_map(Step::Started),
         4 => (
             node.clone(),
@@ -196,17 +201,20 @@ impl Bench {
                     ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
                 }
             }
-            Step::Started(pod) => {
-                let entry = ledger.entry(&uid(pod)).cloned();
-                if let Some(PodEntry { key, demand, phase: Phase::Bound(bound), .. }) = entry {
-                    let state = SeenState::Bound {
-                        node: bound.node,
-                        devices: bound.devices,
-                        starting: false,
-                        ran: None,
-                    };
-                    ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
-                }
+            Step::Started(pod) => self.see_bound(pod, None),
+            Step::Show(pod, group, do_not_disrupt, is_leaving) => {
+                let group = group.map(|group| GroupKey {
+                    namespace: "default".into(),
+                    kind: GroupKind::JobSet,
+                    name: format!("set-{group}").into(),
+                });
+                let leaving = Leaving { asked_ago: Millis(0), grace: Millis::seconds(30) };
+                let shown = Shown {
+                    stake: Stake { group, do_not_disrupt, ..Stake::default() },
+                    leaving: is_leaving.then_some(leaving),
+                    ..Shown::default()
+                };
+                self.see_bound(pod, Some(shown));
             }
             Step::Read(node, age, ref attributed, ref used) => {
                 let reading = reading(node, self.now.before(Millis(age)), attributed, used);
@@ -233,6 +241,15 @@ impl Bench {
                 ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
                 ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
             }
+        }
+    }
+
+    fn see_bound(&mut self, pod: u8, shown: Option<Shown>) {
+        let entry = self.ledger.entry(&uid(pod)).cloned();
+        if let Some(PodEntry { key, demand, phase: Phase::Bound(bound), .. }) = entry {
+            let (node, devices) = (bound.node, bound.devices);
+            let state = SeenState::Bound { node, devices, starting: false, ran: None };
+            self.ledger.see(Seen { uid: uid(pod), key, demand, state, shown });
         }
     }
 
@@ -377,6 +394,10 @@ impl Bench {
             let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
             assert!(victim.priority < demand.priority, "a victim has lower priority");
             assert_eq!(self.ledger.policy().class(victim.class).eviction, Eviction::ForHigherPriority);
+            assert!(
+                !self.ledger.entry(&candidate.uid).unwrap().stake.do_not_disrupt,
+                "it is to be left alone"
+            );
         }
         let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();

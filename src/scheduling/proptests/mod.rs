@@ -1,10 +1,12 @@
 //! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort, a plain
 //! map of who has what.
 //!
-//! [`choices`]: one question, one answer; [`victims`]: who leaves for whom. [`tenants`]: whose share it is, and who shares with whom, under policies that change. [`histories`]: whatever may happen to a ledger, in any order.
+//! [`choices`]: one question, one answer; [`victims`]: who leaves for whom. [`plans`]: a queue of them.
+//! [`tenants`]: whose share it is, and who shares with whom, under policies that change. [`histories`]: whatever may happen to a ledger, in any order.
 
 mod choices;
 mod histories;
+mod plans;
 mod tenants;
 mod victims;
 

@@ -22,7 +22,10 @@ pub use machine::Machine;
 pub use requirements::{Footprint, Repulsion, Requirements, Scope, Unjudged};
 pub use verdict::{StockReason, Verdict};
 
+use super::request::Companion;
 use crate::ids::{NodeName, PodUid};
+use crate::units::{Bytes, MilliCpu};
+use amounts::{CPU, MEMORY};
 use page::Page;
 use repelling::Repelling;
 use rustc_hash::FxHashMap;
@@ -43,6 +46,8 @@ pub struct StockView {
 pub struct StockSnapshot {
     pages: FxHashMap<NodeName, Arc<Page>>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
+    /// Of bound pods, what their successors will ask; kept only where somebody may be moved.
+    movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     repelling: Arc<Repelling>,
 }
 
@@ -119,10 +124,20 @@ impl StockView {
         Arc::make_mut(&mut self.seen.waiting).insert(uid, Arc::new(wants));
     }
 
+    /// What the pod will ask that takes this bound one's place if it is evicted.
+    pub fn set_movable(&mut self, uid: PodUid, wants: Requirements) {
+        if self.seen.movable.get(&uid).map(|known| &**known) != Some(&wants) {
+            Arc::make_mut(&mut self.seen.movable).insert(uid, Arc::new(wants));
+        }
+    }
+
     /// The pod has ended or is gone.
     pub fn remove_pod(&mut self, uid: &PodUid) {
         if self.seen.waiting.contains_key(uid) {
             Arc::make_mut(&mut self.seen.waiting).remove(uid);
+        }
+        if self.seen.movable.contains_key(uid) {
+            Arc::make_mut(&mut self.seen.movable).remove(uid);
         }
         let Some(node) = self.places.remove(uid) else { return };
         let Some(page) = self.seen.pages.get_mut(&node) else { return };
@@ -184,6 +199,11 @@ impl StockSnapshot {
         self.waiting.get(pod).map(|wants| &**wants)
     }
 
+    /// What the successor of a bound pod will ask.
+    pub fn movable(&self, pod: &PodUid) -> Option<&Requirements> {
+        self.movable.get(pod).map(|wants| &**wants)
+    }
+
     pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> Question<'a> {
         let mut shut = BTreeMap::<&str, BTreeSet<&str>>::new();
         for (repulsion, sources) in self.repelling.against(wants) {
@@ -214,6 +234,20 @@ impl<'a> Question<'a> {
         let unjudged = repelled.then_some(Unjudged::RepelledByAnother).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
         judge(self.wants, Present { machine, taken: &taken, ports, unjudged })
+    }
+
+    /// What the node lacks of the CPU and memory that the pod asks for.
+    pub fn lack(&self, node: &NodeName, beside: &Freed<'_>) -> Companion {
+        let Some(page) = self.view.pages.get(node) else { return Companion::default() };
+        let Some(machine) = &page.machine else { return Companion::default() };
+        let (coming, _) = self.coming(page, beside.coming);
+        let taken = page.taken(beside.leaving, &coming);
+        let lack = |resource: &str, asked: u64| {
+            let left = machine.allocatable.of_resource(resource).saturating_sub(taken.of_resource(resource));
+            asked.saturating_sub(left)
+        };
+        let Amounts { cpu, memory, .. } = &self.wants.amounts;
+        Companion { cpu: MilliCpu(lack(CPU, cpu.0)), memory: Bytes(lack(MEMORY, memory.0)) }
     }
 
     /// Those who are not there yet, and whether one of them was never seen.

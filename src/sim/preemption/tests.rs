@@ -108,6 +108,7 @@ fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
 }
 
 /// Beside the checkout, or where `STOWAGE_SHARED` says.
+#[expect(clippy::disallowed_methods, reason = "a test may read the real trace")]
 fn real_trace() -> Option<Trace> {
     let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
     let shared = std::env::var_os("STOWAGE_SHARED").unwrap_or_else(beside);

@@ -249,9 +249,9 @@ impl<'w> World<'w> {
     fn leave(&mut self, uid: &PodUid) {
         let Some((job, node)) = self.remove(uid) else { return };
         self.backlog.put(self.kind(job), job);
-        for (holder, hold) in self.ledger.freed_holds() {
-            if !self.start(&holder, &hold.node) {
-                self.turn_away(&holder);
+        for held in self.ledger.held().into_iter().filter(|held| held.is_free) {
+            if !self.start(&held.uid, &held.hold.node) {
+                self.turn_away(&held.uid);
             }
         }
         self.fill(&node);

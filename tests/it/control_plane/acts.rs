@@ -158,9 +158,8 @@ async fn status_is_written_in_one_change(cluster: &Cluster) {
         deadline: cluster.service.now() + Millis::seconds(60),
     };
     let change = StatusChange {
-        hold: StatusChange::hold(hold).hold,
         eviction: Some(EvictionMark::CalledOff),
-        ..StatusChange::nominate(node.clone()).and_touch().and_plan(PlanState::Placed { node })
+        ..StatusChange::hold(hold).and_nominate(node.clone()).and_touch().and_plan(PlanState::Placed { node })
     };
     cluster.write("waits", &uid, change).await.unwrap();
     let pod = cluster.pod("waits").await;

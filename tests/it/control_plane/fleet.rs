@@ -2,12 +2,17 @@
 
 use super::world::{Ports, ask};
 use k8s_openapi::api::core::v1::{Node, Pod};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
 /// As an agent reports.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
+pub const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// Reports in one request: what is posted at once is limited.
+const AT_ONCE: usize = 100;
 
 #[derive(Debug, Clone)]
 pub struct GpuNode {
@@ -50,15 +55,17 @@ impl GpuNode {
         })
     }
 
-    fn report(&self, sequence: u64) -> Value {
+    fn report(&self, sequence: u64, strangers: &BTreeMap<String, u64>) -> Value {
         let gpu = |index| {
+            let uuid = self.uuid(index);
+            let used = strangers.get(&uuid).copied().unwrap_or_default();
             json!({
-                "uuid": self.uuid(index),
+                "uuid": uuid,
                 "index": index,
                 "model": self.model,
                 "totalBytes": self.mib << 20,
                 "reservedBytes": self.reserved_mib << 20,
-                "usedBytes": 0,
+                "usedBytes": used << 20,
             })
         };
         let gpus: Vec<Value> = (0..self.gpus).map(gpu).collect();
@@ -68,29 +75,41 @@ impl GpuNode {
 
 /// The agents of all nodes; dropping this stops them.
 pub struct Agents {
+    /// What somebody who is no pod uses of a GPU, in MiB: no API event tells of it.
+    strangers: Arc<Mutex<BTreeMap<String, u64>>>,
     task: JoinHandle<()>,
 }
 
 impl Agents {
     /// They report to every replica, whether it listens or not.
-    pub fn start(nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
+    pub fn start(pause: Duration, nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
+        let strangers: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
+        let used = strangers.clone();
         let task = tokio::spawn(async move {
             for sequence in 1.. {
-                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence)).collect();
-                let body = Value::from(reports).to_string();
-                for ports in &replicas {
-                    let url = format!("http://127.0.0.1:{}/v1/reports", ports.agents);
-                    // A replica that has just started may not know the nodes yet.
-                    let heard = ask("POST", &url, &body).await;
-                    assert!(
-                        heard.as_ref().is_none_or(|(status, _)| [200, 422].contains(status)),
-                        "{heard:?}"
-                    );
+                let used = used.lock().clone();
+                let reports: Vec<Value> = nodes.iter().map(|node| node.report(sequence, &used)).collect();
+                for reports in reports.chunks(AT_ONCE) {
+                    tell(&replicas, &Value::from(reports).to_string()).await;
                 }
-                tokio::time::sleep(REPORT_EVERY).await;
+                tokio::time::sleep(pause).await;
             }
         });
-        Self { task }
+        Self { strangers, task }
+    }
+
+    /// From the next report on.
+    pub fn occupy(&self, uuid: &str, mib: u64) {
+        self.strangers.lock().insert(uuid.to_owned(), mib);
+    }
+}
+
+async fn tell(replicas: &[Ports], body: &str) {
+    for ports in replicas {
+        let url = format!("http://127.0.0.1:{}/v1/reports", ports.agents);
+        // A replica that has just started may not know the nodes yet.
+        let heard = ask("POST", &url, body).await;
+        assert!(heard.as_ref().is_none_or(|(status, _)| [200, 422].contains(status)), "{heard:?}");
     }
 }
 

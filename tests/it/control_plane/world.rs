@@ -4,7 +4,7 @@
 //! Stowage and the scheduler run with the shipped manifests' rights and nothing more: as the service account of
 //! `stowage.yaml`, under the admission policy, with the shipped scheduler configuration.
 
-use super::fleet::{Agents, GpuNode};
+use super::fleet::{Agents, GpuNode, REPORT_EVERY};
 use super::processes::{Process, Ran, eventually, free_port, run};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -16,13 +16,14 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 use stowage::cluster;
 use stowage::demo::kubelet::{self, Kubelet};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
-const SCHEDULER_CONFIG: &str = "kube-scheduler-config.yaml";
+pub const SCHEDULER_CONFIG: &str = "kube-scheduler-config.yaml";
 const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -100,13 +101,28 @@ impl World {
     /// The same with what a cluster's owner applies, nodes with GPUs, and everyone at work; `stowage serve` with the
     /// given arguments.
     pub async fn at_work(nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
+        Self::reporting(REPORT_EVERY, nodes, serve).await
+    }
+
+    /// The same with another pause between reports.
+    pub async fn reporting(pause: Duration, nodes: Vec<GpuNode>, serve: &[&str]) -> Option<Self> {
         let mut world = Self::start().await?;
         world.install();
         world.add_nodes(&nodes).await;
         world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::Config::default()));
         world.stowage = Some(world.serve("stowage", world.ports, serve));
-        world.agents = Some(Agents::start(nodes, vec![world.ports]));
+        world.agents = Some(Agents::start(pause, nodes, vec![world.ports]));
         Some(world)
+    }
+
+    /// Pods stay as they were bound: the kubelets' writes are not what is measured.
+    pub fn stop_kubelets(&mut self) {
+        self.kubelet = None;
+    }
+
+    /// Somebody who is no pod uses so much of a GPU from the next report on.
+    pub fn occupy(&self, uuid: &str, mib: u64) {
+        self.agents.as_ref().expect("they report").occupy(uuid, mib);
     }
 
     /// Starts the scheduler when the agents have been heard, and waits until the nodes offer VRAM to it.
@@ -136,7 +152,12 @@ impl World {
 
     /// With another of the shipped configurations.
     pub fn start_scheduler_with(&mut self, shipped: &str) {
-        let config = self.configured(shipped);
+        self.start_scheduler_but(shipped, |_| {});
+    }
+
+    /// With one of the shipped configurations, changed.
+    pub fn start_scheduler_but(&mut self, shipped: &str, change: impl FnOnce(&mut Value)) {
+        let config = self.configured(shipped, change);
         let mut command = self.command("kube-scheduler");
         command.arg("--config").arg(config).arg("--secure-port=0").arg("--v=2");
         self.scheduler = Some(Process::start("kube-scheduler", &mut command, self.folder.path()));
@@ -247,15 +268,16 @@ impl World {
 
     /// The shipped configuration with this world's addresses in it.
     pub fn scheduler_config(&self) -> PathBuf {
-        self.configured(SCHEDULER_CONFIG)
+        self.configured(SCHEDULER_CONFIG, |_| {})
     }
 
-    fn configured(&self, shipped: &str) -> PathBuf {
+    fn configured(&self, shipped: &str, change: impl FnOnce(&mut Value)) -> PathBuf {
         let mut config = yaml(&std::fs::read_to_string(manifest(shipped)).unwrap());
         config["clientConnection"]["kubeconfig"] = self.service_account().to_str().unwrap().into();
         let address = &mut config["extenders"][0]["urlPrefix"];
         assert_eq!(address, "http://127.0.0.1:9444/scheduler");
         *address = format!("http://127.0.0.1:{}/scheduler", self.ports.verbs).into();
+        change(&mut config);
         let file = self.folder.path().join("kube-scheduler-config.json");
         std::fs::write(&file, config.to_string()).unwrap();
         file

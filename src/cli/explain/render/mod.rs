@@ -6,6 +6,7 @@ use crate::scheduling::explain::shape::{
     ClassPart, Condition, Explanation, Group, Place, RefusedPart, TenantPart, Verdict,
 };
 use crate::scheduling::explain::words::{amount, length};
+use crate::scheduling::ledger::Gate;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::request::Sharing;
 use comfy_table::presets::NOTHING;
@@ -209,8 +210,15 @@ fn state(explanation: &Explanation) -> String {
             length(*deadline_in_millis),
             victims.len(),
         ),
-        Place::Waiting { offered, tries, refused, .. } => match (refused, offered) {
-            (Some(refused), _) => refused_text(refused),
+        Place::Waiting { gate: Gate::Planned, sought_in_vain, .. } => match sought_in_vain {
+            0 => "waits behind the gate stowage.dev/plan for the planner's look".into(),
+            times => format!("waits behind the gate stowage.dev/plan; the planner found no place {times} time(s) in a row"),
+        },
+        Place::Waiting { gate: Gate::Others, .. } => {
+            "waits behind a scheduling gate that is not Stowage's; nobody looks for a place until it is lifted".into()
+        }
+        Place::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
+            (Some(refused), _) => refused_text(refused, *offered_to_preempt),
             (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
             (None, None) => {
                 "waits; the scheduler has not asked about it since this process knows of it".into()
@@ -219,7 +227,7 @@ fn state(explanation: &Explanation) -> String {
     }
 }
 
-fn refused_text(refused: &RefusedPart) -> String {
+fn refused_text(refused: &RefusedPart, offered_to_preempt: Option<u32>) -> String {
     let RefusedPart { ago_millis, asked_about, woken, in_vain } = refused;
     let woken = match woken {
         0 => String::new(),
@@ -229,7 +237,14 @@ fn refused_text(refused: &RefusedPart) -> String {
         0 => String::new(),
         times => format!("; woken and refused again {times} time(s) in a row before"),
     };
-    format!("waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}", length(*ago_millis))
+    let preempt = match offered_to_preempt {
+        None => String::new(),
+        Some(nodes) => format!("; the scheduler offered {nodes} node(s) to make room on"),
+    };
+    format!(
+        "waits; refused {} ago, asked about {asked_about} node(s){woken}{in_vain}{preempt}",
+        length(*ago_millis)
+    )
 }
 
 fn join(gpus: &[crate::ids::GpuUuid]) -> String {

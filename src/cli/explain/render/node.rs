@@ -138,7 +138,10 @@ fn remarks(gpus: &[GpuPart]) -> String {
         let against = gpu.obstacles.iter().map(|obstacle| format!("✗ {obstacle}"));
         let on_it = (!gpu.occupants.is_empty())
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
-        let said: Vec<String> = health.into_iter().chain(against).chain(on_it).collect();
+        // Where the pod has room nobody need leave.
+        let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
+        let stay = stay.filter_map(|one| Some(format!("{} stays: {}", one.pod, one.stays.as_ref()?)));
+        let said: Vec<String> = health.into_iter().chain(against).chain(on_it).chain(stay).collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
         }

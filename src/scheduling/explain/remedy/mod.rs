@@ -19,6 +19,7 @@ use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Phase, is_allowed};
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::{Limit, Usage};
+use crate::scheduling::preempt::Loss;
 use crate::scheduling::rank::shortlist;
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Demand, Sharing};
@@ -113,6 +114,8 @@ pub struct Victim {
     pub priority: i32,
     /// Over all its GPUs.
     pub vram_bytes: Bytes,
+    /// What its eviction loses.
+    pub loss: Loss,
 }
 
 /// What the pod lacks to evict others.

@@ -4,6 +4,7 @@ use super::{Change, Needs, Seat, Victim};
 use crate::scheduling::device::Health;
 use crate::scheduling::explain::obstacle::list;
 use crate::scheduling::explain::words::{amount, gpu_list, length, quantity};
+use crate::scheduling::preempt::Loss;
 use crate::scheduling::reading::Freshness;
 use crate::units::{Millis, Percent};
 use std::fmt;
@@ -274,7 +275,8 @@ impl Change {
 
 fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], needs: Needs) -> fmt::Result {
     let named = |victim: &Victim| {
-        format!("{} ({}, {}, priority {})", victim.pod, victim.class, victim.vram_bytes, victim.priority)
+        let Victim { pod, class, priority, vram_bytes, loss } = victim;
+        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(loss))
     };
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
@@ -288,6 +290,32 @@ fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], need
             write!(f, "{names} could leave {seat} for it, had it a PriorityClass of priority {least} or more")
         }
     }
+}
+
+/// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not nothing, the largest first.
+fn lost(loss: &Loss) -> String {
+    let Loss { restart, work, reload, drain, in_flight, again } = *loss;
+    let mut parts = [
+        (restart, "restart"),
+        (work, "work"),
+        (reload, "reload"),
+        (drain, "drain"),
+        (in_flight, "requests in flight"),
+        (again, "evicted lately"),
+    ];
+    parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
+    let said = parts.iter().filter(|(amount, _)| *amount > 0);
+    let said: Vec<String> = said.map(|(amount, what)| format!("{what} {}", gpu_seconds(*amount))).collect();
+    let total = gpu_seconds(loss.total());
+    if said.is_empty() {
+        "loses nothing".into()
+    } else {
+        format!("loses {total} GPU-seconds: {}", said.join(", "))
+    }
+}
+
+fn gpu_seconds(thousandths: u64) -> String {
+    format!("{}.{}", thousandths / 1000, thousandths % 1000 / 100)
 }
 
 fn say_gate(f: &mut fmt::Formatter<'_>, opens_in: Option<Millis>) -> fmt::Result {

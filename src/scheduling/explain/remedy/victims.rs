@@ -75,6 +75,7 @@ impl Found {
             class: facts.policy.class(victim.class).name.clone(),
             priority: victim.priority,
             vram_bytes: victim.vram(),
+            loss: victim.loss,
         };
         let mut victims: Vec<Victim> = self.victims.iter().zip(names).map(victim).collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));

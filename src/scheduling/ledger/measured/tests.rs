@@ -365,10 +365,27 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
         Err(Misfit::VictimsLeaving { remaining: 1 }),
         "its memory is not given back yet"
     );
-    assert!(bench.ledger.freed_holds().is_empty());
+    assert!(!bench.ledger.held()[0].is_free);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     assert!(verdict(&bench).is_ok());
-    assert_eq!(bench.ledger.freed_holds().len(), 1);
+    assert!(bench.ledger.held()[0].is_free);
+}
+
+#[test]
+fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_nothing_of_it() {
+    let mut bench = Bench::new();
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    bench.read([(80, &[("job", 80)]), (0, &[])]);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let waiting = SeenWaiting { hold: Some(hold), ..SeenWaiting::default() };
+    let demand = bench.ledger.entry(&uid("urgent")).unwrap().demand.clone();
+    let (uid, key, state) = (uid("urgent"), key("urgent"), SeenState::Waiting(waiting));
+    bench.ledger.see(Seen { uid, key, demand, state, shown: None });
+    assert!(!bench.ledger.held()[0].is_free, "its process lives on");
+    bench.read([(0, &[]), (0, &[])]);
+    assert!(bench.ledger.held()[0].is_free);
 }
 
 #[test]

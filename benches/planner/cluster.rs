@@ -1,0 +1,222 @@
+//! A cluster in the books, made by a fixed rule from a seed: nodes of eight GPUs, services that nobody evicts, and jobs that leave
+//! for others, some in groups, with models, checkpoints and budgets.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
+use stowage::scheduling::budget::Budget;
+use stowage::scheduling::device::{Device, Health};
+use stowage::scheduling::ledger::{Gate, Ledger, Seen, SeenState, SeenWaiting};
+use stowage::scheduling::loading::{Holding, Tier};
+use stowage::scheduling::node::NodeKind;
+use stowage::scheduling::policy::{EvictionRates, Policy};
+use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
+use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use stowage::scheduling::selector::{Requirement, Selector};
+use stowage::scheduling::stake::{GroupKey, GroupKind, Shown, Stake, Stamp};
+use stowage::units::{Bytes, Millis, Moment};
+
+const GPUS: u64 = 8;
+const GIB: u64 = 1 << 30;
+/// Of 80 GiB, less the headroom.
+const CAPACITY: u64 = 72 * GIB;
+const NOW: Moment = Moment(1_000_000_000_000);
+
+pub struct Cluster {
+    pub ledger: Ledger,
+    pub nodes: Vec<NodeName>,
+    pub residents: usize,
+    policy: Policy,
+    dice: Dice,
+}
+
+pub enum Waits {
+    Alone,
+    InAGroupOf(u32),
+}
+
+/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+pub struct Dice(pub u64);
+
+impl Dice {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+impl Cluster {
+    /// Filled until `load` hundredths of the VRAM are promised, with jobs of `least` to `most` GiB.
+    pub fn new(nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
+        let mut policy = Policy::default();
+        // How fast it decides is not a question of how many may be evicted.
+        policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
+        let mut ledger = Ledger::new(Arc::new(policy.clone()));
+        ledger.set_now(NOW);
+        let names: Vec<NodeName> =
+            (0..nodes).map(|n| NodeName::parse(&format!("node-{n:04}")).expect("a name")).collect();
+        for (n, name) in names.iter().enumerate() {
+            ledger.set_node(name, NodeKind::Stowage, None);
+            ledger.report_devices(name, (0..GPUS).map(|g| device(n, g)).collect()).expect("eight GPUs");
+        }
+        let mut cluster = Self { ledger, nodes: names, residents: 0, policy, dice: Dice(seed) };
+        (0..nodes).for_each(|node| (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most))));
+        cluster.read_all();
+        cluster.set_budgets();
+        cluster
+    }
+
+    fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {
+        let mut left = CAPACITY * load / 100;
+        loop {
+            let wanted = (least + self.dice.below(most - least + 1)) * GIB;
+            if wanted > left {
+                return;
+            }
+            left -= wanted;
+            // One in four is a service.
+            let priority = if self.dice.below(4) == 0 { 0 } else { -10 * (1 + self.dice.below(2) as i32) };
+            self.add(node, gpu, wanted, priority);
+        }
+    }
+
+    fn add(&mut self, node: usize, gpu: u64, vram: u64, priority: i32) {
+        let n = self.residents;
+        self.residents += 1;
+        let model = format!("model-{}", self.dice.below(40));
+        let demand = self.demand(n, vram, 1, priority, Some(&model));
+        let minutes = |dice: &mut Dice, most| Millis::seconds(60 * dice.below(most));
+        let in_a_group = self.dice.below(10) == 0;
+        let group = in_a_group.then(|| GroupKey {
+            namespace: "llm".into(),
+            kind: GroupKind::JobSet,
+            name: format!("set-{}", n / 40).into(),
+        });
+        let stake =
+            Stake { group, owner: OwnerUid::parse(&format!("owner-{}", n / 8)).ok(), ..Stake::default() };
+        let stamp = match self.dice.below(3) {
+            0 => Stamp::None,
+            _ => Stamp::Ago(minutes(&mut self.dice, 240)),
+        };
+        let ran = Some(minutes(&mut self.dice, 2880));
+        let devices = Some(Arc::from([uuid(node, gpu)]));
+        let state = SeenState::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
+        let shown = Some(Shown { stake, stamp, leaving: None });
+        self.ledger.see(Seen { uid: uid(n), key: key(n), demand, state, shown });
+    }
+
+    /// A pod that waits for room.
+    pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
+        let demand = self.demand(name, vram.0, gpus, priority, None);
+        let state = SeenState::Waiting(SeenWaiting::default());
+        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown: None });
+        uid(name)
+    }
+
+    /// A pod behind the planner's gate.
+    pub fn gated(&mut self, name: usize, vram: Bytes, priority: i32, waits: Waits) {
+        let demand = self.demand(name, vram.0, 1, priority, None);
+        let state = SeenState::Waiting(SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() });
+        let group_size = match waits {
+            Waits::Alone => None,
+            Waits::InAGroupOf(size) => Some(size),
+        };
+        let group = group_size.map(|_| GroupKey {
+            namespace: "llm".into(),
+            kind: GroupKind::Stowage,
+            name: "group".into(),
+        });
+        let stake = Stake { group, group_size, ..Stake::default() };
+        let shown = Some(Shown { stake, ..Shown::default() });
+        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown });
+    }
+
+    fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
+        let (vram, gpus) = (vram.to_string(), gpus.to_string());
+        let labels = BTreeMap::from([("app".to_owned(), format!("app-{}", n / 20))]);
+        let container = ContainerRequest {
+            name: "main",
+            role: ContainerRole::Main,
+            vram: Some(&vram),
+            plugin: PluginAmount::None,
+            cpu: None,
+            memory: None,
+        };
+        let request = PodRequest {
+            namespace: "llm",
+            labels: &labels,
+            priority_class: None,
+            priority,
+            may_preempt: true,
+            grace: Millis::seconds(30),
+            containers: &[container],
+            gpus: Some(&gpus),
+            exclusive: None,
+            model,
+            kv_cache: None,
+            service_account: None,
+            resources: &BTreeSet::from(["stowage.dev/vram"]),
+        };
+        Demand::of(&request, &self.policy).expect("a pod that can be understood")
+    }
+
+    /// Idle engines, and some models on each node.
+    fn read_all(&mut self) {
+        for (n, name) in self.nodes.clone().iter().enumerate() {
+            let gpu = |g| GpuReading {
+                uuid: uuid(n, g),
+                used: Some(Bytes::ZERO),
+                attributed: Vec::new(),
+                pressure: Pressure::NONE,
+            };
+            let models: BTreeSet<u64> = (0..6).map(|_| self.dice.below(40)).collect();
+            let holding = |model: u64| Holding {
+                model: ModelId::parse(&format!("model-{model}")).expect("a name"),
+                tier: Tier::Disk,
+                bytes: Bytes::gib(8 + model),
+            };
+            let reading = Reading {
+                sampled: NOW,
+                gpus: (0..GPUS).map(gpu).collect(),
+                holdings: models.into_iter().map(holding).collect(),
+                in_flight: Vec::new(),
+            };
+            self.ledger.read(name, reading);
+        }
+    }
+
+    fn set_budgets(&mut self) {
+        for app in (0..self.residents / 20).step_by(10) {
+            let selector = Selector::All(vec![Requirement::is("app", &format!("app-{app}"))]);
+            let name = format!("budget-{app}");
+            self.ledger.set_budget(Budget { namespace: "llm".into(), name, selector, allowed: 1 });
+        }
+    }
+}
+
+fn device(node: usize, gpu: u64) -> Device {
+    Device {
+        uuid: uuid(node, gpu),
+        index: gpu as u32,
+        model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").expect("a name"),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: Some(0),
+    }
+}
+
+fn uuid(node: usize, gpu: u64) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{node:08x}-0000-0000-0000-{gpu:012x}")).expect("a UUID")
+}
+
+fn uid(n: usize) -> PodUid {
+    PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).expect("a UID")
+}
+
+fn key(n: usize) -> PodKey {
+    PodKey::parse("llm", &format!("pod-{n}")).expect("a name")
+}

@@ -1,0 +1,102 @@
+//! Whole plans: a thousand gated pods onto a thousand nodes, a group of 250, and pods that cannot be made to fit; without the
+//! API's part.
+
+use crate::cluster::{Cluster, Waits};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use stowage::ids::PodUid;
+use stowage::scheduling::plan::{Step, plan};
+use stowage::scheduling::stock::{Amounts, Machine, Requirements, StockSnapshot, StockView};
+use stowage::units::{Bytes, MilliCpu};
+
+const FIRST: usize = 20_000_000;
+
+pub fn time_plans() {
+    one_kind_of_pod();
+    many_kinds_of_pods();
+    a_group();
+    nothing_fits();
+}
+
+fn one_kind_of_pod() {
+    let mut cluster = Cluster::new(1000, 50, (8, 24), 44);
+    for n in 0..1000 {
+        cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
+    }
+    told("1,000 gated pods of one kind, 1,000 nodes", &mut cluster, 1000);
+}
+
+fn many_kinds_of_pods() {
+    let mut cluster = Cluster::new(1000, 50, (8, 24), 45);
+    for n in 0..1000 {
+        cluster.gated(FIRST + n, Bytes::gib(10 + n as u64 % 25), n as i32 % 4, Waits::Alone);
+    }
+    told("1,000 gated pods of 100 kinds, 1,000 nodes", &mut cluster, 1000);
+}
+
+fn a_group() {
+    let mut cluster = Cluster::new(500, 50, (8, 24), 46);
+    for n in 0..250 {
+        cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::InAGroupOf(250));
+    }
+    told("a group of 250, 500 nodes", &mut cluster, 250);
+    let mut cluster = Cluster::new(500, 97, (8, 24), 47);
+    for n in 0..250 {
+        cluster.gated(FIRST + n, Bytes::gib(60), 100, Waits::InAGroupOf(250));
+    }
+    told("a group of 250 for which others leave", &mut cluster, 250);
+}
+
+fn nothing_fits() {
+    let mut cluster = Cluster::new(500, 97, (8, 24), 48);
+    for n in 0..250 {
+        cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::InAGroupOf(250));
+    }
+    told("a group of 250 that cannot be made to fit", &mut cluster, 0);
+    let mut cluster = Cluster::new(500, 97, (8, 24), 49);
+    for n in 0..250 {
+        cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::Alone);
+    }
+    told("250 pods that cannot be made to fit", &mut cluster, 0);
+}
+
+/// The copy of the books counts: it is made for each plan, while the books are locked.
+fn told(what: &str, cluster: &mut Cluster, expected: usize) {
+    let stock = stock(cluster);
+    cluster.ledger.snapshot();
+    let start = Instant::now();
+    let queue = cluster.ledger.pending(1000);
+    let scratch = cluster.ledger.clone();
+    let copied = start.elapsed();
+    let steps = black_box(plan(scratch, &stock, &queue));
+    let took = start.elapsed();
+    let placed: usize =
+        steps.iter().map(|step| if let Step::Place(places) = step { places.len() } else { 0 }).sum();
+    assert!(placed >= expected * 9 / 10, "{placed} of {expected} were placed");
+    let millis = |time: Duration| time.as_secs_f64() * 1000.0;
+    println!(
+        "{what:<46}{:>8.0} ms, of it {:.1} ms for the queue and the copy; {placed} placed",
+        millis(took),
+        millis(copied)
+    );
+}
+
+/// Nodes with CPU for everyone.
+fn stock(cluster: &Cluster) -> StockSnapshot {
+    let mut view = StockView::default();
+    for name in &cluster.nodes {
+        view.set_machine(Machine {
+            name: name.clone(),
+            labels: Default::default(),
+            taints: [].into(),
+            allocatable: Amounts { cpu: MilliCpu(1_000_000), memory: Bytes::gib(4096), ..Amounts::default() },
+            pods: 250,
+        });
+    }
+    let waiting: Vec<PodUid> = cluster.ledger.entries().into_keys().cloned().collect();
+    for uid in waiting {
+        let amounts = Amounts { cpu: MilliCpu(1000), memory: Bytes::gib(4), ..Amounts::default() };
+        view.set_waiting(uid, Requirements { amounts, ..Requirements::default() });
+    }
+    view.snapshot()
+}

@@ -1,0 +1,321 @@
+//! Who may leave for whom, what it costs part by part, and what a hold makes of it.
+
+use super::*;
+use crate::ids::{GpuModel, GpuUuid, ModelId, OwnerUid, PodKey};
+use crate::scheduling::budget::{Budget, BudgetSight};
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::SeenWaiting;
+use crate::scheduling::loading::{Holding, Tier};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::{Class, Eviction};
+use crate::scheduling::preempt::{Effort, Loss, Rules, VictimSet, cheapest};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::selector::Selector;
+use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
+use crate::units::{Bytes, Millis};
+
+const NOW: Moment = Moment(1_000_000_000);
+const HOUR: Millis = Millis::seconds(3600);
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+/// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 can be promised.
+struct Bench {
+    ledger: Ledger,
+}
+
+/// A pod of 36 GiB that says nothing and has run for an hour.
+fn shown() -> Shown {
+    Shown::default()
+}
+
+fn in_group(name: &str) -> Shown {
+    let group = Some(GroupKey { namespace: "ns".into(), kind: GroupKind::Stowage, name: name.into() });
+    Shown { stake: Stake { group, ..Stake::default() }, ..Shown::default() }
+}
+
+impl Bench {
+    fn new(policy: Policy) -> Self {
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(NOW);
+        for name in ["a", "b"] {
+            ledger.set_node(&node(name), NodeKind::Stowage, None);
+            let device = Device {
+                uuid: GpuUuid::parse(&format!("GPU-{name}")).unwrap(),
+                index: 0,
+                model: GpuModel::parse("H100").unwrap(),
+                parent: None,
+                total: Bytes::gib(80),
+                reserved: Bytes::ZERO,
+                health: Health::Healthy,
+                island: None,
+            };
+            ledger.report_devices(&node(name), vec![device]).unwrap();
+        }
+        Self { ledger }
+    }
+
+    fn see(&mut self, name: &str, demand: Demand, state: SeenState, shown: Shown) {
+        let key = PodKey::parse("ns", name).unwrap();
+        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: Some(shown) });
+    }
+
+    fn bound_with(&mut self, name: &str, on: &str, demand: Demand, shown: Shown) {
+        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}")).unwrap()]));
+        let state = SeenState::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
+        self.see(name, demand, state, shown);
+    }
+
+    fn bound(&mut self, name: &str, on: &str, shown: Shown) {
+        self.bound_with(name, on, demand(36, -5), shown);
+    }
+
+    /// Who leaves for one of 36 GiB.
+    fn ask(&mut self, rules: Rules) -> Option<VictimSet> {
+        self.see("asks", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
+        let rooms = self.ledger.rooms_for(&self.ledger.claim(&uid("asks")), [&node("a"), &node("b")]);
+        cheapest(&rooms, &demand(36, 10), rules, Effort::UNLIMITED)
+    }
+
+    /// By name: who is evicted on the node, who elsewhere, and who is waited for.
+    fn leavers(&mut self) -> Option<[String; 3]> {
+        let set = self.ask(Rules::Keep)?;
+        let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
+        Some([names(&set.victims), names(&set.elsewhere), names(&set.awaited)])
+    }
+
+    fn hold(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), Conflict> {
+        let devices = self.ledger.node(&set.node).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+        let hold =
+            Hold { node: set.node.clone(), devices, victims: victims.into(), deadline: NOW + Millis(60_000) };
+        self.ledger.hold(&uid("asks"), hold)
+    }
+
+    fn loss(&mut self, name: &str) -> Loss {
+        self.ask(Rules::Violate);
+        let room = self.ledger.room_for(&self.ledger.claim(&uid("asks")), &node("a")).unwrap();
+        room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().loss
+    }
+
+    fn why(&self, name: &str) -> Option<Stays> {
+        let claim = self.ledger.claim(&uid("asks"));
+        self.ledger.why_stays(&claim, &demand(36, 10), &uid(name))
+    }
+}
+
+fn demand(gib: u64, priority: i32) -> Demand {
+    demand_of(gib << 30, 1, Sharing::Shared, priority)
+}
+
+fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
+    Some([victims.into(), elsewhere.into(), awaited.into()])
+}
+
+#[test]
+fn nobody_is_evicted_where_room_is_coming_anyway() {
+    let mut bench = Bench::new(Policy::default());
+    bench.bound("cheap", "a", Shown { stamp: Stamp::Ago(Millis(0)), ..shown() });
+    bench.bound("other", "a", shown());
+    let leaving = Leaving { asked_ago: Millis::seconds(10), grace: Millis::seconds(30) };
+    bench.bound("leaves", "b", Shown { leaving: Some(leaving), ..shown() });
+    bench.bound("stays", "b", shown());
+    assert_eq!(bench.leavers(), three("", "", "leaves"));
+    assert_eq!(bench.why("leaves"), Some(Stays::Leaving));
+    let set = bench.ask(Rules::Keep).unwrap();
+    assert_eq!(set.longest_grace, Millis::seconds(20));
+    assert_eq!(bench.hold(&set, set.everyone()), Ok(()));
+    // Its room is promised now.
+    bench.ledger.drop_hold(&uid("asks"));
+    // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
+    bench.ledger.set_now(NOW + Millis::seconds(51));
+    assert_eq!(bench.leavers(), three("cheap", "", ""));
+    assert_eq!(bench.hold(&set, vec![uid("leaves")]), Err(Conflict::VictimStays));
+}
+
+#[test]
+fn what_protects_a_pod_is_said_and_keeps_it() {
+    let mut bench = Bench::new(Policy::default());
+    let stake = |edit: fn(&mut Stake)| {
+        let mut shown = shown();
+        edit(&mut shown.stake);
+        shown
+    };
+    bench.bound("kept", "a", stake(|stake| stake.do_not_disrupt = true));
+    bench.bound("queued", "a", stake(|stake| stake.queue_managed = true));
+    bench.bound_with("service", "b", demand(36, 0), shown());
+    bench.bound_with("equal", "b", demand(36, 10), shown());
+    assert_eq!(bench.leavers(), None);
+    assert_eq!(bench.why("kept"), Some(Stays::DoNotDisrupt));
+    assert_eq!(bench.why("queued"), Some(Stays::QueueManaged));
+    assert_eq!(bench.why("service"), Some(Stays::Class));
+    assert_eq!(bench.why("equal"), Some(Stays::Class));
+    bench.bound("kept", "a", shown());
+    assert_eq!((bench.leavers(), bench.why("kept")), (three("kept", "", ""), None));
+    let set = bench.ask(Rules::Keep).unwrap();
+    bench.bound("kept", "a", stake(|stake| stake.do_not_disrupt = true));
+    assert_eq!(bench.hold(&set, set.everyone()), Err(Conflict::VictimStays), "the hold looks again");
+}
+
+#[test]
+fn who_may_not_preempt_asks_nobody_to_leave() {
+    let mut bench = Bench::new(Policy::default());
+    bench.bound("x", "a", shown());
+    bench.bound("y", "a", shown());
+    let meek = Demand { may_preempt: false, ..demand(36, 10) };
+    bench.see("meek", meek.clone(), SeenState::Waiting(SeenWaiting::default()), shown());
+    let claim = bench.ledger.claim(&uid("meek"));
+    assert!(bench.ledger.room_for(&claim, &node("a")).unwrap().candidates.is_empty());
+    let hold = Hold {
+        node: node("a"),
+        devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
+        victims: Arc::from([uid("x")]),
+        deadline: NOW,
+    };
+    assert_eq!(bench.ledger.hold(&uid("meek"), hold), Err(Conflict::VictimStays));
+}
+
+#[test]
+fn a_group_leaves_whole_or_not_at_all() {
+    let mut bench = Bench::new(Policy::default());
+    bench.bound("g-1", "a", in_group("g"));
+    bench.bound("other", "a", shown());
+    bench.bound("g-2", "b", in_group("g"));
+    bench.bound_with("service", "b", demand(36, 0), shown());
+    // Alone it is cheaper than two.
+    assert_eq!(bench.leavers(), three("other", "", ""));
+    bench.ledger.release(&uid("other"));
+    bench.bound_with("other", "a", demand(36, 0), shown());
+    assert_eq!(bench.leavers(), three("g-1", "g-2", ""));
+    let set = bench.ask(Rules::Keep).unwrap();
+    assert_eq!(set.price.victims, 2);
+    assert_eq!(bench.hold(&set, vec![uid("g-1")]), Err(Conflict::VictimStays), "half of it");
+    assert_eq!(bench.hold(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
+    // Both are spoken for, on either node.
+    bench.see("later", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
+    let claim = bench.ledger.claim(&uid("later"));
+    for name in ["a", "b"] {
+        assert!(bench.ledger.room_for(&claim, &node(name)).unwrap().candidates.is_empty());
+    }
+    assert_eq!(bench.ledger.why_stays(&claim, &demand(36, 10), &uid("g-2")), Some(Stays::SpokenFor));
+}
+
+#[test]
+fn a_group_with_a_protected_member_stays() {
+    let mut bench = Bench::new(Policy::default());
+    bench.bound("g-1", "a", in_group("g"));
+    bench.bound_with("service", "a", demand(36, 0), shown());
+    bench.bound_with("g-2", "b", demand(36, 0), in_group("g"));
+    bench.bound_with("service-b", "b", demand(36, 0), shown());
+    assert_eq!(bench.leavers(), None);
+    assert!(matches!(bench.why("g-1"), Some(Stays::Group(_))));
+    // A member that is leaving already keeps nobody.
+    let leaving = Some(Leaving { asked_ago: Millis(0), grace: Millis::seconds(30) });
+    bench.bound_with("g-2", "b", demand(36, 0), Shown { leaving, ..in_group("g") });
+    assert_eq!(bench.why("g-1"), None);
+}
+
+#[test]
+fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_all() {
+    let mut bench = Bench::new(Policy::default());
+    bench.bound("x", "a", shown());
+    bench.bound_with("service", "a", demand(36, 0), shown());
+    let budget = |name: &str, allowed| Budget {
+        // The namespace of `demand_of`.
+        namespace: "default".into(),
+        name: name.into(),
+        selector: Selector::EVERYTHING,
+        allowed,
+    };
+    bench.ledger.set_budget(budget("one", 0));
+    bench.bound_with("service-b", "b", demand(72, 0), shown());
+    assert_eq!(bench.leavers(), None);
+    assert_eq!(bench.ask(Rules::Violate).unwrap().price.violations, 1);
+    bench.ledger.set_budget(budget("one", 1));
+    assert_eq!(bench.leavers(), three("x", "", ""));
+    // The Eviction API refuses whom two cover.
+    bench.ledger.set_budget(budget("two", 9));
+    assert_eq!(bench.leavers(), None);
+    bench.ledger.remove_budget("default", "two");
+    bench.ledger.set_budget_sight(BudgetSight::Forbidden);
+    assert_eq!(bench.leavers(), None);
+}
+
+#[test]
+fn each_part_of_a_loss_has_its_figure() {
+    let mut policy = Policy::default();
+    policy.eviction_costs.per_request = Millis::seconds(3);
+    let mut bench = Bench::new(policy);
+    let model = ModelId::parse("llama").unwrap();
+    let engine = Demand { model: Some(model.clone()), ..demand(36, -5) };
+    let owner = OwnerUid::parse("owner").ok();
+    let saved = Stamp::Ago(Millis::seconds(600));
+    let stake = Stake { owner: owner.clone(), deletion_cost: 7, ..Stake::default() };
+    bench.bound_with("x", "a", engine, Shown { stake: stake.clone(), stamp: saved, leaving: None });
+    bench.bound("y", "a", Shown { stake, ..shown() });
+    // Half of its GPU: 36 of 72 GiB.
+    let drain = 500 * 30;
+    let expected = Loss { restart: 60_000, work: 500 * 600, reload: 0, drain, in_flight: 0, again: 0 };
+    let loss = bench.loss("x");
+    assert_eq!(Loss { reload: 0, ..loss }, expected);
+    let from_nowhere = loss.reload;
+    let gpu = GpuReading {
+        uuid: GpuUuid::parse("GPU-b").unwrap(),
+        used: Some(Bytes::ZERO),
+        attributed: Vec::new(),
+        pressure: Pressure::NONE,
+    };
+    let holding = Holding { model, tier: Tier::PageCache, bytes: Bytes(50_000_000_000) };
+    let reading = |in_flight| Reading {
+        sampled: NOW,
+        gpus: vec![gpu.clone()],
+        holdings: [holding.clone()].into_iter().collect(),
+        in_flight,
+    };
+    // Where it is in the page cache: 10 s, and 20 s to start.
+    bench.ledger.read(&node("b"), reading(Vec::new()));
+    assert_eq!(bench.loss("x").reload, 500 * 30);
+    assert!(from_nowhere > 500 * 30);
+    bench.ledger.read(&node("a"), reading(vec![(uid("x"), 4)]));
+    assert_eq!(bench.loss("x").in_flight, 4 * 3_000);
+    bench.ledger.note_evicted(&uid("y"));
+    bench.ledger.note_evicted(&uid("y"));
+    assert_eq!((bench.loss("x").again, bench.ledger.evictions_of(&owner.unwrap())), (2 * 60_000, 2));
+    bench.ledger.set_now(NOW + HOUR);
+    assert_eq!(bench.loss("x").again, 0, "an hour later it is forgotten");
+}
+
+#[test]
+fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
+    let mut classes = crate::scheduling::policy::built_in_classes();
+    let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
+    classes.iter_mut().filter(|class| class.eviction == Eviction::ForHigherPriority).for_each(capped);
+    let mut policy = Policy::default();
+    policy.eviction_costs.work_at_most = Millis::seconds(60);
+    let mut bench = Bench::new(policy.with_classes(classes).unwrap());
+    bench.bound("silent", "a", shown());
+    bench.bound("ahead", "a", Shown { stamp: Stamp::Ahead(HOUR), ..shown() });
+    assert_eq!(bench.loss("silent").work, 500 * 1200);
+    assert_eq!(bench.loss("ahead").work, 0);
+    bench.bound("ahead", "a", Shown { stamp: Stamp::Ago(Millis::seconds(300)), ..shown() });
+    assert_eq!(bench.loss("ahead").work, 500 * 300);
+    bench.bound("ahead", "a", Shown { stamp: Stamp::Unreadable, ..shown() });
+    assert_eq!(bench.loss("ahead").work, 500 * 1200);
+}
+
+#[test]
+fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
+    let mut bench = Bench::new(Policy::default());
+    for (name, deletion_cost) in [("dear", 100), ("cheap", -100)] {
+        bench.bound(name, "a", Shown { stake: Stake { deletion_cost, ..Stake::default() }, ..shown() });
+    }
+    bench.bound_with("service", "b", demand(72, 0), shown());
+    assert_eq!(bench.leavers(), three("cheap", "", ""));
+}

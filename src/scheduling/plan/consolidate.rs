@@ -1,0 +1,118 @@
+//! Moves: pods of preemptible classes are evicted although the one who waits could not have them evicted for itself (it never
+//! preempts, or it borrows its share), because each of them fits elsewhere. Nobody loses a place, and what the moves cost is
+//! less than what the pod's fitting is worth.
+//!
+//! Off unless the policy says so. Still nobody of equal or higher priority moves, and nobody who is protected.
+
+use super::ranking::Kind;
+use super::scratch::Scratch;
+use super::{Place, Seeing};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::device::GpuSet;
+use crate::scheduling::ledger::{Gate, Pending, Seen, SeenState, SeenWaiting, Way};
+use crate::scheduling::policy::Consolidation;
+use crate::scheduling::preempt::{self, Room, Rules, VictimSet};
+use crate::scheduling::rank;
+use crate::scheduling::request::Demand;
+
+/// Nodes whose pods are tried to be moved, the cheapest first. Where none of them works out, more will hardly.
+const TRIED: usize = 8;
+
+impl Scratch<'_> {
+    /// The first of the cheapest nodes whose pods all fit elsewhere, held on the scratch ledger.
+    pub(super) fn moving(&mut self, pod: &Pending) -> Option<Place> {
+        let rules = self.ledger.policy().planning.consolidation?;
+        let demand = Demand { may_preempt: true, ..pod.demand.clone() };
+        let snapshot = self.ledger.snapshot();
+        let names = snapshot.nodes().iter().map(|node| &node.name).collect();
+        let rooms = self.rooms_by(pod, &demand, &self.ledger.claim_to_move(&pod.uid), names);
+        let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
+        let mut sets: Vec<VictimSet> = rooms
+            .iter()
+            .filter_map(|room| {
+                let set = preempt::cheapest_victims(room, &demand, Rules::Keep)?;
+                (set.price.cost < worth(&set, room)).then_some(set)
+            })
+            .collect();
+        sets.sort_by(|a, b| (a.price, &a.node).cmp(&(b.price, &b.node)));
+        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, set))
+    }
+
+    /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
+    fn move_all(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
+        if !self.is_enough(pod, set) {
+            return None;
+        }
+        let place = self.hold_set_by_moving(pod, set)?;
+        let mut moved = Vec::new();
+        let all_fit = set.evicted().all(|victim| match self.settle_elsewhere(victim) {
+            Some(successor) => {
+                moved.push(successor);
+                true
+            }
+            None => false,
+        });
+        if all_fit {
+            return Some(place);
+        }
+        for successor in moved {
+            self.ledger.release(&successor);
+        }
+        self.drop_hold(&place);
+        None
+    }
+
+    /// Finds room for the pod that its controller will make in its place, and takes it on the scratch ledger: it is not for the
+    /// next of the queue, nor for the next who moves.
+    fn settle_elsewhere(&mut self, victim: &PodUid) -> Option<PodUid> {
+        let entry = self.ledger.entry(victim)?;
+        // Nobody would make it again.
+        entry.stake.owner.as_ref()?;
+        let wants = self.stock.movable(victim).cloned();
+        let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
+        let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;
+        let demand = entry.demand.clone();
+        let pending = Pending {
+            uid: successor.clone(),
+            key: key.clone(),
+            demand: demand.clone(),
+            way: Way::Gated,
+            since: self.ledger.now(),
+            share: 0,
+        };
+        let (place, gpus) = self.seat_for(&demand, &Kind::successor_of(&demand, wants))?;
+        let waiting = SeenWaiting { gate: Gate::Open, ..SeenWaiting::default() };
+        self.ledger.see(Seen {
+            uid: successor.clone(),
+            key,
+            demand,
+            state: SeenState::Waiting(waiting),
+            shown: None,
+        });
+        let snapshot = self.ledger.snapshot();
+        if self.hold_at(&pending, &snapshot, place, gpus).is_none() {
+            self.ledger.release(&successor);
+            return None;
+        }
+        Some(successor)
+    }
+
+    /// The best place that is free now for a pod that is not in the queue.
+    fn seat_for(&mut self, demand: &Demand, kind: &Kind) -> Option<(usize, GpuSet)> {
+        let snapshot = self.ledger.snapshot();
+        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
+        let question = kind.question(self.stock);
+        let seats = snapshot.nodes().iter().enumerate().filter_map(|(place, node)| {
+            kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
+            let (score, gpus) = rank::seat(node, demand, self.ledger.policy()).ok()?;
+            Some((score, place, gpus))
+        });
+        seats.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))
+    }
+}
+
+/// What it is worth that the pod fits, in thousandths of a GPU for a second.
+fn gain(demand: &Demand, gpus: GpuSet, room: &Room, rules: Consolidation) -> u64 {
+    let part: u64 = gpus.iter().map(|place| room.gpus[place].part_of(demand).milli_gpus).sum();
+    part.saturating_mul(rules.gain.0 / 1000)
+}

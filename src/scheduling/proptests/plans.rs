@@ -1,0 +1,332 @@
+//! Random queues on random clusters, planned and put into force: nobody is evicted who may not be, no room is given twice, no
+//! node is chosen that the stock filters refuse, a group is whole or nowhere, and whoever waits although there is room for it
+//! does not exist. The oracle looks at the pods alone.
+
+use super::{demand_of, device};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::audit::audit;
+use crate::scheduling::fit::fit;
+use crate::scheduling::ledger::{Gate, Ledger, Phase, Seen, SeenState, SeenWaiting};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::plan::{Place, Step, plan};
+use crate::scheduling::policy::{Eviction, EvictionRates, Policy};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::selector::{Requirement, Selector};
+use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
+use crate::scheduling::stock::{Amounts, Footprint, Machine, Requirements, StockSnapshot, StockView};
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+const NODES: u8 = 4;
+const CPU: u64 = 8;
+
+#[derive(Debug, Clone)]
+struct Pod {
+    vram: u64,
+    gpus: u32,
+    sharing: Sharing,
+    priority: i32,
+    cpu: u64,
+    /// Which zone it must be in, if any.
+    zone: Option<u8>,
+    group: Option<u8>,
+    gated: bool,
+    is_covered: bool,
+}
+
+#[derive(Debug, Clone)]
+struct World {
+    gpus: Vec<u32>,
+    residents: Vec<(Pod, u8, u32)>,
+    queue: Vec<Pod>,
+    /// How many pods the one budget lets go.
+    allowed: u32,
+    per_minute: u32,
+}
+
+fn pod() -> impl Strategy<Value = Pod> {
+    let sharing = prop_oneof![5 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)];
+    let zone = prop_oneof![3 => Just(None), 1 => (0u8..2).prop_map(Some)];
+    let group = prop_oneof![4 => Just(None), 1 => (0u8..2).prop_map(Some)];
+    (10u64..80, 1u32..3, sharing, -3i32..3, 0u64..4, zone, group, any::<bool>(), any::<bool>()).prop_map(
+        |(vram, gpus, sharing, priority, cpu, zone, group, gated, is_covered)| Pod {
+            vram,
+            gpus,
+            sharing,
+            priority,
+            cpu,
+            zone,
+            group,
+            gated,
+            is_covered,
+        },
+    )
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let gpus = prop::collection::vec(1u32..4, NODES as usize);
+    let residents = prop::collection::vec((pod(), 0..NODES, 0u32..3), 0..14);
+    (gpus, residents, prop::collection::vec(pod(), 1..10), 0u32..3, 0u32..8).prop_map(
+        |(gpus, residents, queue, allowed, per_minute)| World { gpus, residents, queue, allowed, per_minute },
+    )
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node(n: u8) -> NodeName {
+    NodeName::parse(&format!("node-{n}")).unwrap()
+}
+
+fn zone_of(node: u8) -> String {
+    format!("zone-{}", node % 2)
+}
+
+fn demand(pod: &Pod) -> Demand {
+    let mut demand = demand_of(pod.vram, pod.gpus, pod.sharing, pod.priority);
+    let mut traits = (*demand.traits).clone();
+    if pod.is_covered {
+        traits.labels.insert("app".into(), "covered".into());
+    }
+    demand.traits = Arc::new(traits);
+    demand.companion.cpu = MilliCpu(pod.cpu * 1000);
+    demand
+}
+
+fn amounts(pod: &Pod) -> Amounts {
+    Amounts { cpu: MilliCpu(pod.cpu * 1000), ..Amounts::default() }
+}
+
+fn stake(pod: &Pod) -> Stake {
+    let key = |group: u8| GroupKey {
+        namespace: "default".into(),
+        kind: GroupKind::Stowage,
+        name: format!("group-{group}").into(),
+    };
+    Stake { group: pod.group.map(key), group_size: pod.group.map(|_| 2), ..Stake::default() }
+}
+
+struct Bench {
+    ledger: Ledger,
+    view: StockView,
+    pods: BTreeMap<PodUid, Pod>,
+}
+
+impl Bench {
+    fn new(world: &World) -> Self {
+        let mut policy = Policy::default();
+        policy.eviction_rates = EvictionRates { cluster: world.per_minute, node: 100, tenant: 100 };
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(Moment(10_000_000));
+        let mut view = StockView::default();
+        for n in 0..NODES {
+            ledger.set_node(&node(n), NodeKind::Stowage, None);
+            ledger
+                .report_devices(&node(n), (0..world.gpus[n as usize]).map(|g| device(n, g)).collect())
+                .unwrap();
+            view.set_machine(Machine {
+                name: node(n),
+                labels: Arc::new([("zone".to_owned(), zone_of(n))].into()),
+                taints: Arc::new([]),
+                allocatable: Amounts { cpu: MilliCpu(CPU * 1000), memory: Bytes(1), ..Amounts::default() },
+                pods: 100,
+            });
+        }
+        ledger.set_budget(crate::scheduling::budget::Budget {
+            namespace: "default".into(),
+            name: "covered".into(),
+            selector: Selector::All(vec![Requirement::is("app", "covered")]),
+            allowed: world.allowed,
+        });
+        let mut bench = Self { ledger, view, pods: BTreeMap::new() };
+        for (i, (pod, on, gpu)) in world.residents.iter().enumerate() {
+            bench.settle(&format!("resident-{i}"), pod, *on, *gpu % world.gpus[*on as usize]);
+        }
+        for (i, pod) in world.queue.iter().enumerate() {
+            bench.arrive(&format!("waits-{i}"), pod);
+        }
+        bench.ledger.set_now(Moment(10_010_000));
+        bench
+    }
+
+    /// A resident on one GPU, if there is room for it and CPU left.
+    fn settle(&mut self, name: &str, pod: &Pod, on: u8, gpu: u32) {
+        let pod = Pod { gpus: 1, ..pod.clone() };
+        let demand = demand(&pod);
+        let view = self.ledger.node(&node(on)).unwrap();
+        let used: u64 = self.on(on).map(|other| other.cpu).sum();
+        if !view.gpus[gpu as usize].has_space(&demand) || used + pod.cpu > CPU {
+            return;
+        }
+        let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
+        let state =
+            SeenState::Bound { node: node(on), devices, starting: false, ran: Some(Millis::seconds(900)) };
+        self.see(name, &pod, state);
+        let footprint =
+            Footprint { node: node(on), amounts: amounts(&pod), ports: Arc::new([]), repels: Arc::new([]) };
+        self.view.set_pod(uid(name), footprint);
+    }
+
+    fn arrive(&mut self, name: &str, pod: &Pod) {
+        let gate = if pod.gated { Gate::Planned } else { Gate::Open };
+        self.see(name, pod, SeenState::Waiting(SeenWaiting { gate, ..SeenWaiting::default() }));
+        let zone = pod.zone.map(|zone| ("zone".to_owned(), format!("zone-{zone}")));
+        let wants = Requirements {
+            amounts: amounts(pod),
+            node_selector: zone.into_iter().collect(),
+            ..Requirements::default()
+        };
+        self.view.set_waiting(uid(name), wants);
+        if !pod.gated {
+            self.ledger.note_refused(&uid(name), None);
+        }
+    }
+
+    fn see(&mut self, name: &str, pod: &Pod, state: SeenState) {
+        let shown = Some(Shown { stake: stake(pod), ..Shown::default() });
+        let key = PodKey::parse("default", name).unwrap();
+        self.ledger.see(Seen { uid: uid(name), key, demand: demand(pod), state, shown });
+        self.pods.insert(uid(name), pod.clone());
+    }
+
+    /// Pods that are bound to a node.
+    fn on(&self, n: u8) -> impl Iterator<Item = &Pod> {
+        let bound = move |uid: &PodUid| {
+            let phase = self.ledger.entry(uid).map(|entry| &entry.phase);
+            matches!(phase, Some(Phase::Bound(bound)) if bound.node == node(n))
+        };
+        self.pods.iter().filter(move |(uid, _)| bound(uid)).map(|(_, pod)| pod)
+    }
+
+    fn stock(&self) -> StockSnapshot {
+        self.view.snapshot()
+    }
+
+    fn steps(&mut self) -> Vec<Step> {
+        let pending = self.ledger.pending(64);
+        plan(self.ledger.clone(), &self.stock(), &pending)
+    }
+
+    /// What must be so of every place, by the pods alone.
+    fn check(&self, places: &[Place], before: &BTreeMap<PodUid, i32>) {
+        let mut victims_of_all = BTreeSet::new();
+        for place in places {
+            let pod = &self.pods[&place.uid];
+            let n: u8 = place.hold.node.as_str().trim_start_matches("node-").parse().unwrap();
+            assert!(pod.zone.is_none_or(|zone| zone == n % 2), "{place:?} is in the wrong zone");
+            let mut devices = place.hold.devices.to_vec();
+            devices.sort_unstable();
+            devices.dedup();
+            assert_eq!(devices.len(), pod.gpus as usize);
+            for victim in place.hold.victims.iter() {
+                assert!(before[victim] < pod.priority, "{victim} is as important as {}", place.uid);
+                let class = self.ledger.policy().class(self.ledger.entry(victim).unwrap().demand.class);
+                assert_eq!(class.eviction, Eviction::ForHigherPriority);
+                assert!(victims_of_all.insert(victim.clone()), "{victim} leaves for two");
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn what_is_planned_can_be_put_into_force_and_breaks_nothing(world in world()) {
+        let mut bench = Bench::new(&world);
+        let priorities: BTreeMap<PodUid, i32> =
+            bench.pods.iter().map(|(uid, pod)| (uid.clone(), pod.priority)).collect();
+        let steps = bench.steps();
+        prop_assert_eq!(&bench.steps(), &steps, "the same ledger gives the same plan");
+        let mut evicted: Vec<PodUid> = Vec::new();
+        let mut placed: BTreeSet<PodUid> = BTreeSet::new();
+        for step in &steps {
+            let Step::Place(places) = step else { continue };
+            bench.check(places, &priorities);
+            for place in places {
+                prop_assert!(bench.ledger.hold(&place.uid, place.hold.clone()).is_ok(), "{:?}", place);
+                prop_assert!(placed.insert(place.uid.clone()));
+                evicted.extend(place.hold.victims.iter().cloned());
+            }
+        }
+        prop_assert_eq!(audit(&bench.ledger), Vec::new(), "no GPU is promised more than it has");
+        prop_assert!(evicted.len() <= world.per_minute as usize);
+        let covered = evicted.iter().filter(|uid| bench.pods[*uid].is_covered).count();
+        prop_assert!(covered <= world.allowed as usize, "the budget is kept");
+        // A group leaves whole.
+        for victim in &evicted {
+            let group = bench.pods[victim].group;
+            let members = bench.pods.iter().filter(|(uid, pod)| {
+                group.is_some() && pod.group == group && uid.as_str().starts_with("resident")
+            });
+            for (member, _) in members {
+                prop_assert!(evicted.contains(member), "{} stays of the group of {}", member, victim);
+            }
+        }
+        // CPU adds up with everyone who is to come and without those who leave.
+        for n in 0..NODES {
+            let stays = bench.pods.iter().filter(|(uid, _)| !evicted.contains(uid)).filter(|(uid, _)| {
+                let entry = bench.ledger.entry(uid).unwrap();
+                entry.node() == Some(&node(n)) || entry.hold().is_some_and(|hold| hold.node == node(n))
+            });
+            let used: u64 = stays.map(|(_, pod)| pod.cpu).sum();
+            let asks: bool = bench.pods.iter().any(|(uid, pod)| {
+                let entry = bench.ledger.entry(uid).unwrap();
+                pod.cpu > 0 && entry.hold().is_some_and(|hold| hold.node == node(n))
+            });
+            prop_assert!(!asks || used <= CPU, "node-{n} has {CPU} CPUs, and {used} are asked of it");
+        }
+        // A gated group is placed whole, or not at all.
+        for group in 0..2u8 {
+            let gated: Vec<&PodUid> = bench
+                .pods
+                .iter()
+                .filter(|(uid, pod)| pod.gated && pod.group == Some(group) && uid.as_str().starts_with("waits"))
+                .map(|(uid, _)| uid)
+                .collect();
+            let others = bench.pods.iter().filter(|(uid, pod)| {
+                let entry = bench.ledger.entry(uid).unwrap();
+                let has_room = entry.node().is_some() || entry.hold().is_some();
+                pod.group == Some(group) && !gated.contains(uid) && has_room
+            });
+            let there = others.count();
+            let got = gated.iter().filter(|uid| placed.contains(**uid)).count();
+            prop_assert!(got == 0 || got + there >= 2, "{got} of group {group} beside {there}");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_room_that_is_free(world in world()) {
+        let mut bench = Bench::new(&world);
+        let steps = bench.steps();
+        for step in &steps {
+            let Step::Place(places) = step else { continue };
+            for place in places {
+                bench.ledger.hold(&place.uid, place.hold.clone()).unwrap();
+            }
+        }
+        let snapshot = bench.ledger.snapshot();
+        for step in &steps {
+            let Step::Wait { uid, .. } = step else { continue };
+            let pod = &bench.pods[uid];
+            if pod.group.is_some() {
+                continue;
+            }
+            for n in 0..NODES {
+                let fits = fit(snapshot.node(node(n).as_str()).unwrap(), &demand(pod)).is_ok();
+                let takes = pod.zone.is_none_or(|zone| zone == n % 2);
+                let coming = bench.pods.iter().filter(|(uid, _)| {
+                    let entry = bench.ledger.entry(uid).unwrap();
+                    entry.node() == Some(&node(n)) || entry.hold().is_some_and(|hold| hold.node == node(n))
+                });
+                // Those who leave still have their CPU while they do.
+                let used: u64 = coming.map(|(_, pod)| pod.cpu).sum();
+                let has_cpu = pod.cpu == 0 || used + pod.cpu <= CPU;
+                prop_assert!(!(fits && takes && has_cpu), "{} waits, and node-{} is free", uid, n);
+            }
+        }
+    }
+}

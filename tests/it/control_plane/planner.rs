@@ -1,0 +1,193 @@
+//! The planner beside the real scheduler: room on one GPU where the node's sum would do, six nodes that are not emptied, VRAM that
+//! comes free without an API event, and pods that are planned before the scheduler sees them.
+
+use super::fleet::{GpuNode, node, pod};
+use super::journal::{Happening, Journal};
+use super::processes::eventually;
+use super::world::World;
+use super::{ALWAYS, all_bound, annotation, name_of, no_gpu_is_promised_twice, node_of, pods, submit};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Instant;
+use stowage::contract;
+use stowage::demo::dying;
+
+const H100: &str = "NVIDIA-H100-80GB-HBM3";
+const PCIE: &str = "NVIDIA-H100-PCIe";
+const MIB: u64 = 81_559;
+
+fn h100(name: &str, gpus: u32, model: &'static str) -> GpuNode {
+    node(name, gpus, MIB, model)
+}
+
+/// For nodes with this model of GPU only.
+fn on(mut pod: Pod, model: &str) -> Pod {
+    let selector = BTreeMap::from([("nvidia.com/gpu.product".to_owned(), model.to_owned())]);
+    pod.spec.as_mut().unwrap().node_selector = Some(selector);
+    pod
+}
+
+fn gated(mut pod: Pod) -> Pod {
+    let gates = serde_json::from_value(json!([{ "name": contract::PLAN_GATE }])).unwrap();
+    pod.spec.as_mut().unwrap().scheduling_gates = Some(gates);
+    pod
+}
+
+fn job(name: &str, gib: u64) -> Pod {
+    pod(name, gib, &json!({ dying::TAKES: "4000" }), "stowage-opportunistic")
+}
+
+fn serving(name: &str, gib: u64) -> Pod {
+    pod(name, gib, &json!({}), "stowage-serving")
+}
+
+fn is_bound(happening: &Happening) -> bool {
+    matches!(happening, Happening::Bound { .. })
+}
+
+async fn bound(world: &mut World, name: &str) -> Pod {
+    let api: Api<Pod> = Api::default_namespaced(world.client.clone());
+    eventually(&format!("{name} is bound"), async || {
+        world.check();
+        api.get(name).await.ok().filter(|pod| node_of(pod).is_some())
+    })
+    .await
+}
+
+async fn remaining(world: &World) -> Vec<String> {
+    let mut names: Vec<String> =
+        pods(&world.client).await.iter().map(|pod| name_of(pod).to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_for_it() {
+    let mut nodes = vec![h100("sum", 2, PCIE)];
+    nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
+    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let journal = Journal::start(world.client.clone());
+    world.begin_scheduling().await;
+    // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other.
+    for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)].into_iter().enumerate() {
+        submit(&world.client, &[on(job(name, gib), PCIE)]).await;
+        all_bound(&mut world, n + 1).await;
+    }
+    submit(&world.client, &(0..12).map(|i| on(job(&format!("job-{i:02}"), 50), H100)).collect::<Vec<_>>())
+        .await;
+    all_bound(&mut world, 15).await;
+
+    submit(&world.client, &[on(serving("one-gpu", 28), PCIE)]).await;
+    let on_freed = bound(&mut world, "one-gpu").await;
+    assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["small"]);
+    in_order(&journal, "one-gpu", "small");
+    let small = journal.of("small").into_iter().find_map(|(_, happening)| match happening {
+        Happening::Bound { annotations, .. } => Some(annotations["stowage.dev/devices"].clone()),
+        _ => None,
+    });
+    assert_eq!(annotation(&on_freed, "stowage.dev/devices").map(str::to_owned), small);
+
+    // By the planner, by the scheduler's preempt verb, and behind the gate: each time one of twelve.
+    for (n, pod) in
+        [serving("planner", 40), serving("verb", 60), gated(serving("gated", 60))].into_iter().enumerate()
+    {
+        let (name, pod) = (name_of(&pod).to_owned(), on(pod, H100));
+        submit(&world.client, &[pod]).await;
+        bound(&mut world, &name).await;
+        let left = journal.whom(|happening| *happening == Happening::Leaving);
+        assert_eq!(left.len(), n + 2, "for {name}: {left:?}");
+        in_order(&journal, &name, left.last().unwrap());
+    }
+    assert_eq!(remaining(&world).await.len(), 15, "four left, four came");
+    no_gpu_is_promised_twice(&pods(&world.client).await, &nodes);
+    println!(
+        "left, in order: {:?}; {}",
+        journal.whom(|happening| *happening == Happening::Leaving),
+        world.versions()
+    );
+}
+
+/// Held, told to leave, gone, bound.
+fn in_order(journal: &Journal, preemptor: &str, victim: &str) {
+    let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
+        journal.place(pod, is_it).unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
+    };
+    let held = place(preemptor, &|happening| matches!(happening, Happening::Holds(_)));
+    let left = place(victim, &|happening| *happening == Happening::Leaving);
+    let gone = place(victim, &|happening| *happening == Happening::Gone);
+    let bound = place(preemptor, &is_bound);
+    assert!(held < left && left < gone && gone < bound, "{preemptor}: {held}, {left}, {gone}, {bound}");
+}
+
+const REFUSED: usize = 200;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_is_woken() {
+    let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
+    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let strangers = nodes[2].uuid(0);
+    world.occupy(&strangers, 60 << 10);
+    world.begin_scheduling().await;
+
+    submit(
+        &world.client,
+        &(0..32).map(|i| gated(on(job(&format!("planned-{i:02}"), 30), H100))).collect::<Vec<_>>(),
+    )
+    .await;
+    let planned = all_bound(&mut world, 32).await;
+    let plan = |pod: &Pod| {
+        let conditions = pod.status.as_ref().unwrap().conditions.as_ref().unwrap().iter();
+        let plan = conditions.clone().find(|condition| condition.type_ == contract::PLAN_CONDITION);
+        plan.and_then(|condition| condition.reason.clone())
+    };
+    assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Placed")));
+    let calls = async |world: &World, verb: &str| {
+        world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
+    };
+    assert_eq!((calls(&world, "filter").await, calls(&world, "prioritize").await), (32, 0));
+    let written = async |world: &World, kind: &str| {
+        world.count("stowage_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
+    };
+    assert_eq!((written(&world, "nomination").await, written(&world, "gate").await), (32, 32));
+
+    eventually("the stranger's memory is believed", async || {
+        let books = world.books().await?;
+        let taken = &books["snapshot"]["nodes"].as_array()?.iter().find(|node| node["name"] == "w")?["gpus"]
+            [0]["taken"];
+        (taken != &Value::Null && taken != &json!(0)).then_some(())
+    })
+    .await;
+    submit(
+        &world.client,
+        &(0..REFUSED).map(|i| on(job(&format!("late-{i:03}"), 40), PCIE)).collect::<Vec<_>>(),
+    )
+    .await;
+    eventually("all are refused", async || {
+        world.check();
+        let refused = pods(&world.client).await.iter().filter(|pod| is_refused(pod)).count();
+        (refused == REFUSED).then_some(())
+    })
+    .await;
+    let before = calls(&world, "filter").await;
+    world.occupy(&strangers, 0);
+    let freed = Instant::now();
+    all_bound(&mut world, 33).await;
+    let took = freed.elapsed();
+    assert_eq!(
+        (written(&world, "nomination").await, written(&world, "wake").await),
+        (33, 0),
+        "one is touched"
+    );
+    println!(
+        "{REFUSED} refused by {} filter calls; room for one came free: bound {took:.1?} later, after {} more calls",
+        before - 32,
+        calls(&world, "filter").await - before
+    );
+}
+
+fn is_refused(pod: &Pod) -> bool {
+    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    conditions.into_iter().any(|condition| condition.reason.as_deref() == Some("Unschedulable"))
+}

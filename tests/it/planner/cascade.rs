@@ -1,0 +1,52 @@
+//! Six full nodes and one who asks: with an extender that refuses while its victims die, the stock scheduler goes on to the
+//! next node, and the next, and empties all six.
+
+use super::world::{World, dying_slowly, gated, job, machine, serving};
+use serde_json::Value;
+use stowage::demo::machine::Machine;
+
+const SIX: [Machine; 6] =
+    [machine("a", 2), machine("b", 2), machine("c", 2), machine("d", 2), machine("e", 2), machine("f", 2)];
+
+/// Two jobs of 50 GiB on each node: 22 are free on each GPU, 44 on a node.
+async fn full() -> World {
+    let world = World::new(&SIX).await;
+    for number in 0..12 {
+        world.create(dying_slowly(job(&format!("job-{number:02}"), 50)));
+    }
+    world
+        .until_so("all jobs run", |world| {
+            world
+                .pods()
+                .iter()
+                .all(|name| world.pod(name).is_some_and(|pod| pod["status"]["phase"] == "Running"))
+        })
+        .await;
+    world
+}
+
+async fn one_leaves(newcomer: Value) {
+    let world = full().await;
+    world.create(newcomer);
+    world.bound("serving").await;
+    world.some_reports_later().await;
+    assert_eq!(world.pods().len(), 12, "eleven jobs and the one who asked");
+    assert!(world.leaving().is_empty(), "{:?}", world.leaving());
+    assert_eq!(world.writes("hold"), 2, "one, until the pod was bound");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_leaves_when_the_scheduler_preempts_because_the_nodes_sum_falls_short() {
+    one_leaves(serving("serving", 60)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_leaves_when_the_planner_preempts_because_the_nodes_sum_would_do() {
+    one_leaves(serving("serving", 40)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_leaves_for_a_gated_pod() {
+    one_leaves(gated(serving("serving", 60))).await;
+}

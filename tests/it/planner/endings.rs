@@ -1,0 +1,127 @@
+//! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
+//! is deleted, a planner that dies.
+
+use super::world::{World, dying_slowly, gated, haunting, job, machine, names, serving};
+use serde_json::{Value, json};
+use std::time::Duration;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::dying;
+
+/// The one on `a` has the lower priority, and is the cheaper.
+async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
+    let world = World::impatient(&[machine("a", 1), machine("b", 1)]).await;
+    for (name, node, priority) in [("on-a", "a", -20), ("on-b", "b", -10)] {
+        let label = json!({ "metadata": { "labels": { "host": node } } });
+        world.setup().api.patch(&format!("nodes/{node}"), &label).unwrap();
+        let mut pod = job(name, 60);
+        pod["spec"]["priority"] = json!(priority);
+        pod["spec"]["nodeSelector"] = json!({ "host": node });
+        world.fill([if node == "a" { on_a(pod) } else { pod }]).await;
+    }
+    world
+}
+
+/// A finalizer that nobody takes off.
+fn clinging(mut pod: Value) -> Value {
+    pod["metadata"]["finalizers"] = json!(["example.com/never"]);
+    pod
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_victim_that_never_goes_is_given_up_and_another_node_is_used() {
+    for gate in [gated, |pod| pod] {
+        let world = two_nodes(clinging).await;
+        world.create(gate(serving("serving", 50)));
+        world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
+        assert_eq!(world.bound("serving").await, "b");
+        assert_eq!(world.pods(), names(["on-a", "serving"]));
+        assert_eq!(world.holds(), 0);
+        world.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
+    let world = two_nodes(haunting).await;
+    world.create(gated(serving("serving", 50)));
+    world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
+    world.setup().api.delete_now("pods/default/on-a").unwrap();
+    assert_eq!(world.bound("serving").await, "b", "nobody goes where the memory is taken");
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn room_is_handed_out_when_the_report_shows_it_free() {
+    let world = World::new(&[machine("a", 1)]).await;
+    let mut victim = job("victim", 60);
+    victim["metadata"]["annotations"][dying::MEMORY_STAYS] = json!("2500");
+    world.fill([victim]).await;
+    world.some_reports_later().await;
+    world.create(gated(serving("serving", 50)));
+    world.until_so("the victim is told to leave", |world| world.leaving().contains("victim")).await;
+    world.setup().api.delete_now("pods/default/victim").unwrap();
+    let used = |world: &World| {
+        let snapshot = world.setup().stowage.service.ledger().snapshot();
+        snapshot.node("a").is_some_and(|node| node.gpus[0].taken.0 > 0)
+    };
+    world.until_so("its memory is seen without it", used).await;
+    assert!(world.is_gated("serving") && world.node_of("serving").is_none());
+    world.bound("serving").await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_stays() {
+    let world = World::new(&[machine("a", 1)]).await;
+    world.fill([job("one", 35), job("two", 35)]).await;
+    // One is told; the other's budget, whoever keeps it, has nothing left.
+    let faults = world.setup().api.faults();
+    faults.next(Operation::Eviction, 1, Fault::AnswersLate(Duration::ZERO));
+    faults.next(Operation::Eviction, 10_000, Fault::TooMany);
+    world.create(gated(serving("serving", 60)));
+    world.until_so("one is gone", |world| world.pods().len() == 2).await;
+    assert_eq!(world.holds(), 1, "the other is still asked");
+    world.setup().api.delete_now("pods/default/serving").unwrap();
+    faults.clear();
+    world.until_so("nothing is held", |world| world.holds() == 0).await;
+    world.some_reports_later().await;
+    assert_eq!((world.pods().len(), world.leaving()), (1, names([])));
+    world.create(job("next", 35));
+    world.bound("next").await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_that_finishes() {
+    for gate in [gated, |pod| pod] {
+        let world = World::new(&[machine("a", 2)]).await;
+        world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+        world.create(gate(serving("serving", 40)));
+        world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+        let leaving = world.leaving();
+        let world = world.restart().await;
+        world.bound("serving").await;
+        let stays: Vec<&str> =
+            ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
+        assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");
+        assert_eq!(world.holds(), 0);
+        world.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_finish() {
+    let world = World::new(&[machine("a", 2)]).await;
+    world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+    world.create(gated(serving("serving", 40)));
+    world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+    let gate = &world.setup().stowage.service.gate;
+    gate.set_leading(false);
+    world.until_so("the victim is gone", |world| world.pods().len() == 2).await;
+    world.some_reports_later().await;
+    assert!(world.is_gated("serving"), "who does not lead tells nobody");
+    gate.set_leading(true);
+    world.bound("serving").await;
+    assert_eq!(world.pods().len(), 2);
+    world.stop().await;
+}

@@ -1,0 +1,102 @@
+//! Pods under the gate `stowage.dev/plan`: planned, nominated, let through and bound.
+
+use super::world::{World, dying_slowly, gated, job, machine, names, serving};
+use serde_json::{Value, json};
+use stowage::demo::scheduler::observations::Verb;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
+    let world = World::new(&[machine("a", 4), machine("b", 4)]).await;
+    let pods: Vec<String> = (0..16).map(|number| format!("planned-{number:02}")).collect();
+    pods.iter().for_each(|name| world.create(gated(job(name, 30))));
+    for name in &pods {
+        world.bound(name).await;
+        assert_eq!(world.calls(name), [(Verb::Filter, 1), (Verb::Bind, 1)], "{name}");
+        assert_eq!(world.planned(name).as_deref(), Some("Placed"));
+        assert!(!world.is_gated(name));
+    }
+    assert_eq!((world.writes("nomination"), world.writes("gate")), (16, 16));
+    world.stop().await;
+}
+
+/// The job on `a` has a lower priority than the one on `b`, and is the cheaper.
+async fn cheap_on_a_dear_on_b() -> World {
+    let world = World::new(&[machine("a", 1), machine("b", 1)]).await;
+    for (name, node, priority) in [("cheap", "a", -20), ("dear", "b", -10)] {
+        world
+            .setup()
+            .api
+            .patch(&format!("nodes/{node}"), &json!({ "metadata": { "labels": { "host": node } } }))
+            .unwrap();
+        let mut pod = dying_slowly(job(name, 60));
+        pod["spec"]["priority"] = json!(priority);
+        pod["spec"]["nodeSelector"] = json!({ "host": node });
+        world.fill([pod]).await;
+    }
+    world
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cheaper_one_leaves_where_nothing_speaks_against_it() {
+    let world = cheap_on_a_dear_on_b().await;
+    world.create(gated(serving("serving", 50)));
+    assert_eq!(world.bound("serving").await, "a");
+    assert_eq!(world.pods(), names(["dear", "serving"]));
+    world.stop().await;
+}
+
+async fn goes_past_a(spoil: impl Fn(&World, &mut Value)) {
+    for gate in [gated, |pod| pod] {
+        let world = cheap_on_a_dear_on_b().await;
+        let mut pod = gate(serving("serving", 50));
+        spoil(&world, &mut pod);
+        // The node's watch and the pod's are two: what the node is now has to be known before the pod comes.
+        world.some_reports_later().await;
+        world.create(pod);
+        assert_eq!(world.bound("serving").await, "b");
+        world.some_reports_later().await;
+        assert_eq!((world.pods(), world.leaving()), (names(["cheap", "serving"]), names([])));
+        world.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_leaves_a_node_whose_taint_keeps_the_pod_out() {
+    goes_past_a(|world, _| {
+        let taint = json!({ "key": "reserved", "value": "yes", "effect": "NoSchedule" });
+        world.setup().api.patch("nodes/a", &json!({ "spec": { "taints": [taint] } })).unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_leaves_a_node_whose_cpu_would_not_do_even_then() {
+    goes_past_a(|world, pod| {
+        let few = json!({ "status": { "capacity": { "cpu": "8" }, "allocatable": { "cpu": "8" } } });
+        world.setup().api.patch_status("nodes/a", &few).unwrap();
+        pod["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("16");
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_leaves_a_node_that_a_selector_excludes() {
+    goes_past_a(|_, pod| pod["spec"]["nodeSelector"] = json!({ "host": "b" })).await;
+}
+
+/// Where its volume is, nobody here can judge: the scheduler has to.
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_leaves_for_a_pod_with_a_volume_and_it_is_let_through_without_a_nomination() {
+    let world = cheap_on_a_dear_on_b().await;
+    let mut pod = gated(serving("serving", 50));
+    pod["spec"]["volumes"] =
+        json!([{ "name": "weights", "persistentVolumeClaim": { "claimName": "weights" } }]);
+    pod["spec"]["preemptionPolicy"] = json!("Never");
+    world.create(pod);
+    world.until_so("it is released", |world| world.planned("serving").as_deref() == Some("Released")).await;
+    world.until_so("the scheduler refuses it", |world| world.is_refused("serving")).await;
+    world.some_reports_later().await;
+    assert_eq!((world.pods(), world.leaving()), (names(["cheap", "dear", "serving"]), names([])));
+    assert_eq!((world.writes("nomination"), world.writes("hold"), world.holds()), (0, 0, 0));
+    world.stop().await;
+}

@@ -1,0 +1,63 @@
+//! Pods that are of use only together: all of them are placed, or none.
+
+use super::world::{World, gated, job, machine, serving};
+use serde_json::{Value, json};
+
+const TRIO: [&str; 3] = ["one", "two", "three"];
+
+fn of_trio(mut pod: Value) -> Value {
+    pod["metadata"]["labels"]["stowage.dev/group"] = json!("trio");
+    pod["metadata"]["annotations"]["stowage.dev/group-min"] = json!("3");
+    gated(pod)
+}
+
+fn all_bound(world: &World) -> bool {
+    TRIO.iter().all(|name| world.node_of(name).is_some())
+}
+
+fn none_let_through(world: &World) -> bool {
+    TRIO.iter().all(|name| world.is_gated(name) && world.node_of(name).is_none())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_group_of_three_waits_for_its_third_pod_and_for_room_for_three_and_holds_nothing_meanwhile() {
+    let world = World::new(&[machine("a", 2), machine("b", 1)]).await;
+    world.fill([job("resident", 10)]).await;
+    TRIO[..2].iter().for_each(|name| world.create(of_trio(job(name, 60))));
+    world.some_reports_later().await;
+    assert!(TRIO[..2].iter().all(|name| world.is_gated(name)) && world.holds() == 0);
+
+    // Jobs preempt nobody, and beside the resident there is no room for the third where all GPUs are counted.
+    world.fill([job("in-the-way", 30)]).await;
+    world.create(of_trio(job(TRIO[2], 60)));
+    world.some_reports_later().await;
+    world.some_reports_later().await;
+    assert!(none_let_through(&world) && world.holds() == 0, "two GPUs are free, and three are needed");
+    world.create(gated(job("single", 60)));
+    world.bound("single").await;
+    world.setup().api.delete("pods/default/single").unwrap();
+
+    for name in ["in-the-way", "resident"] {
+        world.setup().api.delete(&format!("pods/default/{name}")).unwrap();
+    }
+    world.until_so("all three are bound", all_bound).await;
+    assert!(TRIO.iter().all(|name| world.planned(name).as_deref() == Some("Placed")));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn others_leave_for_a_whole_group_or_not_at_all() {
+    let world = World::new(&[machine("a", 2), machine("b", 1)]).await;
+    world.fill(["x", "y"].map(|name| job(name, 60))).await;
+    world.fill([serving("stays", 60)]).await;
+    TRIO.iter().for_each(|name| world.create(of_trio(serving(name, 50))));
+    world.some_reports_later().await;
+    world.some_reports_later().await;
+    assert!(none_let_through(&world) && world.leaving().is_empty() && world.holds() == 0);
+    assert_eq!(world.pods().len(), 6, "nobody left for two of three");
+
+    world.setup().api.delete("pods/default/stays").unwrap();
+    world.until_so("all three are bound", all_bound).await;
+    assert_eq!(world.pods(), super::world::names(TRIO), "x and y left for them");
+    world.stop().await;
+}

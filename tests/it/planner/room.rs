@@ -1,0 +1,67 @@
+//! Room for a serving pod where the node's sum is enough and no single GPU is: the stock scheduler never preempts for it.
+
+use super::world::{World, dying_slowly, gated, job, machine, names, serving};
+use serde_json::Value;
+use stowage::demo::scheduler::observations::Verb;
+
+/// 22 GiB are free on the first GPU, 7 on the second.
+async fn filled(hardness: fn(Value) -> Value) -> World {
+    let world = World::new(&[machine("a", 2)]).await;
+    let pods = [job("large", 50), job("medium", 40), job("small", 25)].map(hardness);
+    world.fill(pods).await;
+    assert_ne!(world.devices_of("large"), world.devices_of("small"));
+    assert_eq!(world.devices_of("medium"), world.devices_of("small"));
+    world
+}
+
+async fn the_cheapest_leaves_and_nobody_else(world: World, newcomer: Value) {
+    let freed = world.devices_of("small");
+    world.create(newcomer);
+    world.bound("serving").await;
+    assert_eq!(world.devices_of("serving"), freed);
+    world.some_reports_later().await;
+    assert_eq!(world.pods(), names(["large", "medium", "serving"]));
+    assert_eq!(world.leaving(), names([]));
+    assert_eq!((world.writes("hold"), world.holds()), (2, 0));
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_cheapest_leaves_and_the_pod_is_bound_on_the_freed_gpu() {
+    let world = filled(|pod| pod).await;
+    the_cheapest_leaves_and_nobody_else(world, serving("serving", 28)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn victims_that_die_slowly_are_waited_for_and_nobody_else_leaves_meanwhile() {
+    let world = filled(dying_slowly).await;
+    the_cheapest_leaves_and_nobody_else(world, serving("serving", 28)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gated_pod_gets_its_room_before_the_scheduler_has_seen_it() {
+    let world = filled(dying_slowly).await;
+    let freed = world.devices_of("small");
+    world.create(gated(serving("serving", 28)));
+    world.bound("serving").await;
+    assert_eq!(world.devices_of("serving"), freed);
+    assert_eq!(world.calls("serving"), [(Verb::Filter, 1), (Verb::Bind, 1)]);
+    assert_eq!(world.pods(), names(["large", "medium", "serving"]));
+    world.stop().await;
+}
+
+/// The scheduler's own victims are two small ones, of one CPU each; one that is as large as both costs less, and CPU is not
+/// what is missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_scheduler_preempts_and_no_more_leave_than_the_pod_needs() {
+    let world = World::new(&[machine("a", 2)]).await;
+    world.fill(["first", "second"].map(|name| serving(name, 60))).await;
+    world.fill([job("medium", 11), job("small-1", 4), job("small-2", 4), job("small-3", 4)]).await;
+    let freed = world.devices_of("medium");
+    world.create(serving("serving", 9));
+    world.bound("serving").await;
+    assert_eq!(world.devices_of("serving"), freed);
+    world.some_reports_later().await;
+    assert_eq!(world.pods(), names(["first", "second", "serving", "small-1", "small-2", "small-3"]));
+    world.stop().await;
+}

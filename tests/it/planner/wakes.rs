@@ -1,0 +1,56 @@
+//! VRAM that comes free without any API event, and many who wait for it.
+
+use super::world::{World, machine};
+use serde_json::{Value, json};
+use stowage::demo::engines::{FakeEngine, Load};
+use stowage::demo::scheduler::observations::Verb;
+
+const CALM: Load = Load { kv_percent: 20, waiting: 0, running: 2 };
+const BUSY: Load = Load { kv_percent: 97, waiting: 50, running: 8 };
+const WAITING: usize = 200;
+
+fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
+    let mut pod = super::world::serving(name, gib);
+    if let Some(port) = port {
+        pod["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(port.to_string());
+    }
+    pod
+}
+
+fn kv_percent(world: &World) -> Option<u8> {
+    let snapshot = world.setup().stowage.service.ledger().snapshot();
+    snapshot.node("a")?.gpus[0].pressure.kv_cache.map(|percent| percent.get())
+}
+
+/// Beside the engine there is room for one of them.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
+    let world = World::new(&[machine("a", 1)]).await;
+    let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM).await.unwrap();
+    world.create(pod("engine", 40, Some(engine.port())));
+    world.until_so("the engine serves", |world| kv_percent(world) == Some(20)).await;
+    engine.set(BUSY);
+    world.until_so("its cache is seen to fill up", |world| kv_percent(world) == Some(97)).await;
+    let late: Vec<String> = (0..WAITING).map(|number| format!("late-{number:03}")).collect();
+    late.iter().for_each(|name| world.create(pod(name, 20, None)));
+    world.until_so("all are refused", |world| late.iter().all(|name| world.is_refused(name))).await;
+    world.some_reports_later().await;
+    let told = |world: &World| (world.writes("wake"), world.writes("nomination"));
+    assert_eq!(told(&world), (0, 0), "what was full stays full");
+    let filters = |world: &World| world.setup().scheduler.observations().count(Verb::Filter);
+    let asked = filters(&world);
+
+    engine.set(CALM);
+    let is_bound = |world: &World| late.iter().filter(|name| world.node_of(name).is_some()).count();
+    world.until_so("one of them is bound", |world| is_bound(world) == 1).await;
+    assert_eq!(told(&world), (0, 1), "one is nominated and touched, in one write");
+    let chosen = late.iter().find(|name| world.node_of(name).is_some()).unwrap();
+    println!(
+        "{WAITING} refused by {asked} filter calls; one slot: {} more, {chosen} bound",
+        filters(&world) - asked
+    );
+    let [.., (Verb::Filter, 1), (Verb::Bind, 1)] = world.calls(chosen)[..] else {
+        panic!("{:?}", world.calls(chosen))
+    };
+    world.stop().await;
+}

@@ -1,0 +1,216 @@
+//! The cluster of these tests, and pods to put there.
+
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use stowage::contract;
+use stowage::demo::dying;
+use stowage::demo::machine::Machine;
+use stowage::demo::scheduler::observations::Verb;
+use stowage::demo::setup::Setup;
+use stowage::scheduling::policy::Policy;
+use stowage::units::Millis;
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+
+/// GPUs of 80 GiB, of which 72 can be promised.
+pub const fn machine(node: &'static str, gpus: u32) -> Machine {
+    Machine { node, model: "H100", gpus, gib: 80, models: &[] }
+}
+
+pub struct World {
+    setup: Setup,
+    policy: Policy,
+}
+
+impl World {
+    pub async fn new(machines: &[Machine]) -> Self {
+        Self::by(Policy::default(), machines).await
+    }
+
+    /// Holds end so soon after their victims should be gone that a test can wait for it.
+    pub async fn impatient(machines: &[Machine]) -> Self {
+        let mut policy = Policy::default();
+        policy.hold_slack = Millis::seconds(3);
+        Self::by(policy, machines).await
+    }
+
+    pub async fn by(policy: Policy, machines: &[Machine]) -> Self {
+        Self { setup: Setup::by(policy.clone(), machines).await.unwrap(), policy }
+    }
+
+    pub fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Kills Stowage, and starts another that knows only what the API server keeps.
+    pub async fn restart(self) -> Self {
+        let setup = self.setup.restart_stowage(self.policy.clone()).await.unwrap();
+        Self { setup, ..self }
+    }
+
+    pub async fn stop(self) {
+        self.setup.stop().await.unwrap();
+    }
+
+    pub fn create(&self, pod: Value) {
+        self.setup.api.create("pods", pod).unwrap();
+    }
+
+    /// Creates them one after the other, each when the one before runs: who is where follows from the order.
+    pub async fn fill(&self, pods: impl IntoIterator<Item = Value>) {
+        for pod in pods {
+            let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
+            self.create(pod);
+            self.until(&format!("{name} runs"), |world| {
+                world.pod(&name)?["status"]["phase"]
+                    .as_str()
+                    .map(str::to_owned)
+                    .filter(|phase| phase == "Running")
+            })
+            .await;
+        }
+    }
+
+    pub fn pod(&self, name: &str) -> Option<Value> {
+        self.setup.api.get(&format!("pods/default/{name}")).map(|pod| Value::clone(&pod))
+    }
+
+    pub fn pods(&self) -> BTreeSet<String> {
+        let pods = self.setup.api.list("pods").into_iter();
+        pods.map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// Pods that are being deleted.
+    pub fn leaving(&self) -> BTreeSet<String> {
+        let leaves = |name: &String| {
+            self.pod(name).is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+        };
+        self.pods().into_iter().filter(leaves).collect()
+    }
+
+    pub fn node_of(&self, name: &str) -> Option<String> {
+        Some(self.pod(name)?["spec"]["nodeName"].as_str()?.to_owned())
+    }
+
+    pub fn devices_of(&self, name: &str) -> Option<String> {
+        Some(self.pod(name)?["metadata"]["annotations"]["stowage.dev/devices"].as_str()?.to_owned())
+    }
+
+    pub fn condition(&self, name: &str, kind: &str) -> Option<Value> {
+        let pod = self.pod(name)?;
+        let mut conditions = pod["status"]["conditions"].as_array()?.iter();
+        conditions.find(|condition| condition["type"] == kind).cloned()
+    }
+
+    pub fn is_refused(&self, name: &str) -> bool {
+        self.condition(name, "PodScheduled").is_some_and(|condition| condition["reason"] == "Unschedulable")
+    }
+
+    pub fn is_gated(&self, name: &str) -> bool {
+        let gates = self.pod(name).map(|pod| pod["spec"]["schedulingGates"].clone());
+        gates.is_some_and(|gates| gates.as_array().is_some_and(|gates| !gates.is_empty()))
+    }
+
+    /// The reason in the condition that says how far the planner is with a gated pod.
+    pub fn planned(&self, name: &str) -> Option<String> {
+        Some(self.condition(name, contract::PLAN_CONDITION)?["reason"].as_str()?.to_owned())
+    }
+
+    pub fn holds(&self) -> u64 {
+        self.setup.stowage.service.ledger().totals().holds
+    }
+
+    /// How many writes of a kind were accepted. A hold that its pod was bound by is two: taken, and ended.
+    pub fn writes(&self, kind: &str) -> u64 {
+        self.setup.stowage.service.metrics.writes.with_label_values(&[kind, "written"]).get()
+    }
+
+    /// The scheduler's calls about a pod: the verb, and how many nodes it was about.
+    pub fn calls(&self, name: &str) -> Vec<(Verb, usize)> {
+        let calls = self.setup.scheduler.observations().calls_for(&format!("default/{name}"));
+        calls.into_iter().map(|call| (call.verb, call.nodes)).collect()
+    }
+
+    /// Looks until there is an answer.
+    pub async fn until<T>(&self, what: &str, mut look: impl FnMut(&Self) -> Option<T>) -> T {
+        let looked = async {
+            loop {
+                match look(self) {
+                    Some(answer) => return answer,
+                    None => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let Ok(answer) = tokio::time::timeout(PATIENCE, looked).await else {
+            let pods: Vec<Value> = self.pods().iter().filter_map(|name| self.pod(name)).collect();
+            panic!("it never came that {what}: {pods:#?}");
+        };
+        answer
+    }
+
+    pub async fn until_so(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
+        self.until(what, |world| is_so(world).then_some(())).await;
+    }
+
+    /// Its node, once it is bound.
+    pub async fn bound(&self, name: &str) -> String {
+        self.until(&format!("{name} is bound"), |world| world.node_of(name)).await
+    }
+
+    /// Every agent has reported so often: whatever follows from a report would have followed.
+    pub async fn some_reports_later(&self) {
+        let reports = || self.setup.stowage.service.metrics.reports.with_label_values(&["accepted"]).get();
+        let nodes = self.setup.api.list("nodes").len() as u64;
+        let until = reports() + 6 * nodes;
+        self.until_so("the agents report", |_| reports() >= until).await;
+    }
+}
+
+/// Preemptible, and not an engine.
+pub fn job(name: &str, gib: u64) -> Value {
+    pod(name, gib, -10)
+}
+
+/// Of a priority that may preempt jobs.
+pub fn serving(name: &str, gib: u64) -> Value {
+    pod(name, gib, 100)
+}
+
+fn pod(name: &str, gib: u64, priority: i64) -> Value {
+    let resources =
+        json!({ "limits": { "stowage.dev/vram": format!("{gib}Gi") }, "requests": { "cpu": "1" } });
+    json!({
+        "metadata": { "name": name, "namespace": "default", "annotations": {}, "labels": {} },
+        "spec": {
+            "schedulerName": "stowage",
+            "priority": priority,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{ "name": "engine", "image": "engine", "resources": resources }],
+        },
+    })
+}
+
+/// Behind the planner's gate.
+pub fn gated(mut pod: Value) -> Value {
+    pod["spec"]["schedulingGates"] = json!([{ "name": contract::PLAN_GATE }]);
+    pod
+}
+
+/// It takes its time to die, and its processes take theirs to give memory back.
+pub fn dying_slowly(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"][dying::TAKES] = json!("1500");
+    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!("1500");
+    pod
+}
+
+/// Its processes live on for ever when it is gone.
+pub fn haunting(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!(dying::FOR_EVER);
+    pod
+}
+
+pub fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}
