@@ -70,6 +70,10 @@ impl PreemptionArgs {
     }
 }
 
+const LEGEND: &str = "\
+lost: the work of residents since their last checkpoints, and their time to load again, in GPU-hours
+turned away: arrivals for whom no room could be made; used: the part of all GPU time; kept: less what was lost";
+
 fn text(source: Source, report: &Report) -> String {
     let Report { seeds, nodes, gpus, .. } = report;
     let on = match source {
@@ -82,9 +86,8 @@ fn text(source: Source, report: &Report) -> String {
         [] => "no seed".into(),
     };
     format!(
-        "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{}\n",
-        table(report),
-        "lost: residents' work since their last checkpoints, and the time to load again, in GPU-hours; admitted: of the arrivals"
+        "{nodes} nodes and {gpus} GPUs {on}; the second of two days; {seeds}\n\n{}\n\n{LEGEND}\n",
+        table(report)
     )
 }
 
@@ -98,9 +101,9 @@ fn table(report: &Report) -> Table {
         "work alone",
         "× ours",
         "victims",
-        "admitted",
-        "of",
+        "turned away",
         "used",
+        "kept",
     ]);
     for line in &report.results {
         table.add_row(row(line));
@@ -117,9 +120,9 @@ fn row(line: &Line) -> [String; 9] {
         said(line.work_gpu_hours, 1),
         line.work_times_ours.map_or_else(String::new, |times| said(times, 2)),
         said(line.victims, 0),
-        said(line.admitted, 0),
-        said(line.arrivals, 0),
+        format!("{:.0}", line.arrivals.mean - line.admitted.mean),
         format!("{:.1} %", line.used_percent.mean),
+        format!("{:.1} %", line.kept_percent.mean),
     ]
 }
 
@@ -155,7 +158,10 @@ mod tests {
         assert!(text.contains("seeds 42 to 43"), "{text}");
         let line = text.lines().find(|line| line.contains("youngest first")).unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
-        assert_eq!(words, ["youngest", "first", "5.0", "2.50", "5.0", "2.50", "0", "7", "9", "0.0", "%"]);
+        assert_eq!(
+            words,
+            ["youngest", "first", "5.0", "2.50", "5.0", "2.50", "0", "2", "0.0", "%", "-2.6", "%"]
+        );
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct Line {
     pub made_room_for: Spread,
     /// Of all GPUs, in hundredths.
     pub used_percent: Spread,
+    /// The same, less what was lost.
+    pub kept_percent: Spread,
     /// Searches that ended before they had seen everything, over all seeds.
     pub cut_short: u64,
 }
@@ -102,6 +104,9 @@ impl Line {
             admitted: over_seeds(&|tally| tally.admitted as f64),
             made_room_for: over_seeds(&|tally| tally.made_room_for as f64),
             used_percent: over_seeds(&|tally| 100.0 * tally.used.hours() / gpu_hours),
+            kept_percent: over_seeds(&|tally| {
+                100.0 * (tally.used.hours() - tally.lost().hours()) / gpu_hours
+            }),
             cut_short: seeds.iter().filter_map(|seed| tally(order, *seed)).map(|t| t.cut_short).sum(),
         }
     }
