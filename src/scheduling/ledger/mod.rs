@@ -12,12 +12,14 @@
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
 //! that costs, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is; here is how an entry changes.
+//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately;
+//! here is how an entry changes.
 
 mod book;
 mod budgets;
 mod claim;
 mod coverage;
+mod demanded;
 mod entry;
 mod evictions;
 mod groups;
@@ -54,6 +56,7 @@ use super::policy::{ExpiredRule, Policy, Usage};
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use super::stake::GroupKey;
+use super::worth::{Mix, Worth};
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
@@ -98,6 +101,9 @@ pub struct Ledger {
     /// In order of namespace and name.
     budgets: Vec<Budget>,
     budget_sight: BudgetSight,
+    /// What was asked for lately, and what free VRAM is worth by that.
+    mix: Mix,
+    worth: Arc<Worth>,
 }
 
 impl Ledger {
@@ -120,7 +126,8 @@ impl Ledger {
         if self.nodes_changed {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
-            self.published = Arc::new(Snapshot::new(self.generation, self.epoch, nodes));
+            let snapshot = Snapshot::new(self.generation, self.epoch, nodes);
+            self.published = Arc::new(snapshot.with_worth(self.worth.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
@@ -221,6 +228,7 @@ impl Ledger {
             } else {
                 replicas.into()
             },
+            spare: book.spare(&self.entries),
         };
         if view != book.view {
             self.generation += 1;

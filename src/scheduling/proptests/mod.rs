@@ -39,6 +39,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         model: None,
         kv_cache: None,
         weights: None,
+        models: Arc::default(),
         containers: Arc::new([]),
     }
 }
