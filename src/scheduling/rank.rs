@@ -4,6 +4,7 @@ use super::device::GpuSet;
 use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
+use super::memo::Verdict;
 use super::node::Node;
 use super::pack;
 use super::plugin::{self, Ask};
@@ -117,6 +118,18 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: Attempt<'_>,
 ) -> Shortlist {
+    let seat = |_, node: &Node| seat(node, demand, attempt.policy, snapshot.worth());
+    shortlist_by(snapshot, demand, names, attempt, seat)
+}
+
+/// The same, by someone who knows how good each node is, by its place: as [`seat`] says.
+pub fn shortlist_by<'a>(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    names: impl ExactSizeIterator<Item = &'a str>,
+    attempt: Attempt<'_>,
+    mut seat: impl FnMut(usize, &Node) -> Verdict,
+) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
     if let Some(misfit) = beyond_limit(demand, attempt) {
@@ -124,7 +137,7 @@ pub fn shortlist<'a>(
         return list;
     }
     for (asked, name) in names.enumerate() {
-        match consider(snapshot, demand, (asked, name), attempt) {
+        match consider(snapshot, demand, (asked, name), attempt, &mut seat) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -151,30 +164,31 @@ fn consider(
     demand: &Demand,
     (asked, name): (usize, &str),
     attempt: Attempt<'_>,
+    seat: &mut impl FnMut(usize, &Node) -> Verdict,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
     let own_here = attempt.own_room.filter(|own| *own.node == node.name);
-    let appraisal = snapshot.worth().appraise(node.site(), demand);
-    let gpus = own_here.map_or_else(|| fit_by(&appraisal, node), |own| own.verdict)?;
+    let (score, gpus) = match own_here {
+        Some(own) => {
+            let gpus = own.verdict?;
+            (score(&snapshot.worth().appraise(node.site(), demand), node, gpus, attempt.policy), gpus)
+        }
+        None => seat(place, node)?,
+    };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
         return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
     }
     let score = Score {
         outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
-        ..score(&appraisal, node, gpus, attempt.policy)
+        ..score
     };
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
 /// The GPUs of a node that a demand would get there, and how good a place that is.
-pub fn seat(
-    node: &Node,
-    demand: &Demand,
-    policy: &Policy,
-    worth: &Worth,
-) -> Result<(Score, GpuSet), Misfit> {
+pub fn seat(node: &Node, demand: &Demand, policy: &Policy, worth: &Worth) -> Verdict {
     let appraisal = worth.appraise(node.site(), demand);
     let gpus = fit_by(&appraisal, node)?;
     Ok((score(&appraisal, node, gpus, policy), gpus))
@@ -207,13 +221,7 @@ fn score(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, policy: &Policy) 
 }
 
 /// What is to be said against these GPUs of a node, which the demand may have at this loss.
-pub fn parts(
-    appraisal: &Appraisal<'_>,
-    node: &Node,
-    gpus: GpuSet,
-    loss: Loss,
-    policy: &Policy,
-) -> Parts {
+pub fn parts(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, loss: Loss, policy: &Policy) -> Parts {
     let demand = appraisal.demand();
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);

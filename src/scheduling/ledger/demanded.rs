@@ -4,6 +4,7 @@
 use super::Ledger;
 use super::entry::{Phase, PodEntry};
 use crate::ids::{NodeName, PodUid};
+use crate::scheduling::policy::{Learning, Packing, PackingPolicy};
 use crate::scheduling::request::{Companion, Demand};
 use crate::scheduling::worth::{Mix, Wish, Worth};
 use std::sync::Arc;
@@ -18,6 +19,13 @@ impl Ledger {
         &self.worth
     }
 
+    /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
+    pub fn is_worth_due(&self) -> bool {
+        let Packing { policy, learning, .. } = self.policy.packing;
+        let is_wanted = policy == PackingPolicy::Worth && learning == Learning::On;
+        is_wanted && self.mix.is_due(self.worth.learned_at())
+    }
+
     /// From now on free VRAM is worth this.
     pub fn set_worth(&mut self, worth: Worth) {
         let worth = Arc::new(worth.with_generation(self.worth.generation() + 1));
@@ -26,12 +34,25 @@ impl Ledger {
         Arc::make_mut(&mut self.published).set_worth(self.generation, worth);
     }
 
+    /// Brings what is remembered to the policy. Where it goes by best fit nothing is known of worth.
+    pub(super) fn take_packing(&mut self) {
+        self.mix.set_window(self.policy.packing.window);
+        if self.policy.packing.policy == PackingPolicy::BestFit && self.worth.is_learned() {
+            self.set_worth(Worth::default());
+        }
+    }
+
     /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
     /// on their way are taken off here.
     pub fn set_spare(&mut self, name: &NodeName, spare: Option<Companion>) {
         let Some(book) = self.books.get_mut(name) else { return };
-        if std::mem::replace(&mut book.unbound, spare) != spare {
-            self.refresh_view(name);
+        book.unbound = spare;
+        let spare = book.spare(&self.entries);
+        // Nothing else of the node follows from it.
+        if book.view.spare != spare {
+            self.generation += 1;
+            (book.view.spare, book.view.generation) = (spare, self.generation);
+            self.publish(name);
         }
     }
 

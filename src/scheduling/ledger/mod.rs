@@ -108,7 +108,8 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn new(policy: Arc<Policy>) -> Self {
-        Self { policy, ..Self::default() }
+        let mix = Mix::of_last(policy.packing.window);
+        Self { policy, mix, ..Self::default() }
     }
 
     /// What it takes for the present.

@@ -67,8 +67,7 @@ impl<'a> Scratch<'a> {
         let seats = self.ranking(pod, &snapshot).seats();
         let unjudged =
             seats.iter().zip(snapshot.nodes()).filter(|(seat, _)| matches!(seat, Seat::Unjudged(_)));
-        is_refused
-            && unjudged.map(|(_, node)| node).any(|node| fit(node, &pod.demand).is_ok())
+        is_refused && unjudged.map(|(_, node)| node).any(|node| fit(node, &pod.demand).is_ok())
     }
 
     /// Room for one pod, held on the scratch ledger.

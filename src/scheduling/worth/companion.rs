@@ -29,7 +29,8 @@ impl Company {
             return None;
         }
         let per_gpu = brought / gpu;
-        let squares = pods.map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2)).sum::<f64>();
+        let squares =
+            pods.map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2)).sum::<f64>();
         Some(Self { per_gpu, spread: (squares / gpu).sqrt() })
     }
 
@@ -83,7 +84,8 @@ mod tests {
     #[test]
     fn the_expected_overshoot_is_the_integral_of_the_distribution() {
         let step = 1e-3;
-        let integral = |z: f64| (-8_000..(z / step) as i64).map(|n| at_most(n as f64 * step) * step).sum::<f64>();
+        let integral =
+            |z: f64| (-8_000..(z / step) as i64).map(|n| at_most(n as f64 * step) * step).sum::<f64>();
         for z in [-2.0, -0.5, 0.0, 1.0, 3.0] {
             assert!((overshoot(z) - integral(z)).abs() < 1e-3, "{z}: {} {}", overshoot(z), integral(z));
         }

@@ -227,7 +227,9 @@ mod tests {
         match m.len() {
             2 => m[0][0] * m[1][1] - m[0][1] * m[1][0],
             _ => (0..3)
-                .map(|c| m[0][c] * (m[1][(c + 1) % 3] * m[2][(c + 2) % 3] - m[1][(c + 2) % 3] * m[2][(c + 1) % 3]))
+                .map(|c| {
+                    m[0][c] * (m[1][(c + 1) % 3] * m[2][(c + 2) % 3] - m[1][(c + 2) % 3] * m[2][(c + 1) % 3])
+                })
                 .sum(),
         }
     }
@@ -277,7 +279,9 @@ mod tests {
     fn of_one_size_only_whole_pieces_are_worth_something() {
         let curve = Curve::of(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
-        for (part, worth) in [(0, 0.0), (29, 0.0), (30, third), (59, third), (89, 2.0 * third), (90, 1.0), (99, 1.0)] {
+        for (part, worth) in
+            [(0, 0.0), (29, 0.0), (30, third), (59, third), (89, 2.0 * third), (90, 1.0), (99, 1.0)]
+        {
             assert!((curve.at(part) - worth).abs() < 1e-9, "{part}: {}", curve.at(part));
         }
     }

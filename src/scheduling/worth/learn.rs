@@ -4,10 +4,10 @@
 use super::blocks::Block;
 use super::companion::Company;
 use super::kind::{self, Kind, Levels, Usable, free_for_others, share_of};
-use super::mix::{Mix, Wish};
+use super::mix::{ENOUGH, Mix, Wish};
 use super::potential::Site;
 use super::setting::Setting;
-use super::{ENOUGH, Learned, Worth};
+use super::{Learned, Worth};
 use crate::ids::GpuModel;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,9 +20,9 @@ const MOST_KINDS: usize = 64;
 impl Worth {
     /// What `mix` says about GPUs like those of these nodes. Nothing, as long as too little was seen, or there are no GPUs.
     pub fn learn<'a>(mix: &Mix, sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
-        let free = Free::of(sites.clone());
+        let (free, learned_at) = (Free::of(sites.clone()), mix.arrivals());
         if mix.len() < ENOUGH || free.by_kind.is_empty() {
-            return Self::default();
+            return Self { learned_at, ..Self::default() };
         }
         let setting = Setting::at(mix.departures_per_arrival());
         let demand = |wish: &Wish| free.taken_by(wish);
@@ -39,7 +39,11 @@ impl Worth {
         let (cpu, memory) =
             (brought(|wish| wish.companion.cpu.0 as f64), brought(|wish| wish.companion.memory.0 as f64));
         let kinds = kinds(mix, &free, &levels);
-        Self { generation: 0, learned: Some(Learned { setting, kinds, levels, cpu, memory, blocks }) }
+        Self {
+            generation: 0,
+            learned_at,
+            learned: Some(Learned { setting, kinds, levels, cpu, memory, blocks }),
+        }
     }
 }
 
@@ -132,4 +136,3 @@ fn insisting(mix: &Mix, free: &Free) -> Vec<(Arc<[GpuModel]>, f64)> {
     };
     demand.into_iter().map(pressure).collect()
 }
-

@@ -14,6 +14,11 @@ use std::sync::Arc;
 /// them, and a workload that changed a day ago is forgotten in most clusters.
 pub const WINDOW: u16 = 2000;
 
+/// Pods that must have been seen before anything is believed of those to come.
+pub const ENOUGH: usize = 10;
+/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
+const EVERY: u64 = 100;
+
 /// What one pod asks for, as far as its place is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wish {
@@ -110,6 +115,12 @@ impl Mix {
         self.arrivals
     }
 
+    /// Whether it is worth learning again, if that was last done after so many arrivals: twice as many in the beginning, where a
+    /// place that was chosen for no reason stays spoilt.
+    pub fn is_due(&self, learned_at: u64) -> bool {
+        self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
+    }
+
     /// How many it remembers.
     pub fn len(&self) -> usize {
         self.latest.len()
@@ -170,6 +181,20 @@ mod tests {
         }
         assert_eq!(seen(&mix), [(10, 1), (20, 2)]);
         assert_eq!((mix.len(), mix.arrivals(), mix.departures_per_arrival()), (3, 4, 0.0));
+    }
+
+    #[test]
+    fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
+        let mut mix = Mix::default();
+        let (mut learned_at, mut due) = (0, Vec::new());
+        for _ in 0..400 {
+            mix.arrive(wish(1));
+            if mix.is_due(learned_at) {
+                learned_at = mix.arrivals();
+                due.push(learned_at);
+            }
+        }
+        assert_eq!(due, [10, 20, 40, 80, 160, 260, 360]);
     }
 
     #[test]

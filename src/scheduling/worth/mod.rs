@@ -33,15 +33,12 @@ use companion::Company;
 use kind::{Kind, Levels};
 use setting::Setting;
 
-/// Pods that must have been seen before anything is believed of those to come.
-pub const ENOUGH: usize = 100;
-/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
-pub const EVERY: u64 = 100;
-
 /// What the demand seen lately says about free GPUs. By default nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Worth {
     generation: u64,
+    /// After how many arrivals.
+    learned_at: u64,
     learned: Option<Learned>,
 }
 
@@ -65,6 +62,11 @@ impl Worth {
 
     pub fn with_generation(self, generation: u64) -> Self {
         Self { generation, ..self }
+    }
+
+    /// After how many arrivals it was made.
+    pub fn learned_at(&self) -> u64 {
+        self.learned_at
     }
 
     /// Whether anything was learned; places are judged by best fit otherwise.

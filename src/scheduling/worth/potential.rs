@@ -205,7 +205,11 @@ impl Prospect<'_> {
             .map(|place| {
                 let before = self.free.parts[place];
                 let kind = &kinds[usize::from(before.kind)];
-                if kind.scarcity == 0.0 { 0.0 } else { kind.scale * kind.scarcity * (before.free - left(place).free) }
+                if kind.scarcity == 0.0 {
+                    0.0
+                } else {
+                    kind.scale * kind.scarcity * (before.free - left(place).free)
+                }
             })
             .sum();
         self.learned.loss(&self.before, &after, (self.spare, spare)) + scarcity
@@ -253,8 +257,7 @@ impl Learned {
             stuck += weight * (1.0 - kind.usable.share(level, hundredths, whole));
         }
         let wasted = if self.setting.company > 0.0 { self.wasted(worth, spare) } else { 0.0 };
-        let potential =
-            free - worth + self.setting.company * wasted + self.setting.fragments * stuck;
+        let potential = free - worth + self.setting.company * wasted + self.setting.fragments * stuck;
         Standing { potential, free, whole }
     }
 
