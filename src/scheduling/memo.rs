@@ -115,6 +115,18 @@ impl Memo {
         self.put(page);
         list
     }
+
+    /// The best of all nodes, by its place.
+    pub fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
+        let mut page = self.take(snapshot, demand, policy);
+        let seat = |node: &Node| rank::seat(node, demand, policy, snapshot.worth());
+        let verdicts = snapshot.nodes().iter().enumerate();
+        let scores =
+            verdicts.filter_map(|(place, node)| Some((page.verdict(place, node, seat).ok()?.0, place)));
+        let best = scores.min().map(|(_, place)| place);
+        self.put(page);
+        best
+    }
 }
 
 impl Page {

@@ -191,6 +191,7 @@ fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScoreP
         cost: candidate.score.cost,
         parts: weighted(&parts, &facts.policy.weights),
         leftover_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
+        useless_bytes: appraisal.useless(candidate.gpus),
     }
 }
 

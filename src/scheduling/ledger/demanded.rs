@@ -22,7 +22,7 @@ impl Ledger {
     /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
     pub fn is_worth_due(&self) -> bool {
         let Packing { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Worth && learning == Learning::On;
+        let is_wanted = policy == PackingPolicy::Worth && learning == Learning::Continuous;
         is_wanted && self.mix.is_due(self.worth.learned_at())
     }
 

@@ -23,14 +23,14 @@ pub enum PackingPolicy {
     BestFit,
 }
 
-/// Whether what free VRAM is worth follows the pods that come.
+/// Whether what free VRAM is worth follows the pods that come. Not "on" and "off": to many YAML parsers those are booleans.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Learning {
     #[default]
-    On,
+    Continuous,
     /// What was learned so far stays.
-    Off,
+    Frozen,
 }
 
 impl Default for Packing {

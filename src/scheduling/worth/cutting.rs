@@ -48,6 +48,12 @@ impl Curve {
         Self(worth)
     }
 
+    /// How much less would be worth as much.
+    pub fn useless(&self, hundredths: usize) -> usize {
+        let worth = self.0[hundredths];
+        hundredths - self.0.partition_point(|less| *less < worth - EPSILON)
+    }
+
     /// Of `hundredths`, at most [`GRID`].
     pub fn at(&self, hundredths: usize) -> f64 {
         self.0[hundredths]
@@ -289,6 +295,7 @@ mod tests {
     #[test]
     fn of_a_size_just_over_a_half_the_rest_is_worth_nothing() {
         let curve = Curve::of(&wanted(&[(51, 7)]));
+        assert_eq!((curve.useless(49), curve.useless(51), curve.useless(60)), (49, 0, 9));
         assert_eq!((curve.at(49), curve.at(50), curve.at(51), curve.at(100)), (0.0, 0.0, 1.0, 1.0));
     }
 

@@ -83,3 +83,6 @@ impl PartialEq for Worth {
 }
 
 impl Eq for Worth {}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@
 //! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. It allocates nothing: thousands of nodes
 //! are judged for each pod.
 
+use super::cutting::GRID;
 use super::kind::{Kind, free_for_others, hundredths};
 use super::{Learned, Worth};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
@@ -136,6 +137,13 @@ impl<'a> Appraisal<'a> {
         }
     }
 
+    /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
+    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
+        let (prospect, gpus) = (self.prospect()?, self.site.gpus);
+        let on = |place: usize| prospect.useless(place, &gpus[place], self.demand);
+        Some(chosen.iter().map(on).sum())
+    }
+
     /// Whether two GPUs are alike, so that nothing tells them apart but what was promised to others.
     pub fn are_alike(&self, one: usize, other: usize) -> bool {
         match self.prospect() {
@@ -186,6 +194,18 @@ impl Part {
 }
 
 impl Prospect<'_> {
+    /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
+    fn useless(&self, place: usize, gpu: &Gpu, demand: &Demand) -> Bytes {
+        let kind = &self.learned.kinds[usize::from(self.free.parts[place].kind)];
+        let left = match demand.sharing {
+            Sharing::Shared => free_for_others(gpu).minus(demand.per_gpu),
+            Sharing::Exclusive => Bytes::ZERO,
+        };
+        let part = hundredths(kind.free_part(left));
+        let of_use = (part - kind.curve.useless(part)) as u64;
+        left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
+    }
+
     fn loss(&self, gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> f64 {
         let kinds = &self.learned.kinds;
         let left = |place: usize| match demand.sharing {
@@ -247,7 +267,7 @@ impl Learned {
     /// φ, and what it is made of, for these free parts beside this much CPU and memory.
     fn standing(&self, spare: Option<Companion>, parts: impl Iterator<Item = Part> + Clone) -> Standing {
         let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
-        let whole = parts.clone().filter(|part| usize::from(part.hundredths) == super::cutting::GRID).count();
+        let whole = parts.clone().filter(|part| usize::from(part.hundredths) == GRID).count();
         let (mut free, mut worth, mut stuck) = (0.0, 0.0, 0.0);
         for part in parts {
             let (kind, hundredths) = (&self.kinds[usize::from(part.kind)], usize::from(part.hundredths));
