@@ -31,9 +31,10 @@ impl Worth {
             Company::of(mix.wishes().map(|(wish, count)| (demand(wish), part(wish), f64::from(count))))
         };
         let blocks = Block::wanted(mix, demand);
+        let turning_over = free.all() + setting.turnover * (free.capacity - free.all());
         let price = |block: Block| {
             let there: f64 = sites.clone().map(|site| blocks_on(site, &block, setting.partial_blocks)).sum();
-            (block, setting.blocks * block.price(free.all(), there))
+            (block, setting.blocks * block.price(free.all(), turning_over, there))
         };
         let blocks = blocks.into_iter().map(price).filter(|(_, price)| *price > 0.0).collect();
         let (cpu, memory) =
@@ -57,17 +58,21 @@ struct Free {
     /// In units of the largest GPU.
     by_kind: BTreeMap<(GpuModel, Bytes), f64>,
     largest: Bytes,
+    /// Of all GPUs, taken or free, in the same units.
+    capacity: f64,
     capacities: BTreeSet<Bytes>,
 }
 
 impl Free {
     fn of<'a>(sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
+        let mut capacity = 0.0;
         let mut bytes: Vec<((GpuModel, Bytes), f64)> = Vec::new();
         for (gpu, device) in sites.flat_map(|site| site.gpus.iter().zip(site.devices)) {
             if gpu.capacity == Bytes::ZERO {
                 continue;
             }
             let free = free_for_others(gpu).0 as f64;
+            capacity += gpu.capacity.0 as f64;
             // A name is copied once for each kind.
             match bytes.iter().position(|(kind, _)| kind.1 == gpu.capacity && kind.0 == device.model) {
                 Some(known) => bytes[known].1 += free,
@@ -78,7 +83,7 @@ impl Free {
         let capacities: BTreeSet<Bytes> = bytes.iter().map(|((_, capacity), _)| *capacity).collect();
         let largest = capacities.last().copied().unwrap_or_default();
         let by_kind = bytes.into_iter().map(|(kind, sum)| (kind, sum / largest.0.max(1) as f64)).collect();
-        Self { by_kind, largest, capacities }
+        Self { by_kind, largest, capacity: capacity / largest.0.max(1) as f64, capacities }
     }
 
     /// R: all that is free.

@@ -17,14 +17,16 @@ pub struct Setting {
     pub blocks: f64,
     /// Credit for blocks that are nearly whole.
     pub partial_blocks: f64,
+    /// c: the part of what is taken that comes free again.
+    pub turnover: f64,
 }
 
 /// Nobody leaves: found by trial on openb, as is the other.
 const STAYING: Setting =
-    Setting { company: 1.0, fragments: 0.1, tie: 0.02, blocks: 0.1, partial_blocks: 0.0 };
+    Setting { company: 1.0, fragments: 0.1, tie: 0.02, blocks: 0.1, partial_blocks: 0.0, turnover: 0.0 };
 /// As many leave as come.
 const CHANGING: Setting =
-    Setting { company: 0.0, fragments: 1.0, tie: 0.1, blocks: 0.3, partial_blocks: 1.0 };
+    Setting { company: 0.0, fragments: 1.0, tie: 0.1, blocks: 0.3, partial_blocks: 1.0, turnover: 1.0 };
 /// Of pods that come, as many end in a cluster that is full and stays so; a few are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
@@ -39,6 +41,7 @@ impl Setting {
             tie: between(|s| s.tie),
             blocks: between(|s| s.blocks),
             partial_blocks: between(|s| s.partial_blocks),
+            turnover: between(|s| s.turnover),
         }
     }
 }
