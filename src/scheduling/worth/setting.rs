@@ -11,7 +11,7 @@ pub struct Setting {
     pub company: f64,
     /// f: what the pods seen lately could not use now.
     pub fragments: f64,
-    /// t: what is left on the node, to settle ties.
+    /// t: what is left on the node. To settle ties, or, where pods end, to keep some nodes empty for the largest.
     pub tie: f64,
     /// B: whole GPUs for pods of several.
     pub blocks: f64,
@@ -26,7 +26,7 @@ const STAYING: Setting =
     Setting { company: 1.0, fragments: 0.1, tie: 0.02, blocks: 0.1, partial_blocks: 0.0, turnover: 0.0 };
 /// As many leave as come.
 const CHANGING: Setting =
-    Setting { company: 0.0, fragments: 1.0, tie: 0.1, blocks: 0.3, partial_blocks: 1.0, turnover: 1.0 };
+    Setting { company: 0.0, fragments: 0.3, tie: 0.6, blocks: 0.3, partial_blocks: 1.0, turnover: 1.0 };
 /// Of pods that come, as many end in a cluster that is full and stays so; a few are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
