@@ -43,14 +43,19 @@ impl Company {
         if worth <= 0.0 {
             return 0.0;
         }
-        let (lack, spread) = (self.per_gpu * worth - free, self.spread * worth.sqrt());
+        let lack = self.per_gpu * worth - free;
+        // Most nodes have plenty, and thousands are asked.
+        if lack < 0.0 && lack * lack >= (FAR * self.spread).powi(2) * worth {
+            return 0.0;
+        }
+        let spread = self.spread * worth.sqrt();
         let shortfall = if spread > 0.0 { spread * overshoot(lack / spread) } else { lack.max(0.0) };
         worth.min(shortfall / self.per_gpu)
     }
 }
 
-/// Beyond so many deviations a normal variable does not go.
-const FAR: f64 = 8.0;
+/// Beyond so many deviations a normal variable does not go: once in three million times.
+const FAR: f64 = 5.0;
 
 /// z·Φ(z) + φ(z): by how much a standard normal variable is expected to exceed −z, counting what does not as nothing.
 pub fn overshoot(z: f64) -> f64 {

@@ -49,13 +49,16 @@ pub struct Appraisal<'a> {
     prospect: OnceCell<Prospect<'a>>,
 }
 
-/// What a node's free GPU promises, before anything is taken.
+/// What a node's free GPU promises, before anything is taken and with nothing but the pod's CPU and memory gone: what is the same
+/// for every choice.
 #[derive(Debug)]
 struct Prospect<'a> {
     learned: &'a Learned,
     free: FreeParts,
-    spare: Option<Companion>,
     before: Standing,
+    beside: Standing,
+    /// φ, before anything is taken.
+    potential: f64,
 }
 
 /// Of each GPU what is free, by its place.
@@ -74,14 +77,23 @@ struct Part {
     free: f64,
 }
 
-/// A node at one moment.
+/// A node at one moment, summed up.
 #[derive(Debug, Clone, Copy)]
 struct Standing {
-    /// φ.
-    potential: f64,
-    /// In GPUs.
-    free: f64,
+    spare: Option<Companion>,
+    /// How many levels of CPU it serves.
+    level: usize,
     whole: usize,
+    sums: Sums,
+}
+
+/// In GPUs.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    free: f64,
+    worth: f64,
+    /// What the pods seen lately could not use.
+    stuck: f64,
 }
 
 impl<'a> Site<'a> {
@@ -102,10 +114,8 @@ impl Worth {
     /// has.
     pub fn loss_of_company(&self, site: Site<'_>, taken: Companion) -> Option<Loss> {
         let (learned, spare) = self.learned.as_ref().zip(site.spare)?;
-        let prospect = learned.prospect(site);
-        let spare = Some(less(spare, taken));
-        let after = learned.standing(spare, prospect.free.iter());
-        Some(fixed(learned.loss(&prospect.before, &after, (prospect.spare, spare))))
+        let prospect = learned.prospect(Site { spare: Some(spare), ..site }, taken);
+        Some(fixed(prospect.loss_with(&prospect.beside)))
     }
 }
 
@@ -162,7 +172,7 @@ impl<'a> Appraisal<'a> {
 
     fn prospect(&self) -> Option<&Prospect<'a>> {
         let learned = self.learned?;
-        Some(self.prospect.get_or_init(|| learned.prospect(self.site)))
+        Some(self.prospect.get_or_init(|| learned.prospect(self.site, self.demand.companion)))
     }
 
     fn left(&self, place: usize) -> Bytes {
@@ -194,6 +204,10 @@ impl FreeParts {
 }
 
 impl Part {
+    fn is_whole(&self) -> bool {
+        usize::from(self.hundredths) == GRID
+    }
+
     fn of(kinds: &[Kind], kind: u8, free: Bytes) -> Self {
         let free = kinds[usize::from(kind)].free_part(free);
         Self { kind, hundredths: hundredths(free) as u8, free }
@@ -216,31 +230,69 @@ impl Prospect<'_> {
     fn loss(&self, gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> f64 {
         let kinds = &self.learned.kinds;
         let left = |place: usize| match demand.sharing {
-            Sharing::Shared => Part::of(
-                kinds,
-                self.free.parts[place].kind,
-                free_for_others(&gpus[place]).minus(demand.per_gpu),
-            ),
+            Sharing::Shared => {
+                let left = free_for_others(&gpus[place]).minus(demand.per_gpu);
+                Part::of(kinds, self.free.parts[place].kind, left)
+            }
             Sharing::Exclusive => Part { hundredths: 0, free: 0.0, ..self.free.parts[place] },
         };
-        let parts = self.free.iter().enumerate();
-        let parts = parts.map(|(place, part)| if chosen.contains(place) { left(place) } else { part });
-        let spare = self.spare.map(|spare| less(spare, demand.companion));
-        let after = self.learned.standing(spare, parts);
-        let scarcity: f64 = chosen
-            .iter()
-            .map(|place| {
-                let before = self.free.parts[place];
-                let kind = &kinds[usize::from(before.kind)];
-                kind.scale * kind.scarcity * (before.free - left(place).free)
-            })
-            .sum();
-        self.learned.loss(&self.before, &after, (self.spare, spare)) + scarcity
+        let taken = |place: usize| {
+            let before = &self.free.parts[place];
+            let kind = &kinds[usize::from(before.kind)];
+            kind.scale * kind.scarcity * (before.free - left(place).free)
+        };
+        let scarcity: f64 = chosen.iter().map(taken).sum();
+        self.loss_with(&self.after(chosen, left)) + scarcity
+    }
+
+    /// The node once these GPUs have only that left.
+    fn after(&self, chosen: GpuSet, left: impl Fn(usize) -> Part) -> Standing {
+        let mut after = self.beside;
+        if chosen.iter().any(|place| self.free.parts[place].is_whole()) {
+            // With fewer whole ones the others are of less use, too.
+            let parts = self.free.iter().enumerate();
+            let parts = parts.map(|(place, part)| if chosen.contains(place) { left(place) } else { part });
+            return self.learned.standing(after.spare, parts);
+        }
+        for place in chosen.iter() {
+            let was = self.learned.sums_of(self.free.parts[place], after.level, after.whole);
+            let is = self.learned.sums_of(left(place), after.level, after.whole);
+            after.sums.free += is.free - was.free;
+            after.sums.worth += is.worth - was.worth;
+            after.sums.stuck += is.stuck - was.stuck;
+        }
+        after
+    }
+
+    fn loss_with(&self, after: &Standing) -> f64 {
+        let learned = self.learned;
+        let broken = |(block, price): &(Block, f64)| {
+            let on = |at: &Standing| {
+                block.on(at.whole, at.spare.map(|spare| spare.cpu), learned.setting.partial_blocks)
+            };
+            price * (on(&self.before) - on(after))
+        };
+        let cpu_left = after.spare.map_or(0.0, |spare| spare.cpu.0 as f64);
+        let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.sums.free / LARGE_NODE.1;
+        let blocks: f64 = learned.blocks.iter().map(broken).sum();
+        learned.potential(after) - self.potential + learned.setting.tie * left + blocks
     }
 }
 
 impl Learned {
-    fn prospect<'a>(&'a self, site: Site<'_>) -> Prospect<'a> {
+    /// A node to which a pod comes that takes this beside its GPUs.
+    fn prospect<'a>(&'a self, site: Site<'_>, taken: Companion) -> Prospect<'a> {
+        let free = self.free_parts(site);
+        let before = self.standing(site.spare, free.iter());
+        let spare = site.spare.map(|spare| less(spare, taken));
+        let beside = match self.level(spare) == before.level {
+            true => Standing { spare, ..before },
+            false => self.standing(spare, free.iter()),
+        };
+        Prospect { learned: self, free, before, beside, potential: self.potential(&before) }
+    }
+
+    fn free_parts(&self, site: Site<'_>) -> FreeParts {
         let mut free = FreeParts { parts: [Part::default(); MAX_GPUS as usize], count: site.gpus.len() };
         let mut known: Option<(Bytes, u8)> = None;
         for (place, gpu) in site.gpus.iter().enumerate() {
@@ -252,8 +304,7 @@ impl Learned {
             known = Some((gpu.capacity, kind));
             free.parts[place] = Part::of(&self.kinds, kind, free_for_others(gpu));
         }
-        let before = self.standing(site.spare, free.iter());
-        Prospect { learned: self, free, spare: site.spare, before }
+        free
     }
 
     /// The kind of this model and capacity, or else the nearest capacity.
@@ -267,21 +318,36 @@ impl Learned {
         exact.or_else(nearest).expect("a worth that was learned has kinds") as u8
     }
 
-    /// φ, and what it is made of, for these free parts beside this much CPU and memory.
+    fn level(&self, spare: Option<Companion>) -> usize {
+        spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu))
+    }
+
+    /// These free parts beside this much CPU and memory.
     fn standing(&self, spare: Option<Companion>, parts: impl Iterator<Item = Part> + Clone) -> Standing {
-        let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
-        let whole = parts.clone().filter(|part| usize::from(part.hundredths) == GRID).count();
-        let (mut free, mut worth, mut stuck) = (0.0, 0.0, 0.0);
+        let level = self.level(spare);
+        let whole = parts.clone().filter(Part::is_whole).count();
+        let mut sums = Sums::default();
         for part in parts {
-            let (kind, hundredths) = (&self.kinds[usize::from(part.kind)], usize::from(part.hundredths));
-            let weight = kind.scale * part.free;
-            free += weight;
-            worth += kind.scale * kind.curve.at(hundredths);
-            stuck += weight * (1.0 - kind.usable.share(level, hundredths, whole));
+            let Sums { free, worth, stuck } = self.sums_of(part, level, whole);
+            sums.free += free;
+            sums.worth += worth;
+            sums.stuck += stuck;
         }
-        let wasted = if self.setting.company > 0.0 { self.wasted(worth, spare) } else { 0.0 };
-        let potential = free - worth + self.setting.company * wasted + self.setting.fragments * stuck;
-        Standing { potential, free, whole }
+        Standing { spare, level, whole, sums }
+    }
+
+    fn sums_of(&self, part: Part, level: usize, whole: usize) -> Sums {
+        let (kind, hundredths) = (&self.kinds[usize::from(part.kind)], usize::from(part.hundredths));
+        let free = kind.scale * part.free;
+        let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
+        Sums { free, worth: kind.scale * kind.curve.at(hundredths), stuck }
+    }
+
+    /// φ.
+    fn potential(&self, standing: &Standing) -> f64 {
+        let Sums { free, worth, stuck } = standing.sums;
+        let wasted = if self.setting.company > 0.0 { self.wasted(worth, standing.spare) } else { 0.0 };
+        free - worth + self.setting.company * wasted + self.setting.fragments * stuck
     }
 
     /// Of free GPU of this worth, what CPU or memory will be lacking for.
@@ -290,22 +356,5 @@ impl Learned {
         let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(worth, spare.cpu.0 as f64));
         let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(worth, spare.memory.0 as f64));
         by_cpu.max(by_memory)
-    }
-
-    fn loss(
-        &self,
-        before: &Standing,
-        after: &Standing,
-        (spare_before, spare): (Option<Companion>, Option<Companion>),
-    ) -> f64 {
-        let cpu = |spare: Option<Companion>| spare.map(|spare| spare.cpu);
-        let broken = |(block, price): &(Block, f64)| {
-            let on = |whole, spare| block.on(whole, cpu(spare), self.setting.partial_blocks);
-            price * (on(before.whole, spare_before) - on(after.whole, spare))
-        };
-        let cpu_left = spare.map_or(0.0, |spare| spare.cpu.0 as f64);
-        let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.free / LARGE_NODE.1;
-        let blocks: f64 = self.blocks.iter().map(broken).sum();
-        after.potential - before.potential + self.setting.tie * left + blocks
     }
 }
