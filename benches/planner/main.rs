@@ -2,6 +2,7 @@
 //!
 //! How long it takes to find who leaves, or that nobody's leaving helps; and what the answer costs beside simpler ways to one:
 //! the first node where it works, and on each GPU the cheapest pods first. Each answer is put to the ledger before it is timed.
+//! `-- copies` times no more than the copy of the books that each plan begins with.
 
 mod cluster;
 mod queues;
@@ -25,6 +26,10 @@ const COMPARISONS: usize = 100;
 const FIRST_WAITING: usize = 10_000_000;
 
 fn main() {
+    queues::time_copies();
+    if std::env::args().any(|argument| argument == "copies") {
+        return;
+    }
     time_decisions();
     compare_prices();
     queues::time_plans();

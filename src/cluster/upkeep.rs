@@ -31,8 +31,8 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => upkeep.tick(upkeep.service.now()).await,
-            () = upkeep.planner.next_write() => {}
+            _ = ticks.tick() => upkeep.tick(upkeep.service.now()),
+            () = upkeep.planner.go_on() => {}
         }
     }
 }
@@ -47,13 +47,13 @@ struct Upkeep {
 }
 
 impl Upkeep {
-    async fn tick(&mut self, now: Moment) {
+    fn tick(&mut self, now: Moment) {
         let ended = self.service.ledger().expire(now);
         let is_open = self.service.gate.is_open();
         match is_open {
             true => {
                 self.planner.end(ended);
-                self.planner.tick().await;
+                self.planner.tick();
             }
             false => self.planner.rest(),
         }
@@ -116,9 +116,9 @@ mod tests {
         upkeep.service.gate.set_leading(true);
         upkeep.service.gate.set_synced();
         let now = upkeep.service.now();
-        upkeep.tick(now).await;
-        upkeep.tick(now).await;
-        upkeep.planner.next_write().await;
+        upkeep.tick(now);
+        upkeep.tick(now);
+        upkeep.planner.go_on().await;
         assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
@@ -131,8 +131,8 @@ mod tests {
         let mut upkeep = upkeep(&recorder, policy);
         upkeep.service.gate.set_leading(true);
         upkeep.service.gate.set_synced();
-        upkeep.tick(upkeep.service.now()).await;
-        upkeep.planner.next_write().await;
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.go_on().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
@@ -140,7 +140,7 @@ mod tests {
     async fn who_does_not_lead_lets_the_hold_go_and_says_and_writes_nothing() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
-        upkeep.tick(upkeep.service.now()).await;
+        upkeep.tick(upkeep.service.now());
         assert_eq!(upkeep.service.ledger().totals().holds, 0);
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
     }

@@ -86,6 +86,11 @@ impl Course {
         self.told += u32::from(is_ok);
     }
 
+    /// It knows where to go.
+    pub fn waits_to_be_bound(&self) -> bool {
+        self.told > 0
+    }
+
     fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
         let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
         let attempt = self.evictions.entry(victim.uid.clone()).or_default();

@@ -7,6 +7,8 @@
 //!     others leave ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
 //! ```
 //!
+//! A plan is made beside the ticks ([`run`]): whatever else is to be seen to does not wait for it.
+//!
 //! Everything but the counts of attempts follows from the ledger, tick after tick: a replica that begins to lead goes on where
 //! the last one stopped. It writes through the port and names no client.
 
@@ -14,6 +16,7 @@ mod course;
 mod ended;
 mod outcome;
 mod relieve;
+mod run;
 mod seek;
 
 #[cfg(test)]
@@ -27,6 +30,7 @@ use crate::service::Service;
 use crate::units::Moment;
 use course::Course;
 use outcome::Outcome;
+use run::Run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::JoinSet;
@@ -39,6 +43,7 @@ pub struct Planner {
     control_plane: Arc<dyn ControlPlane>,
     /// How far each hold is, beyond what the ledger says.
     courses: BTreeMap<PodUid, Course>,
+    run: Run,
     writes: JoinSet<Option<Outcome>>,
     places: Arc<tokio::sync::Semaphore>,
     pressure: PressureWatch,
@@ -51,6 +56,7 @@ impl Planner {
             service,
             control_plane,
             courses: BTreeMap::new(),
+            run: Run::default(),
             writes: JoinSet::new(),
             places: Arc::new(tokio::sync::Semaphore::new(WRITES_AT_ONCE)),
             pressure: PressureWatch::default(),
@@ -59,28 +65,34 @@ impl Planner {
     }
 
     /// Looks at everyone who waits. Only for a replica that may act.
-    pub async fn tick(&mut self) {
+    pub fn tick(&mut self) {
         // In shadow mode nobody is placed, and nobody kept.
         if self.service.ledger().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         self.see_holds_through();
         self.relieve();
-        self.seek().await;
+        self.seek();
     }
 
     /// A replica that may not act forgets how far it was: another goes on.
     pub fn rest(&mut self) {
         self.courses.clear();
+        self.run.give_up();
         self.pressure = PressureWatch::default();
     }
 
-    /// Waits for the next of its writes to end, and notes what came of it. Never ends while none is under way.
-    pub async fn next_write(&mut self) {
-        match self.writes.join_next().await {
-            Some(done) => self.note(done.ok().flatten()),
-            None => std::future::pending().await,
+    /// Waits for a write or the planning run to end, and goes on from what came of it. Never ends while none is under way.
+    pub async fn go_on(&mut self) {
+        tokio::select! {
+            Some(done) = self.writes.join_next() => self.note(done.ok().flatten()),
+            planned = self.run.end() => self.put_into_force(planned),
         }
+    }
+
+    #[cfg(test)]
+    fn is_idle(&self) -> bool {
+        self.writes.is_empty() && self.run.is_idle()
     }
 
     /// Does a write beside the ticks, and notes what came of it.

@@ -6,6 +6,7 @@
 
 use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
+use super::shared::Entries;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::fit::usable;
@@ -17,11 +18,8 @@ use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Moment};
-use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
 
 /// Pods of a node that may end between two reports.
 const MAX_DEPARTED: usize = 256;

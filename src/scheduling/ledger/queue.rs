@@ -148,9 +148,9 @@ impl Ledger {
         }
     }
 
-    /// There was no place for the pod.
-    pub fn note_sought(&mut self, uid: &PodUid) {
-        let (at, generation) = (self.now, self.generation);
+    /// There was no place for the pod in the books of that generation.
+    pub fn note_sought(&mut self, uid: &PodUid, generation: u64) {
+        let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
             waiting.sought = Some(Sought { at, in_vain, generation });

@@ -72,7 +72,7 @@ pub enum Remark {
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
     pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
-        let book = self.books.entry(name.clone()).or_insert_with(|| Book::new(name.clone()));
+        let book = self.books.open(name);
         if !book.exists || book.kind != kind {
             book.exists = true;
             book.kind = kind;
@@ -284,7 +284,7 @@ impl Ledger {
                 let phase = Phase::Waiting(Waiting { since: now, ..Waiting::default() });
                 let stake = Arc::<Stake>::default();
                 let fresh = PodEntry { key, demand: demand.clone(), stake, phase, starting: None };
-                let entry = entries.entry(uid).or_insert(fresh);
+                let entry = entries.get_or_insert(uid, fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
                     // A hold is taken from the API server only where none is known: what is known is never older.
@@ -339,7 +339,7 @@ impl Ledger {
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
         let remark = if is_unplaced { Remark::Unplaced } else { Remark::Nothing };
         let node = bound.node.clone();
-        let book = self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        let book = self.books.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
         let until = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
             Some(entry) => entry.starting,
@@ -347,7 +347,6 @@ impl Ledger {
         };
         let starting = until.filter(|_| is_starting);
         let is_by_index = book.reported && !bound.is_recorded();
-        let node = bound.node.clone();
         self.change(&uid.clone(), |entries| {
             let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
             entries.insert(uid, PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting });

@@ -2,9 +2,9 @@
 
 use super::processes::{eventually, run};
 use super::world::{World, manifest, yaml};
+use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
-use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
