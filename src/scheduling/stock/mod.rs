@@ -157,17 +157,6 @@ impl StockView {
         self.seen.clone()
     }
 
-    /// See [`StockSnapshot::verdict`].
-    pub fn verdict(
-        &self,
-        pod: &PodUid,
-        wants: &Requirements,
-        node: &NodeName,
-        beside: &Freed<'_>,
-    ) -> Verdict {
-        self.seen.verdict(pod, wants, node, beside)
-    }
-
     /// See [`StockSnapshot::wants`].
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.seen.wants(pod)
