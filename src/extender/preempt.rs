@@ -257,6 +257,11 @@ fn hold_in_ledger(
         info!(policy = %policy.digest, "the policy changed while a price was found");
         return None;
     }
+    // One budget for all evictions; within it the planner may find another node.
+    if !ledger.may_order(&victims.everyone()) {
+        info!(node = %victims.node, "enough pods were evicted within the minute");
+        return None;
+    }
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
@@ -265,6 +270,7 @@ fn hold_in_ledger(
         Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
     match ledger.hold(uid, hold.clone()) {
         Ok(()) => {
+            ledger.note_ordered(&victims.everyone());
             victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
             Some((hold, policy.digest))
         }

@@ -3,19 +3,17 @@
 
 use super::Planner;
 use super::course::Course;
-use super::ended::is_nominated;
 use super::outcome::Outcome;
 use super::run::{Began, Planned};
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Conflict, Gate, Ledger, Phase, Way};
-use crate::scheduling::plan::{Place, Step, Why, plan};
+use crate::scheduling::plan::{Place, Step, plan};
 use crate::scheduling::policy::Mode;
-use std::sync::Arc;
 use tracing::{info, warn};
 
 /// Pods looked at in one go. A plan of this many takes a fraction of a second at a thousand nodes.
-const LOOKED_AT: usize = 256;
+pub(super) const LOOKED_AT: usize = 256;
 /// Gated pods that have been told where to go and are not bound. The scheduler binds some hundreds a second: of so many it has
 /// enough for now, and each that waits for its turn keeps room from others.
 const TOLD_AT_ONCE: usize = 512;
@@ -62,6 +60,7 @@ impl Planner {
                 Step::Wait { uid, key, why } => self.wait(uid, key, why, began),
             }
         }
+        self.forget_what_was_said();
     }
 
     /// Holds the places, all or none.
@@ -109,7 +108,7 @@ impl Planner {
             course.is_writing = true;
         }
         let control_plane = self.control_plane.clone();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             let written = control_plane.write_status(&key, &uid, &change).await;
             Some(Outcome::Held { key, uid, written })
         });
@@ -130,74 +129,15 @@ impl Planner {
         }
         ledger.note_woken(&uid);
         drop(ledger);
+        // Any write wakes it.
+        if self.writes.concern(&uid) {
+            return;
+        }
         let control_plane = self.control_plane.clone();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             // Should it fail, the pod's turn comes again.
             if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
                 warn!(pod = %key, %error, "a pod was not told that there is room for it");
-            }
-            None
-        });
-    }
-
-    /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
-    /// never be placed there.
-    fn wait(&mut self, uid: PodUid, key: PodKey, why: Why, began: Began) {
-        let mut ledger = self.service.ledger();
-        ledger.note_sought(&uid, began.generation);
-        let Some(entry) = ledger.entry(&uid).filter(|entry| entry.hold().is_none()) else { return };
-        let Phase::Waiting(waiting) = &entry.phase else { return };
-        let has_waited = ledger.now().since(waiting.since) >= ledger.policy().planning.gated_at_most;
-        let (is_gated, is_grouped) = (waiting.gate == Gate::Planned, entry.stake.group.is_some());
-        drop(ledger);
-        if !is_gated {
-            return;
-        }
-        if is_grouped {
-            let text = format!("The pod's group is not placed: {why}.");
-            return self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
-        }
-        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
-        if has_waited || is_hopeless {
-            self.release(uid, key, why);
-        }
-    }
-
-    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
-    pub(super) fn release_all(&mut self) {
-        let pending = self.service.ledger().pending(LOOKED_AT);
-        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
-            let mut ledger = self.service.ledger();
-            let generation = ledger.generation();
-            ledger.note_sought(&pod.uid, generation);
-            drop(ledger);
-            self.release(pod.uid, pod.key, Why::Shadowing);
-        }
-    }
-
-    /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
-        let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
-        self.control_plane.notify(Notice {
-            key: key.clone(),
-            uid: uid.clone(),
-            kind: NoticeKind::PlanFailed,
-            text,
-        });
-        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
-        // Of an earlier plan, which came to nothing.
-        if is_nominated(&self.service.ledger(), &uid) {
-            change = change.and_clear_nomination();
-        }
-        let control_plane = self.control_plane.clone();
-        self.write(async move {
-            let released = async {
-                control_plane.write_status(&key, &uid, &change).await?;
-                control_plane.lift_gate(&key, &uid).await
-            };
-            // Should it fail, the pod's turn comes again.
-            if let Err(error) = released.await {
-                warn!(pod = %key, %error, "a gated pod was not let through");
             }
             None
         });

@@ -192,6 +192,7 @@ impl Ledger {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
                 self.note_hold_shown(&uid, hold.as_ref());
+                self.note_deadline_shown(&uid, hold.as_ref());
                 self.note_gate(&uid, gate, nominated);
                 Remark::Nothing
             }
