@@ -53,6 +53,7 @@ impl Upkeep {
         match is_open {
             true => {
                 self.planner.end(ended);
+                self.planner.let_through(self.index.lock().strays());
                 self.planner.tick().await;
             }
             false => self.planner.rest(),

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 /// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
 /// or took another way.
 const SCHEDULERS_TURN: Millis = Millis::seconds(3);
-/// An eviction that was accepted shows in the watch; if it does not, it is asked for again.
+/// What was accepted shows in the watch; if it does not, it is asked for again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Pauses between attempts that failed, at first and at most.
 const PAUSE: (Millis, Millis) = (Millis(500), Millis::seconds(10));
@@ -33,6 +33,8 @@ pub struct Course {
     pub is_writing: bool,
     told: u32,
     tell_again: Moment,
+    /// The API server has shown what the pod was told.
+    was_shown: bool,
     evictions: BTreeMap<PodUid, Attempt>,
 }
 
@@ -55,6 +57,7 @@ impl Course {
             is_writing: false,
             told: 0,
             tell_again: since,
+            was_shown: false,
             evictions: BTreeMap::new(),
         }
     }
@@ -78,12 +81,21 @@ impl Course {
         }
     }
 
-    /// What came of telling the pod.
+    /// What came of telling the pod. What was written shows, later if the API server is busy; to write it again would keep it
+    /// busier.
     pub fn note_told(&mut self, now: Moment, is_ok: bool) {
         self.is_writing = false;
-        let pause = PAUSE.0.times(1 << self.told.min(8)).min(PAUSE.1);
-        self.tell_again = now + pause;
+        self.was_shown = false;
+        self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSE.0 };
         self.told += u32::from(is_ok);
+    }
+
+    /// What was told stands: the next time that it does not, somebody has taken it back.
+    fn note_shown(&mut self, now: Moment) {
+        if !self.was_shown && self.told > 0 {
+            self.was_shown = true;
+            self.tell_again = now + PAUSE.0.times(1 << self.told.min(8)).min(PAUSE.1);
+        }
     }
 
     fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
@@ -135,6 +147,9 @@ impl Planner {
             .collect();
         for victim in &due {
             course.evictions.entry(victim.uid.clone()).or_default().is_under_way = true;
+        }
+        if held.gate == Gate::Open && held.nominated.as_ref() == Some(&held.hold.node) {
+            course.note_shown(now);
         }
         let tells = held.is_free && course.must_tell(held, now);
         due.into_iter().for_each(|victim| self.evict(held, victim));

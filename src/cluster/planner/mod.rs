@@ -15,6 +15,7 @@ mod ended;
 mod outcome;
 mod relieve;
 mod seek;
+mod strays;
 
 #[cfg(test)]
 mod tests;
@@ -29,10 +30,11 @@ use course::Course;
 use outcome::Outcome;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use strays::LetThrough;
 use tokio::task::JoinSet;
 
-/// Writes that are under way at once. An API server with its usual limits serves some hundreds.
-const WRITES_AT_ONCE: usize = 128;
+/// Writes that are under way at once: as many as keep an API server at work, and few beside what others ask of it.
+const WRITES_AT_ONCE: usize = 32;
 
 pub struct Planner {
     service: Arc<Service>,
@@ -43,6 +45,7 @@ pub struct Planner {
     places: Arc<tokio::sync::Semaphore>,
     pressure: PressureWatch,
     look_at_pressure: Moment,
+    let_through: LetThrough,
 }
 
 impl Planner {
@@ -55,6 +58,7 @@ impl Planner {
             places: Arc::new(tokio::sync::Semaphore::new(WRITES_AT_ONCE)),
             pressure: PressureWatch::default(),
             look_at_pressure: Moment::default(),
+            let_through: LetThrough::default(),
         }
     }
 

@@ -137,7 +137,7 @@ impl Planner {
     }
 
     /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
         let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
         self.control_plane.notify(Notice {
             key: key.clone(),
