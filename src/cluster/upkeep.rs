@@ -53,6 +53,7 @@ impl Upkeep {
             true => {
                 let ended = self.service.ledger().expire(now);
                 self.planner.end(ended);
+                self.planner.let_through(self.index.lock().strays());
                 self.planner.tick();
             }
             // Who ends a hold has to clear it: that is for whoever acts.

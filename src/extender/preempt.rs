@@ -168,7 +168,7 @@ fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String
     shortfall.vram = shortfall.vram.min(missing);
     if let Some(question) = question {
         let coming = ledger.coming_to(&node);
-        let lack = question.lack(&node, &Freed { leaving: &[], coming: &coming });
+        let lack = question.lack(&node, &Freed { leaving: &[], coming });
         let Companion { cpu, memory } = shortfall.companion;
         shortfall.companion = Companion { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
     }

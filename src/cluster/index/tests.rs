@@ -455,8 +455,10 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
         let ledger = bench.service.ledger();
         let entries = ledger.entries().into_iter().map(|(uid, entry)| {
             let mut entry = entry.clone();
-            if let Phase::Bound(bound) = &mut entry.phase {
-                (bound.since, bound.started) = Default::default();
+            match &mut entry.phase {
+                Phase::Bound(bound) => (bound.since, bound.started) = Default::default(),
+                Phase::Waiting(waiting) => waiting.since = Default::default(),
+                Phase::Assumed(_) => {}
             }
             (uid.clone(), entry)
         });

@@ -17,7 +17,7 @@ use std::ops::Deref;
 /// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
 /// or took another way.
 const SCHEDULERS_TURN: Millis = Millis::seconds(3);
-/// An eviction that was accepted shows in the watch; if it does not, it is asked for again.
+/// What was accepted shows in the watch; if it does not, it is asked for again.
 pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Between attempts that failed.
 pub const PAUSES: Pauses = Pauses { first: Millis(500), longest: Millis::seconds(10) };
@@ -45,6 +45,8 @@ pub struct Course {
     tell_again: Moment,
     /// It was given time to be bound in. Once: who is told again and again is not wanted there.
     is_extended: bool,
+    /// The API server has shown what the pod was told.
+    was_shown: bool,
     evictions: BTreeMap<PodUid, Attempt>,
 }
 
@@ -61,6 +63,7 @@ impl Course {
             placed_on: None,
             tell_again: since,
             is_extended: false,
+            was_shown: false,
             evictions: BTreeMap::new(),
         }
     }
@@ -75,11 +78,21 @@ impl Course {
         self.evictions.entry(victim.clone()).or_default()
     }
 
-    /// What came of telling the pod.
+    /// What came of telling the pod. What was written shows, later if the API server is busy; to write it again would keep it
+    /// busier.
     pub fn note_told(&mut self, now: Moment, is_ok: bool) {
         self.is_writing = false;
-        self.tell_again = now + PAUSES.after(self.told);
+        self.was_shown = false;
+        self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
         self.told += u32::from(is_ok);
+    }
+
+    /// What was told stands: the next time that it does not, somebody has taken it back.
+    fn note_shown(&mut self, now: Moment) {
+        if !self.was_shown && self.told > 0 {
+            self.was_shown = true;
+            self.tell_again = now + PAUSES.after(self.told);
+        }
     }
 
     /// Where the planner has placed the pod before the scheduler saw it, if it was told so.
@@ -141,6 +154,9 @@ impl Planner {
             .iter()
             .filter(|victim| !victim.is_leaving && course.may_evict(victim, held.is_shown, now))
             .collect();
+        if held.gate == Gate::Open && held.nominated.as_ref() == Some(&held.hold.node) {
+            course.note_shown(now);
+        }
         let tells = held.is_free && course.must_tell(held, now);
         // The node may have been cordoned or tainted since the hold was taken, or since the last attempt.
         if let Some(reason) = (!due.is_empty()).then(|| self.refusal(held, stock)).flatten() {
@@ -162,7 +178,7 @@ impl Planner {
     /// not, or nobody can say.
     fn refusal(&self, held: &Held, stock: &StockSnapshot) -> Option<StockReason> {
         let Hold { node, victims, .. } = &held.hold;
-        let coming = self.service.ledger().coming_to(node);
+        let coming = self.service.ledger().coming_to(node).to_vec();
         match stock.verdict(
             &held.uid,
             stock.wants(&held.uid)?,

@@ -22,6 +22,7 @@ mod relieve;
 mod remnants;
 mod run;
 mod seek;
+mod strays;
 mod waits;
 mod writes;
 
@@ -40,6 +41,7 @@ use remnants::Remnant;
 use run::Run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use strays::LetThrough;
 use waits::Said;
 use writes::Writes;
 
@@ -56,6 +58,7 @@ pub struct Planner {
     /// Neighbours of engines under pressure whose eviction came to nothing.
     staying: BTreeMap<PodUid, Attempt>,
     look_at_pressure: Moment,
+    let_through: LetThrough,
 }
 
 impl Planner {
@@ -71,6 +74,7 @@ impl Planner {
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
             look_at_pressure: Moment::default(),
+            let_through: LetThrough::default(),
         }
     }
 

@@ -399,6 +399,31 @@ async fn nobody_is_evicted_who_would_not_have_left_in_time() {
 }
 
 #[tokio::test]
+async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() {
+    let mut bench = Bench::new(&["n"]);
+    let mut other = gated("other", 40, 0);
+    other["spec"]["containers"][0]["resources"] = json!({});
+    let mut unclear = gated("unclear", 40, 0);
+    unclear["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "none" });
+    bench.show(other.clone());
+    bench.show(unclear);
+    bench.planner.let_through(bench.index.strays());
+    let written = bench.tick().await;
+    for line in ["other: released", "other: lift", "unclear: released", "unclear: lift"] {
+        assert!(written.iter().any(|written| written == line), "{written:?}");
+    }
+    bench.planner.let_through(bench.index.strays());
+    assert!(bench.tick().await.is_empty(), "the watch will show it");
+    bench.pass(11);
+    bench.planner.let_through(bench.index.strays());
+    assert_eq!(bench.tick().await.len(), 4, "it did not");
+    other["spec"]["schedulingGates"] = Value::Null;
+    bench.show(other);
+    bench.gone("unclear");
+    assert_eq!(bench.index.strays().count(), 0);
+}
+
+#[tokio::test]
 async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
     let mut bench = Bench::new(&["n"]);
     let mut pod = gated("a", 40, 0);

@@ -95,7 +95,7 @@ impl Planner {
     }
 
     /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
         if self.writes.concern(&uid) {
             return;
         }

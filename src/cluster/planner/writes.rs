@@ -13,8 +13,8 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::{Id, JoinSet};
 
-/// Of all pods together. An API server with its usual limits serves some hundreds.
-const AT_ONCE: usize = 128;
+/// Of all pods together: as many as keep an API server at work, and few beside what others ask of it.
+const AT_ONCE: usize = 32;
 
 type Act = BoxFuture<'static, Option<Outcome>>;
 

@@ -438,7 +438,8 @@ impl Ledger {
     pub(super) fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
         let is_charged =
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
-        hold.victims.iter().filter(|victim| is_charged(victim) || book.may_have_memory(victim)).count() as u32
+        let is_there = |victim: &&PodUid| is_charged(victim) || book.may_have_memory(victim, self.now);
+        hold.victims.iter().filter(is_there).count() as u32
     }
 }
 

@@ -67,5 +67,6 @@ impl Ledger {
         if let Some(Phase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             bound.started = bound.started.min(started);
         }
+        self.note_stake(uid);
     }
 }

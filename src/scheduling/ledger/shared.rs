@@ -42,6 +42,10 @@ impl Entries {
         self.shelves[shelf_of(uid)].get(uid).map(|entry| &**entry)
     }
 
+    pub fn contains_key(&self, uid: &PodUid) -> bool {
+        self.shelves[shelf_of(uid)].contains_key(uid)
+    }
+
     pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodEntry> {
         let shelf = &mut self.shelves[shelf_of(uid)];
         // Whoever is not there is not worth a copy.

@@ -190,7 +190,11 @@ impl Ledger {
         let uid = seen.uid.clone();
         let remark = match seen.state {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
+                let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
+                if !held_before {
+                    self.look_for_victims(&uid);
+                }
                 self.note_hold_shown(&uid, hold.as_ref());
                 self.note_deadline_shown(&uid, hold.as_ref());
                 self.note_gate(&uid, gate, nominated);
@@ -226,6 +230,7 @@ impl Ledger {
             let by = leaving.by(now);
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
         }
+        self.note_stake(uid);
     }
 
     /// The pod is gone or finished; what it held is free.
@@ -239,6 +244,24 @@ impl Ledger {
             entries.remove(uid);
         });
         Some(entry)
+    }
+
+    /// Brings the node's page to what the pod has at stake now.
+    pub(super) fn note_stake(&mut self, uid: &PodUid) {
+        let Some(entry) = self.entries.get(uid) else { return };
+        if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
+            book.note_stake(uid, entry);
+        }
+    }
+
+    /// A hold of before this process began may have victims that ended before it, too: nobody told it of their end, and their
+    /// memory may be there still.
+    fn look_for_victims(&mut self, holder: &PodUid) {
+        let Some(hold) = self.entries.get(holder).and_then(PodEntry::hold) else { return };
+        if let Some(book) = self.books.get_mut(&hold.node) {
+            let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(*victim));
+            unknown.for_each(|victim| book.note_missed(victim, self.now));
+        }
     }
 
     fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
