@@ -259,7 +259,7 @@ impl Ledger {
     fn look_for_victims(&mut self, holder: &PodUid) {
         let Some(hold) = self.entries.get(holder).and_then(PodEntry::hold) else { return };
         if let Some(book) = self.books.get_mut(&hold.node) {
-            let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(*victim));
+            let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(victim));
             unknown.for_each(|victim| book.note_missed(victim, self.now));
         }
     }

@@ -14,6 +14,17 @@ fn left(bench: &Bench, name: &str) -> Millis {
     deadline.since(bench.service.ledger().now())
 }
 
+fn hold_as_the_verb_does(bench: &Bench, name: &str, victim: &str) {
+    let mut ledger = bench.service.ledger();
+    let hold = Hold {
+        node: NodeName::parse("n").unwrap(),
+        devices: [GpuUuid::from_index(0)].into(),
+        victims: [uid(victim)].into(),
+        deadline: ledger.now() + Millis::seconds(60),
+    };
+    ledger.hold(&uid(name), hold).unwrap();
+}
+
 /// Its victim leaves five seconds before the deadline.
 async fn late() -> Bench {
     let mut bench = Bench::new(&["n"]);
@@ -89,16 +100,8 @@ async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
     let mut bench = Bench::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
-    let mut ledger = bench.service.ledger();
-    let hold = Hold {
-        node: NodeName::parse("n").unwrap(),
-        devices: [GpuUuid::from_index(0)].into(),
-        victims: [uid("job")].into(),
-        deadline: ledger.now() + Millis::seconds(60),
-    };
-    ledger.hold(&uid("serving"), hold).unwrap();
-    drop(ledger);
-    // The verb writes the condition; its write takes long.
+    // The verb writes the condition, too; its write takes long.
+    hold_as_the_verb_does(&bench, "serving", "job");
     for _ in 0..5 {
         bench.pass(2);
         assert_eq!(bench.tick().await, Vec::<String>::new());

@@ -48,19 +48,21 @@ fn pressed(policy: Policy) -> Bench {
     bench
 }
 
+fn report_pressure(bench: &Bench) {
+    let pressure = Pressure::of(Percent::new(97), Some(0));
+    let uuid = GpuUuid::from_index(0);
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
+    let mut ledger = bench.service.ledger();
+    let sampled = ledger.now();
+    ledger.read(&NodeName::parse("n").unwrap(), Reading { sampled, gpus: vec![gpu], ..Reading::default() });
+}
+
 /// Ten seconds of pressure, and what is written in them.
 async fn press(bench: &mut Bench) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..5 {
         bench.pass(2);
-        let pressure = Pressure::of(Percent::new(97), Some(0));
-        let uuid = GpuUuid::from_index(0);
-        let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
-        let mut ledger = bench.service.ledger();
-        let sampled = ledger.now();
-        ledger
-            .read(&NodeName::parse("n").unwrap(), Reading { sampled, gpus: vec![gpu], ..Reading::default() });
-        drop(ledger);
+        report_pressure(bench);
         written.extend(bench.tick().await);
     }
     written
