@@ -218,15 +218,18 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
     let writes = extender.writes.clone();
     let task = async move {
         let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
-        if let Err(error) =
-            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await
-        {
+        let written =
+            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await;
+        if let Err(error) = &written {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
-            // It may have been written all the same.
-            if let Err(error) =
-                extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await
-            {
+        }
+        // The write may have taken so long that the room was given up meanwhile.
+        let stands = extender.service.ledger().entry(&uid).is_some_and(|entry| entry.hold().is_some());
+        if !stands {
+            // It may have been written although nobody said so.
+            let ended = extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await;
+            if let Err(error) = ended {
                 warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
             }
             return false;
