@@ -4,6 +4,7 @@
 
 mod acts;
 mod budget;
+mod models;
 mod stake;
 pub mod stock;
 
@@ -87,12 +88,13 @@ pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
 
 /// What a pod asks for.
 pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
-    with_request(pod, |request| Demand::of(request, policy))
+    judged_demand(pod, |traits| policy.judge(traits))
 }
 
 /// The same, with someone who may know such pods already to judge it.
 pub fn judged_demand(pod: &Pod, judge: impl FnOnce(&Traits) -> Judgement) -> Result<Demand, RequestError> {
-    with_request(pod, |request| Demand::judged(request, judge))
+    let demand = with_request(pod, |request| Demand::judged(request, judge))?;
+    Ok(Demand { models: models::gpu_models(pod), ..demand })
 }
 
 /// Whether any container names `stowage.dev/vram`.

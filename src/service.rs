@@ -8,6 +8,7 @@ mod standing;
 pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
 use crate::scheduling::ledger::{Judgements, Ledger};
+use crate::scheduling::memo::Memo;
 use crate::scheduling::policy::{Judgement, Policy, Traits};
 use crate::scheduling::stock::StockView;
 use crate::telemetry::Metrics;
@@ -22,6 +23,7 @@ use tokio::sync::Notify;
 pub struct Service {
     ledger: Mutex<Ledger>,
     stock: Mutex<StockView>,
+    memo: Mutex<Memo>,
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
@@ -38,6 +40,7 @@ impl Service {
             judge: Judge::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
             stock: Mutex::default(),
+            memo: Mutex::default(),
             gate: Gate::default(),
             standing: PolicyStanding::new(clock.now()),
             clock,
@@ -56,6 +59,11 @@ impl Service {
     /// the ledger while this is locked, or the other way round.
     pub fn stock(&self) -> MutexGuard<'_, StockView> {
         self.stock.lock()
+    }
+
+    /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
+    pub fn memo(&self) -> MutexGuard<'_, Memo> {
+        self.memo.lock()
     }
 
     /// What the policy in force makes of a pod.

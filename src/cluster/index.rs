@@ -109,7 +109,7 @@ impl Index {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
             service.ledger().release(uid);
-            service.stock().remove_pod(uid);
+            stock::forget(service, uid);
             self.remarks.remove(uid);
             self.strays.remove(uid);
         }
@@ -156,6 +156,7 @@ impl Index {
         ledger.share_labels(&name, labels);
         drop(ledger);
         machine.into_iter().for_each(|machine| service.stock().set_machine(machine));
+        stock::tell_spare(service, &name);
         self.nodes.insert(name, record);
     }
 
@@ -197,7 +198,7 @@ impl Index {
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.ledger().release(uid);
-        service.stock().remove_pod(uid);
+        stock::forget(service, uid);
         self.remarks.remove(uid);
         self.strays.remove(uid);
         if self.pods.get(key) == Some(uid) {

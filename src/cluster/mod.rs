@@ -5,6 +5,7 @@
 //!  budgets ──────┘           │
 //!                            │
 //!              upkeep ───────┤                      (time: holds run out)
+//!              learning ─────┤                      (what free VRAM is worth)
 //!              capacity ─────┘─► nodes/status
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: words, never waited for)
@@ -22,6 +23,7 @@ pub mod dump;
 pub mod events;
 pub mod index;
 pub mod leader;
+mod learning;
 pub mod planner;
 #[cfg(test)]
 mod testing;

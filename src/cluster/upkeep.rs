@@ -4,6 +4,7 @@
 //! It serves a real cluster and a dump alike: it writes through the port and names no client.
 
 use super::index::Index;
+use super::learning::Learning;
 use super::planner::Planner;
 use crate::control_plane::ControlPlane;
 use crate::service::Service;
@@ -27,11 +28,15 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
         control_plane,
         was_open: false,
     };
+    let mut learning = Learning::new(upkeep.service.clone());
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            _ = ticks.tick() => upkeep.tick(upkeep.service.now()),
+            _ = ticks.tick() => {
+                learning.tick();
+                upkeep.tick(upkeep.service.now());
+            }
             () = upkeep.planner.go_on() => {}
         }
     }

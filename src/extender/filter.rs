@@ -9,7 +9,7 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::policy::{Limit, Mode, Policy};
-use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist, shortlist};
+use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
@@ -146,7 +146,10 @@ fn decide(extender: &Extender, mut asking: Asking, nodes: &AskedNodes<'_>) -> De
         just_failed: just_failed.as_ref(),
         ..first
     };
-    let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
+    let memo = || extender.service.memo();
+    let mut page = memo().take(&view.snapshot, &asking.demand, &view.policy);
+    let list = page.shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
+    memo().put(page);
     Decision { asking, view, list }
 }
 

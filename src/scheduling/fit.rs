@@ -7,6 +7,7 @@ use super::plugin::{self, Ask};
 use super::policy::{ClassSet, Limit};
 use super::reading::Pressure;
 use super::request::{Demand, Sharing};
+use super::worth::{Appraisal, Worth};
 use crate::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -140,14 +141,21 @@ impl Misfit {
     }
 }
 
-/// The GPUs `demand` would get on `node`, or why it gets none. Of a device plugin it gets none that could be named: the empty
-/// set.
+/// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
+/// the empty set. For one who asks whether there is room; [`fit_by`] says which GPUs are best.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
+    let nothing_known = Worth::default();
+    fit_by(&nothing_known.appraise(node.site(), demand), node)
+}
+
+/// The same, by an appraisal of this node.
+pub fn fit_by(appraisal: &Appraisal<'_>, node: &Node) -> Result<GpuSet, Misfit> {
+    let demand = appraisal.demand();
     shut(node, demand)?;
     if let Ask::Plugin { resource, count } = &demand.ask {
         return plugin::has_room(node, resource, *count, 0).map(|()| GpuSet::EMPTY);
     }
-    pack::choose(&node.gpus, demand, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
+    pack::choose_by(appraisal, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.

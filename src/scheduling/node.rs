@@ -5,6 +5,8 @@ use super::loading::{Holding, Holdings};
 use super::plugin::{PluginResource, PluginShare};
 use super::policy::{ClassSet, Usage};
 use super::reading::Freshness;
+use super::request::Companion;
+use super::worth::Site;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
@@ -46,12 +48,20 @@ pub struct Node {
     pub holdings: Holdings,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
+    /// CPU and memory that pods may still have here; `None` if nobody said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spare: Option<Companion>,
 }
 
 impl Node {
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
         self.gpus.iter().map(Gpu::free).sum()
+    }
+
+    /// Its GPUs, and what is left beside them.
+    pub fn site(&self) -> Site<'_> {
+        Site { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
     }
 
     /// What is here of a model.

@@ -1,33 +1,41 @@
-//! Which GPUs of one node a demand gets: the tightest that fit, so that the roomy ones stay roomy.
+//! Which GPUs of one node a demand gets: those whose loss costs least, by what free VRAM is worth; the tightest that fit where that
+//! is not known, so that the roomy ones stay roomy.
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
 use super::policy::Terms;
 use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
+use super::worth::{Appraisal, Loss, Site, Worth};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What speaks against one GPU: hinted to someone else, busy engines, VRAM left over; then its place.
-type Preference = (bool, Bustle, Bytes, u8);
+/// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place.
+type Preference = (bool, Bustle, Loss, u8);
 
-/// The GPUs for `demand` among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
-/// someone else, then such as reach each other over NVLink; then busy engines, VRAM left over, and the lowest places.
+/// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have room.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
+    let nothing_known = Worth::default();
+    let appraisal = nothing_known.appraise(Site::of_gpus(gpus), demand);
+    choose_by(&appraisal, allowed)
+}
+
+/// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
+/// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
+pub fn choose_by(appraisal: &Appraisal<'_>, allowed: GpuSet) -> Option<GpuSet> {
+    let (gpus, demand) = (appraisal.gpus(), appraisal.demand());
     let seats = gpus
         .iter()
         .enumerate()
         .filter(|(place, gpu)| allowed.contains(*place) && usable(gpu, demand) && gpu.has_room(demand));
-    let preference = |(place, gpu): (usize, &Gpu)| {
-        (is_contended(gpu, demand), bustle(gpu, demand), leftover(gpu, demand), place as u8)
-    };
     if demand.gpus == 1 {
-        return seats.map(preference).min().map(|(.., place)| GpuSet::one(place.into()));
+        return best_one(appraisal, seats);
     }
-    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Bytes::ZERO, 0); _];
+    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0); _];
     let mut found = 0;
-    for seat in seats {
-        preferences[found] = preference(seat);
+    for (place, gpu) in seats {
+        let (contended, bustle) = standing(gpu, demand);
+        preferences[found] = (contended, bustle, appraisal.of_one(place), place as u8);
         found += 1;
     }
     let wanted = demand.gpus as usize;
@@ -36,6 +44,27 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
     }
     preferences[..found].sort_unstable();
     Some(together(gpus, &preferences[..found], wanted))
+}
+
+/// Only GPUs that would be taken by all else are appraised, and of those that are alike one.
+fn best_one<'a>(
+    appraisal: &Appraisal<'_>,
+    seats: impl Iterator<Item = (usize, &'a Gpu)> + Clone,
+) -> Option<GpuSet> {
+    let least = seats.clone().map(|(_, gpu)| standing(gpu, appraisal.demand())).min()?;
+    let mut best: Option<(Loss, usize)> = None;
+    for (place, _) in seats.filter(|(_, gpu)| standing(gpu, appraisal.demand()) == least) {
+        if best.is_some_and(|(_, best)| appraisal.are_alike(best, place)) {
+            continue;
+        }
+        let found = (appraisal.of_one(place), place);
+        best = Some(best.map_or(found, |best| best.min(found)));
+    }
+    best.map(|(_, place)| GpuSet::one(place))
+}
+
+fn standing(gpu: &Gpu, demand: &Demand) -> (bool, Bustle) {
+    (is_contended(gpu, demand), bustle(gpu, demand))
 }
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
@@ -99,7 +128,7 @@ pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
     if unknown { Bustle::Unknown } else { Bustle::Calm }
 }
 
-/// What would stay free on a GPU that has room.
-pub fn leftover(gpu: &Gpu, demand: &Demand) -> Bytes {
-    gpu.free().minus(demand.per_gpu)
+/// What would stay free on GPUs that have room.
+pub fn leftover(gpus: &[Gpu], chosen: GpuSet, demand: &Demand) -> Bytes {
+    chosen.iter().map(|place| gpus[place].free().minus(demand.per_gpu)).sum()
 }

@@ -1,15 +1,17 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
 use super::device::GpuSet;
-use super::fit::{Misfit, fit};
+use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
+use super::memo::Verdict;
 use super::node::Node;
 use super::pack;
 use super::plugin::{self, Ask};
 use super::policy::{Limit, Policy, Usage, Weights};
 use super::request::{Demand, Sharing};
 use super::snapshot::Snapshot;
+use super::worth::{Appraisal, Loss, Worth};
 use crate::ids::NodeName;
 use crate::units::{Bytes, Millis};
 use serde::Serialize;
@@ -29,8 +31,8 @@ pub struct Score {
     pub contended: bool,
     /// The weighted sum of [`Parts`].
     pub cost: u64,
-    /// VRAM left over on the chosen GPUs.
-    pub leftover: Bytes,
+    /// What is lost by it, exactly: with equal parts otherwise it alone decides.
+    pub loss: Loss,
     /// VRAM free on the whole node: of two equal seats take the fuller node.
     pub node_free: Bytes,
 }
@@ -39,7 +41,7 @@ pub struct Score {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Parts {
-    /// Of the chosen GPUs, what would stay free.
+    /// What is lost by the choice, see [`Appraisal::part`]: as long as nothing was learned, what of the chosen GPUs stays free.
     pub packing: u32,
     /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
     pub kv_headroom: u32,
@@ -116,6 +118,18 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: Attempt<'_>,
 ) -> Shortlist {
+    let seat = |_, node: &Node| seat(node, demand, attempt.policy, snapshot.worth());
+    shortlist_by(snapshot, demand, names, attempt, seat)
+}
+
+/// The same, by someone who knows how good each node is, by its place: as [`seat`] says.
+pub fn shortlist_by<'a>(
+    snapshot: &Snapshot,
+    demand: &Demand,
+    names: impl ExactSizeIterator<Item = &'a str>,
+    attempt: Attempt<'_>,
+    mut seat: impl FnMut(usize, &Node) -> Verdict,
+) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
     if let Some(misfit) = beyond_limit(demand, attempt) {
@@ -123,7 +137,7 @@ pub fn shortlist<'a>(
         return list;
     }
     for (asked, name) in names.enumerate() {
-        match consider(snapshot, demand, (asked, name), attempt) {
+        match consider(snapshot, demand, (asked, name), attempt, &mut seat) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -150,26 +164,34 @@ fn consider(
     demand: &Demand,
     (asked, name): (usize, &str),
     attempt: Attempt<'_>,
+    seat: &mut impl FnMut(usize, &Node) -> Verdict,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
     let own_here = attempt.own_room.filter(|own| *own.node == node.name);
-    let gpus = own_here.map_or_else(|| fit(node, demand), |own| own.verdict)?;
+    let (score, gpus) = match own_here {
+        Some(own) => {
+            let gpus = own.verdict?;
+            (score(&snapshot.worth().appraise(node.site(), demand), node, gpus, attempt.policy), gpus)
+        }
+        None => seat(place, node)?,
+    };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
         return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
     }
     let score = Score {
         outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
-        ..score(node, demand, gpus, attempt.policy)
+        ..score
     };
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
 /// The GPUs of a node that a demand would get there, and how good a place that is.
-pub fn seat(node: &Node, demand: &Demand, policy: &Policy) -> Result<(Score, GpuSet), Misfit> {
-    let gpus = fit(node, demand)?;
-    Ok((score(node, demand, gpus, policy), gpus))
+pub fn seat(node: &Node, demand: &Demand, policy: &Policy, worth: &Worth) -> Verdict {
+    let appraisal = worth.appraise(node.site(), demand);
+    let gpus = fit_by(&appraisal, node)?;
+    Ok((score(&appraisal, node, gpus, policy), gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
@@ -184,30 +206,31 @@ fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
     is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Score {
+fn score(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, policy: &Policy) -> Score {
+    let demand = appraisal.demand();
+    let loss = appraisal.of(gpus);
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
     Score {
         outside_own_room: false,
         just_failed: false,
         contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
-        cost: parts(node, demand, gpus, policy).weighted(&policy.weights),
-        leftover: chosen().map(|gpu| pack::leftover(gpu, demand)).sum(),
+        cost: parts(appraisal, node, gpus, loss, policy).weighted(&policy.weights),
+        loss,
         node_free: if demand.ask == Ask::Vram { node.free() } else { Bytes::ZERO },
     }
 }
 
-/// What is to be said against these GPUs of a node. The seam for packing policies: best fit here.
-pub fn parts(node: &Node, demand: &Demand, gpus: GpuSet, policy: &Policy) -> Parts {
+/// What is to be said against these GPUs of a node, which the demand may have at this loss.
+pub fn parts(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, loss: Loss, policy: &Policy) -> Parts {
+    let demand = appraisal.demand();
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);
     }
     let chosen = || gpus.iter().map(|place| &node.gpus[place]);
-    let left: Bytes = chosen().map(|gpu| pack::leftover(gpu, demand)).sum();
-    let whole: Bytes = chosen().map(|gpu| gpu.capacity).sum();
     let others = chosen().map(|gpu| gpu.tenants).max().unwrap_or_default();
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     Parts {
-        packing: (u128::from(left.0) * u128::from(WHOLE_PART) / u128::from(whole.0.max(1))) as u32,
+        packing: appraisal.part(gpus, loss),
         kv_headroom: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default().weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
         interference: share_of_one_more(others),

@@ -7,7 +7,7 @@
 use super::plugin::{Ask, PluginResource};
 use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
 use super::snapshot::Snapshot;
-use crate::ids::ModelId;
+use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -117,12 +117,16 @@ pub struct Demand {
     /// What its model weighs, where that is not the pod's to say.
     #[serde(skip)]
     pub weights: Option<Bytes>,
+    /// GPU models that it may run on, as far as it names them; none named means any. The stock scheduler sees to it that it comes
+    /// to no other.
+    #[serde(skip)]
+    pub models: Arc<[GpuModel]>,
     /// The containers that ask for VRAM; they share the pod's GPUs.
     pub containers: Arc<[Arc<str>]>,
 }
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Companion {
     pub cpu: MilliCpu,
     pub memory: Bytes,
@@ -227,6 +231,7 @@ impl Demand {
             model,
             kv_cache,
             weights: None,
+            models: Arc::default(),
             containers: asking(pod.containers),
         })
     }
@@ -263,6 +268,7 @@ impl Demand {
             model: None,
             kv_cache: None,
             weights: None,
+            models: Arc::default(),
             containers: asking(pod.containers),
         }
     }

@@ -4,6 +4,7 @@
 //! so a change of one node costs one node.
 
 use super::node::Node;
+use super::worth::Worth;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
@@ -18,6 +19,8 @@ pub struct Snapshot {
     /// In order of name.
     nodes: Vec<Node>,
     places: Arc<FxHashMap<NodeName, u32>>,
+    /// What free VRAM is worth, as far as that was learned.
+    worth: Arc<Worth>,
 }
 
 /// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
@@ -32,7 +35,21 @@ impl Snapshot {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let places =
             nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
-        Self { generation, epoch, nodes, places: Arc::new(places) }
+        Self { generation, epoch, nodes, places: Arc::new(places), worth: Arc::default() }
+    }
+
+    /// The same, where free VRAM is worth this.
+    pub fn with_worth(self, worth: Arc<Worth>) -> Self {
+        Self { worth, ..self }
+    }
+
+    pub fn worth(&self) -> &Worth {
+        &self.worth
+    }
+
+    /// Rises when nodes come or go.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Rises with every change.
@@ -80,6 +97,10 @@ impl Snapshot {
     pub fn heaviest(&self, model: &ModelId) -> Option<Bytes> {
         let held = self.nodes.iter().filter_map(|node| node.holding(model)).map(|holding| holding.bytes);
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
+    }
+
+    pub(super) fn set_worth(&mut self, generation: u64, worth: Arc<Worth>) {
+        (self.generation, self.worth) = (generation, worth);
     }
 
     /// Puts newer views of nodes it already has in their places.

@@ -1,14 +1,39 @@
 //! Every pod into the stock view, those without a GPU as well: they take CPU, memory and ports of their nodes.
 //!
-//! The ledger is fed elsewhere; no lock is taken under another.
+//! Of it the ledger is told what CPU and memory a node has left; else it is fed elsewhere. No lock is taken under another.
 
 use crate::contract;
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodUid};
 use crate::service::Service;
 use k8s_openapi::api::core::v1::Pod;
 
 /// A pod as it is now. What a waiting pod asks of its node is kept only where Stowage may have to answer for it.
 pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
+    let before = node_of(service, uid);
+    enter(service, uid, pod);
+    let after = node_of(service, uid);
+    after.iter().for_each(|node| tell_spare(service, node));
+    before.iter().filter(|node| Some(*node) != after.as_ref()).for_each(|node| tell_spare(service, node));
+}
+
+/// The pod has ended or is gone.
+pub fn forget(service: &Service, uid: &PodUid) {
+    let before = node_of(service, uid);
+    service.stock().remove_pod(uid);
+    before.iter().for_each(|node| tell_spare(service, node));
+}
+
+/// Tells the ledger what a node has left beside its GPUs.
+pub fn tell_spare(service: &Service, node: &NodeName) {
+    let spare = service.stock().spare(node);
+    service.ledger().set_spare(node, spare);
+}
+
+fn node_of(service: &Service, uid: &PodUid) -> Option<NodeName> {
+    service.stock().node_of(uid).cloned()
+}
+
+fn enter(service: &Service, uid: &PodUid, pod: &Pod) {
     // Read before the view is locked: a plan may be waiting for it.
     if let Some(footprint) = contract::stock::footprint(pod) {
         let movable = may_move(service, pod).then(|| contract::stock::successor_requirements(pod));

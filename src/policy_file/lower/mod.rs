@@ -85,6 +85,7 @@ fn settings(raw: &raw::Policy) -> Policy {
         set(&mut speeds.init, loading.init.map(|time| time.0));
     }
     scoring(raw, &mut policy);
+    packing(raw, &mut policy);
     preemption(raw, &mut policy);
     planning::lower(raw, &mut policy);
     policy
@@ -106,6 +107,14 @@ fn scoring(raw: &raw::Policy, policy: &mut Policy) {
     ] {
         set(weight, said.map(u32::from));
     }
+}
+
+fn packing(raw: &raw::Policy, policy: &mut Policy) {
+    let Some(said) = &raw.packing else { return };
+    let packing = &mut policy.packing;
+    set(&mut packing.policy, said.policy);
+    set(&mut packing.learning, said.learning);
+    set(&mut packing.window, said.window);
 }
 
 fn preemption(raw: &raw::Policy, policy: &mut Policy) {

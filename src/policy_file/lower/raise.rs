@@ -6,7 +6,7 @@ use crate::policy_file::raw::{
     self, Amount, Capacity, Duration, LabelValue, MigProfile, Name, Percentage, PriorityRange, QualifiedName,
     Quantity, Speed, Subdomain,
 };
-use crate::scheduling::policy::{Class, Eviction, Match, Policy, Pool, Tenant, Usage};
+use crate::scheduling::policy::{Class, Eviction, Match, Packing, Policy, Pool, Tenant, Usage};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -22,6 +22,7 @@ pub fn raise(policy: &Policy) -> raw::Policy {
         // Each class says its own.
         start_gate: None,
         scoring: Some(scoring(policy)),
+        packing: Some(packing(policy)),
         preemption: Some(preemption(policy)),
         planning: Some(planning::raise(&policy.planning)),
         classes: Some(policy.classes().iter().map(class).collect()),
@@ -75,6 +76,11 @@ fn scoring(policy: &Policy) -> raw::Scoring {
             spread: weight(weights.spread),
         }),
     }
+}
+
+fn packing(policy: &Policy) -> raw::Packing {
+    let Packing { policy, learning, window } = policy.packing;
+    raw::Packing { policy: Some(policy), learning: Some(learning), window: Some(window) }
 }
 
 fn preemption(policy: &Policy) -> raw::Preemption {

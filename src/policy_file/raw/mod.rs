@@ -15,7 +15,7 @@ pub use classes::{Class, KeptRange, Limits, Match, PriorityRange};
 pub use planning::{Consolidation, CountThreshold, Groups, PercentageThreshold, Planning, PressureRules};
 pub use pools::{Capacity, NodePool};
 pub use settings::{
-    Costs, EvictionRates, Headroom, Loading, Preemption, Scoring, StartGate, Telemetry, Weights,
+    Costs, EvictionRates, Headroom, Loading, Packing, Preemption, Scoring, StartGate, Telemetry, Weights,
 };
 pub use tenants::{Amount, Tenant};
 pub use test::{Case, Cluster, ExistingPod, Expectation, Gpu, Node, PodSketch, PolicyTest, TestKind};
@@ -43,6 +43,7 @@ pub struct Policy {
     /// For every class that does not say otherwise.
     pub start_gate: Option<StartGate>,
     pub scoring: Option<Scoring>,
+    pub packing: Option<Packing>,
     pub preemption: Option<Preemption>,
     pub planning: Option<Planning>,
     /// Tried in this order; the first that matches takes the pod. The built-in classes `dedicated`, `opportunistic`,

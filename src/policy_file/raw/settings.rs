@@ -1,7 +1,7 @@
 //! Settings that hold for the whole cluster.
 
 use super::{Duration, Percentage, Speed};
-use crate::scheduling::policy::{ExpiredRule, ViolateBudgets};
+use crate::scheduling::policy::{ExpiredRule, Learning, PackingPolicy, ViolateBudgets};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ pub struct Scoring {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Weights {
-    /// Leave little memory over on the chosen GPUs.
+    /// Keep what is free useful for the pods to come; see `packing`.
     #[schemars(range(min = 0, max = 1000))]
     pub packing: Option<u16>,
     /// Prefer GPUs whose engines have KV cache to spare.
@@ -85,6 +85,19 @@ pub struct Weights {
     /// Put pods of the same model on different nodes.
     #[schemars(range(min = 0, max = 1000))]
     pub spread: Option<u16>,
+}
+
+/// How GPUs are filled.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Packing {
+    /// What makes one place fill the cluster better than another.
+    pub policy: Option<PackingPolicy>,
+    /// Whether what free VRAM is worth follows the pods that come.
+    pub learning: Option<Learning>,
+    /// How many of the last pods count as the demand to come.
+    #[schemars(range(min = 100, max = 10000))]
+    pub window: Option<u16>,
 }
 
 /// Making room by eviction.

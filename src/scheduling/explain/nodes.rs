@@ -11,6 +11,7 @@ use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
+use crate::scheduling::pack;
 use crate::scheduling::plugin::{Ask, PluginShare};
 use crate::scheduling::policy::Weights;
 use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
@@ -181,13 +182,16 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
-    let parts = rank::parts(node, facts.demand(), candidate.gpus, &facts.policy);
+    let appraisal = facts.snapshot.worth().appraise(node.site(), facts.demand());
+    let loss = candidate.score.loss;
+    let parts = rank::parts(&appraisal, node, candidate.gpus, loss, &facts.policy);
     ScorePart {
         rank,
         contended: candidate.score.contended,
         cost: candidate.score.cost,
         parts: weighted(&parts, &facts.policy.weights),
-        leftover_bytes: candidate.score.leftover,
+        leftover_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
+        useless_bytes: appraisal.useless(candidate.gpus),
     }
 }
 

@@ -279,8 +279,11 @@ pub struct ScorePart {
     /// The weighted sum of the parts.
     pub cost: u64,
     pub parts: Vec<WeightedPart>,
-    /// What would stay free on the chosen GPUs; decides between equal costs.
+    /// What would stay free on the chosen GPUs.
     pub leftover_bytes: Bytes,
+    /// What of that is of no use to the pods seen lately; absent until enough of them were seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub useless_bytes: Option<Bytes>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

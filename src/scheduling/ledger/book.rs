@@ -16,8 +16,8 @@ use crate::scheduling::plugin::{PluginDevices, PluginShare};
 use crate::scheduling::policy::{Admission, ClassId, ClassSet, Policy, TenantId, Usage};
 use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
-use crate::scheduling::request::{Demand, Sharing};
-use crate::units::{Bytes, Millis, Moment};
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -72,6 +72,8 @@ pub(super) struct Book {
     promised: Vec<Gpu>,
     /// What each tenant's pods and holds use here, as the last change left it.
     pub usage: Vec<(TenantId, Usage)>,
+    /// CPU and memory that nobody who is bound here has, as far as anybody said.
+    pub unbound: Option<Companion>,
     pub view: Node,
 }
 
@@ -122,6 +124,7 @@ impl Book {
             classes: ClassSet::ALL,
             holdings: Holdings::default(),
             replicas: Arc::new([]),
+            spare: None,
         };
         Self {
             exists: false,
@@ -141,6 +144,7 @@ impl Book {
             coming: Vec::new(),
             promised: Vec::new(),
             usage: Vec::new(),
+            unbound: None,
             view,
         }
     }
@@ -262,6 +266,17 @@ impl Book {
             *counts.entry(model).or_default() += 1;
         }
         counts.into_iter().map(|(model, count)| (model.clone(), count)).collect()
+    }
+
+    /// CPU and memory that pods may still have, once those that are on their way have come.
+    pub fn spare(&self, entries: &Entries) -> Option<Companion> {
+        let here = self.pods.iter().map(|uid| &entries[uid]);
+        let coming = here.filter(|entry| entry.is_assumed() && entry.node() == Some(&self.view.name));
+        let less = |spare: Companion, entry: &PodEntry| Companion {
+            cpu: MilliCpu(spare.cpu.0.saturating_sub(entry.demand.companion.cpu.0)),
+            memory: spare.memory.minus(entry.demand.companion.memory),
+        };
+        self.unbound.map(|unbound| coming.fold(unbound, less))
     }
 
     /// Who keeps classes off which GPUs, as `except` sees it.

@@ -12,13 +12,14 @@
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
 //! that costs, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`shared`] keeps it all so that a copy
-//! costs next to nothing; here is how an entry changes.
+//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
+//! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
 mod book;
 mod budgets;
 mod claim;
 mod coverage;
+mod demanded;
 mod entry;
 mod evictions;
 mod groups;
@@ -58,6 +59,7 @@ use super::policy::{ExpiredRule, Policy, Usage};
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use super::stake::GroupKey;
+use super::worth::{Mix, Worth};
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
@@ -102,11 +104,15 @@ pub struct Ledger {
     /// In order of namespace and name.
     budgets: Arc<Vec<Budget>>,
     budget_sight: BudgetSight,
+    /// What was asked for lately, and what free VRAM is worth by that.
+    mix: Mix,
+    worth: Arc<Worth>,
 }
 
 impl Ledger {
     pub fn new(policy: Arc<Policy>) -> Self {
-        Self { policy, ..Self::default() }
+        let mix = Mix::of_last(policy.packing.window);
+        Self { policy, mix, ..Self::default() }
     }
 
     /// What it takes for the present.
@@ -129,7 +135,8 @@ impl Ledger {
         if self.nodes_changed {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
-            self.published = Arc::new(Snapshot::new(self.generation, self.epoch, nodes));
+            let snapshot = Snapshot::new(self.generation, self.epoch, nodes);
+            self.published = Arc::new(snapshot.with_worth(self.worth.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
@@ -164,6 +171,9 @@ impl Ledger {
             ordered: self.ordered.clone(),
             budgets: self.budgets.clone(),
             budget_sight: self.budget_sight,
+            // Who comes on a copy is nobody's demand.
+            mix: Mix::default(),
+            worth: self.worth.clone(),
         }
     }
 
@@ -254,6 +264,7 @@ impl Ledger {
             } else {
                 replicas.into()
             },
+            spare: book.spare(&self.entries),
         };
         if view != book.view {
             self.generation += 1;

@@ -19,6 +19,7 @@ use crate::scheduling::preempt::{Resident, discharge, settle_bars};
 use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::worth::Site;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
 
@@ -388,11 +389,17 @@ impl Ledger {
         shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let chosen = match &demand.ask {
-            Ask::Vram => pack::choose(&gpus, demand, GpuSet::first(gpus.len())),
+            Ask::Vram => self.choice(book, &gpus, demand, GpuSet::first(gpus.len())),
             Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
+    }
+
+    /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
+    fn choice(&self, book: &Book, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
+        let site = Site { gpus, ..book.view.site() };
+        pack::choose_by(&self.worth.appraise(site, demand), allowed)
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.
@@ -428,7 +435,7 @@ impl Ledger {
         for gpu in &mut gpus {
             *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
         }
-        let held = book.resolve(&hold.devices).and_then(|held| pack::choose(&gpus, demand, held));
+        let held = book.resolve(&hold.devices).and_then(|held| self.choice(book, &gpus, demand, held));
         let held = held.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, held)
     }

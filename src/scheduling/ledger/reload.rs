@@ -32,6 +32,7 @@ impl Ledger {
             demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
         });
         self.policy = Arc::new(policy);
+        self.take_packing();
         // The sums are by tenants of the old policy.
         self.usage.clear();
         let names: Vec<NodeName> = self.books.keys().cloned().collect();

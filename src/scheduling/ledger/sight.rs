@@ -188,6 +188,7 @@ impl Ledger {
             seen.demand.take(judgement);
         }
         let uid = seen.uid.clone();
+        self.note_arrival(&uid, &seen.demand);
         let remark = match seen.state {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
                 let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
@@ -239,6 +240,7 @@ impl Ledger {
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
             book.note_departed(uid, self.now);
         }
+        self.note_departure(&entry);
         self.leave_group(uid, &entry.stake);
         self.change(uid, |entries| {
             entries.remove(uid);

@@ -106,7 +106,7 @@ impl Scratch<'_> {
         let question = kind.question(self.stock);
         let seats = snapshot.nodes().iter().enumerate().filter_map(|(place, node)| {
             kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
-            let (score, gpus) = rank::seat(node, demand, self.ledger.policy()).ok()?;
+            let (score, gpus) = rank::seat(node, demand, self.ledger.policy(), snapshot.worth()).ok()?;
             Some((score, place, gpus))
         });
         seats.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))

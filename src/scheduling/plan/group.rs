@@ -6,13 +6,14 @@
 use super::scratch::Scratch;
 use super::{Place, Step, Why};
 use crate::ids::PodUid;
-use crate::scheduling::device::{Gpu, GpuSet};
+use crate::scheduling::device::GpuSet;
 use crate::scheduling::ledger::Pending;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::policy::GroupPlacement;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stake::GroupKey;
+use crate::scheduling::worth::{Site, Worth};
 use crate::units::Millis;
 use std::collections::BTreeSet;
 
@@ -108,7 +109,7 @@ impl Scratch<'_> {
         let mut best: Option<(usize, Seats)> = None;
         for place in self.free_nodes(pods[0], &snapshot) {
             let node = &snapshot.nodes()[place];
-            let seats = seats(&node.gpus, pods, GpuSet::first(node.gpus.len()));
+            let seats = seats(node, snapshot.worth(), pods, GpuSet::first(node.gpus.len()));
             if seats.len() > best.as_ref().map_or(0, |(_, seats)| seats.len()) {
                 best = Some((place, seats));
             }
@@ -122,9 +123,9 @@ impl Scratch<'_> {
         let pods: Vec<&Pending> = pods.iter().collect();
         for place in self.free_nodes(pods[0], &snapshot) {
             let node = &snapshot.nodes()[place];
-            let fits = |island: &GpuSet| seats(&node.gpus, &pods, *island).len() == pods.len();
+            let fits = |island: &GpuSet| seats(node, snapshot.worth(), &pods, *island).len() == pods.len();
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
-            let seats = seats(&node.gpus, &pods, island);
+            let seats = seats(node, snapshot.worth(), &pods, island);
             let held: Vec<Place> = seats
                 .iter()
                 .filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus))
@@ -149,11 +150,12 @@ fn waiting(pods: &[Pending], why: Why) -> Vec<Step> {
 }
 
 /// Where as many as possible of the pods go on these GPUs, one after the other.
-fn seats(gpus: &[Gpu], pods: &[&Pending], allowed: GpuSet) -> Seats {
-    let mut gpus = gpus.to_vec();
+fn seats(node: &Node, worth: &Worth, pods: &[&Pending], allowed: GpuSet) -> Seats {
+    let mut gpus = node.gpus.to_vec();
     let mut seats = Seats::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
-        let Some(chosen) = pack::choose(&gpus, demand, allowed) else { continue };
+        let appraisal = worth.appraise(Site { gpus: &gpus, ..node.site() }, demand);
+        let Some(chosen) = pack::choose_by(&appraisal, allowed) else { continue };
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;

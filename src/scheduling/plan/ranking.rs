@@ -140,12 +140,12 @@ impl Ranking {
         }
         let node = &seeing.snapshot.nodes()[place];
         let admitted = self.kind.admits(place, seeing, question, &[]);
-        self.seats[place] =
-            match admitted.map(|()| rank::seat(node, &self.kind.demand, seeing.ledger.policy())) {
-                Err(seat) => seat,
-                Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
-                Ok(Err(misfit)) => Seat::Full(misfit),
-            };
+        let (policy, worth) = (seeing.ledger.policy(), seeing.snapshot.worth());
+        self.seats[place] = match admitted.map(|()| rank::seat(node, &self.kind.demand, policy, worth)) {
+            Err(seat) => seat,
+            Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
+            Ok(Err(misfit)) => Seat::Full(misfit),
+        };
         if let Seat::Free(score, _) = self.seats[place] {
             self.free.insert((score, place));
         }

@@ -5,10 +5,10 @@ use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
+use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
 use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
-use crate::scheduling::rank;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::StockSnapshot;
 use std::collections::BTreeSet;
@@ -60,13 +60,11 @@ impl<'a> Scratch<'a> {
 
     fn would_fit_unjudged(&mut self, pod: &Pending) -> bool {
         let snapshot = self.ledger.snapshot();
-        let policy = self.ledger.policy().clone();
         let is_refused = matches!(pod.way, Way::Refused { .. });
         let seats = self.ranking(pod, &snapshot).seats();
         let unjudged =
             seats.iter().zip(snapshot.nodes()).filter(|(seat, _)| matches!(seat, Seat::Unjudged(_)));
-        is_refused
-            && unjudged.map(|(_, node)| node).any(|node| rank::seat(node, &pod.demand, &policy).is_ok())
+        is_refused && unjudged.map(|(_, node)| node).any(|node| fit(node, &pod.demand).is_ok())
     }
 
     /// Room for one pod, held on the scratch ledger.

@@ -2,12 +2,13 @@
 //! been checked already.
 //!
 //! [`class`] says what a pod is, by what it shows ([`traits`], [`expression`]); [`tenant`] who has a right to what; [`pool`]
-//! what a node is for; [`scoring`] what makes one place better than another, [`eviction`] what making room may cost, and
+//! what a node is for; [`scoring`] what makes one place better than another and [`packing`] how GPUs are filled, [`eviction`] what making room may cost, and
 //! [`planning`] what the planner does of itself.
 
 pub mod class;
 pub mod eviction;
 pub mod expression;
+pub mod packing;
 pub mod planning;
 pub mod pool;
 pub mod scoring;
@@ -17,6 +18,7 @@ pub mod traits;
 pub use class::{Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, StartGate, Terms, Unmet};
 pub use eviction::{EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Expression, ExpressionError, Subject};
+pub use packing::{Learning, Packing, PackingPolicy};
 pub use planning::{
     Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,
 };
@@ -46,6 +48,7 @@ pub struct Policy {
     /// four scorings instead of a thousand.
     pub shortlist: u16,
     pub weights: Weights,
+    pub packing: Packing,
     /// How long a hint steers other pods around the GPUs that were just offered to someone. Longer than the
     /// way from filter to bind, shorter than anyone would notice.
     pub hint_lifetime: Millis,
@@ -315,6 +318,7 @@ impl Default for Policy {
             headroom: Headroom::all(const { Percent::new(10).unwrap() }),
             shortlist: 4,
             weights: Weights::default(),
+            packing: Packing::default(),
             hint_lifetime: Millis::seconds(2),
             hold_slack: Millis::seconds(30),
             eviction_costs: EvictionCosts::default(),

@@ -70,6 +70,7 @@ fn node(name: &str, gpus: Vec<Gpu>) -> Node {
         classes: ClassSet::ALL,
         holdings: Holdings::default(),
         replicas: Arc::new([]),
+        spare: None,
     }
 }
 

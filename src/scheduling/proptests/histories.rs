@@ -9,14 +9,17 @@ use crate::scheduling::device::{Device, Gpu, Health};
 use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::Holdings;
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::memo::Memo;
+use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginResource, PluginShare};
-use crate::scheduling::policy::{Eviction, Policy};
+use crate::scheduling::policy::{Eviction, Limit, Policy};
 use crate::scheduling::preempt::{Rules, cheapest_victims};
+use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake};
-use crate::units::{Bytes, Millis, Moment, Percent};
+use crate::scheduling::worth::{Wish, Worth};
+use crate::units::{Bytes, MilliCpu, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,6 +47,10 @@ enum Step {
     AddNode(u8),
     /// It becomes a device plugin's, whoever is there.
     GiveToPlugin(u8),
+    /// What it has of CPU beside its GPUs.
+    Spare(u8, u64),
+    /// What free VRAM is worth follows who came so far.
+    Learn,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -72,7 +79,9 @@ fn step() -> impl Strategy<Value = Step> {
         1 => node.clone().prop_map(Step::LoseGpu),
         1 => node.clone().prop_map(Step::RemoveNode),
         1 => node.clone().prop_map(Step::GiveToPlugin),
-        2 => node.prop_map(Step::AddNode),
+        2 => node.clone().prop_map(Step::AddNode),
+        1 => (node, 0u64..8).prop_map(|(node, cpu)| Step::Spare(node, cpu)),
+        1 => Just(Step::Learn),
     ]
 }
 
@@ -240,6 +249,19 @@ impl Bench {
             Step::GiveToPlugin(node) => {
                 ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
                 ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
+            }
+            Step::Spare(node, cpu) => {
+                let spare = Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
+                ledger.set_spare(&name(node), Some(spare));
+            }
+            Step::Learn => {
+                let mut mix = ledger.mix().clone();
+                // Enough to believe in.
+                (1..=10).for_each(|size| {
+                    mix.arrive(Wish::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
+                });
+                let worth = Worth::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
+                ledger.set_worth(worth);
             }
         }
     }
@@ -487,6 +509,24 @@ proptest! {
     }
 
     #[test]
+    fn what_is_remembered_of_nodes_is_what_they_would_say_anew(steps in prop::collection::vec(step(), 1..60)) {
+        let (mut bench, mut memo) = (Bench::new(), Memo::default());
+        let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
+        let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
+        for step in &steps {
+            bench.apply(step);
+            let (snapshot, policy) = (bench.ledger.snapshot(), bench.ledger.policy().clone());
+            let names = ["node-2", "node-0", "node-1"];
+            let failed = name(1);
+            let attempt = Attempt { limit: 2, just_failed: Some(&failed), own_room: None, policy: &policy, allowance: Limit::default() };
+            for demand in &demands {
+                let fresh = shortlist(&snapshot, demand, names.into_iter(), attempt);
+                prop_assert_eq!(memo.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}", step);
+            }
+        }
+    }
+
+    #[test]
     fn the_same_history_gives_the_same_books(steps in prop::collection::vec(step(), 1..60)) {
         let (mut one, mut other) = (Bench::new(), Bench::new());
         for step in &steps {
@@ -501,7 +541,7 @@ proptest! {
 
     #[test]
     fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost(steps in prop::collection::vec(step(), 1..60)) {
-        let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, Step::LoseGpu(_) | Step::RemoveNode(_) | Step::Read(..))).collect();
+        let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, Step::LoseGpu(_) | Step::RemoveNode(_) | Step::Read(..) | Step::Spare(..) | Step::Learn)).collect();
         let mut bench = Bench::new();
         steps.iter().for_each(|step| bench.apply(step));
         // What is in flight settles before a comparison means anything, and hints may be lost.

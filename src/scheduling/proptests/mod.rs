@@ -10,12 +10,16 @@ mod plans;
 mod tenants;
 mod victims;
 
-use crate::ids::{GpuModel, GpuUuid};
-use crate::scheduling::device::{Device, Health};
+use crate::ids::{GpuModel, GpuUuid, NodeName};
+use crate::scheduling::device::{Device, Gpu, Health};
+use crate::scheduling::loading::Holdings;
+use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::policy::{ClassSet, Headroom, Judgement, Policy, Traits};
+use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Companion, Demand, Sharing};
-use crate::units::{Bytes, Millis};
+use crate::scheduling::snapshot::Snapshot;
+use crate::units::{Bytes, Millis, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -39,6 +43,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         model: None,
         kv_cache: None,
         weights: None,
+        models: Arc::default(),
         containers: Arc::new([]),
     }
 }
@@ -55,6 +60,30 @@ pub(super) fn device(node: u8, index: u32) -> Device {
         health: Health::Healthy,
         island: None,
     }
+}
+
+/// So many nodes of four empty GPUs.
+pub(super) fn cluster_of(nodes: u8) -> Snapshot {
+    let node = |n: u8| {
+        let devices: Vec<Device> = (0..4).map(|index| device(n, index)).collect();
+        let headroom = Headroom::all(Percent::default());
+        Node {
+            name: NodeName::parse(&format!("n-{n}")).unwrap(),
+            kind: NodeKind::Stowage,
+            generation: u64::from(n) + 1,
+            gpus: devices.iter().map(|device| Gpu::of(device, &headroom)).collect(),
+            devices: devices.into(),
+            plugin: Arc::new([]),
+            freshness: Freshness::Fresh,
+            closed: false,
+            miscut: false,
+            classes: ClassSet::ALL,
+            holdings: Holdings::default(),
+            replicas: Arc::new([]),
+            spare: None,
+        }
+    };
+    Snapshot::new(1, 1, (0..nodes).map(node).collect())
 }
 
 pub(super) fn sharing() -> impl Strategy<Value = Sharing> {

@@ -157,6 +157,19 @@ impl StockView {
         self.seen.clone()
     }
 
+    /// On which node a bound pod is.
+    pub fn node_of(&self, pod: &PodUid) -> Option<&NodeName> {
+        self.places.get(pod)
+    }
+
+    /// CPU and memory that bound pods leave of a node; `None` if it is not known.
+    pub fn spare(&self, node: &NodeName) -> Option<Companion> {
+        let page = self.seen.pages.get(node)?;
+        let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
+        let left = |resource: &str| offered.of_resource(resource).saturating_sub(taken.of_resource(resource));
+        Some(Companion { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
+    }
+
     /// See [`StockSnapshot::wants`].
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.seen.wants(pod)

@@ -12,6 +12,7 @@ use super::workload::{Job, Role, Workload};
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
 use crate::scheduling::budget::BudgetSight;
 use crate::scheduling::decision::Hold;
+use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::policy::{Limit, Policy};
@@ -283,7 +284,7 @@ impl<'w> World<'w> {
         let mut refused = BTreeSet::new();
         while let Some((kind, job)) = self.backlog.first_but(&refused) {
             let view = self.ledger.node(node);
-            if view.is_some_and(|view| rank::seat(view, &self.demands[&kind], &self.policy).is_ok()) {
+            if view.is_some_and(|view| fit(view, &self.demands[&kind]).is_ok()) {
                 self.backlog.take(kind, job);
                 let uid = self.enter(job);
                 self.start(&uid, node);

@@ -92,7 +92,14 @@ fn score_text(score: &ScorePart) -> String {
     let parts: Vec<String> = score.parts.iter().filter(said).map(part).collect();
     let sum = if parts.is_empty() { "nothing is said against it".into() } else { parts.join(" + ") };
     let contended = if score.contended { "; another pod was just offered these GPUs" } else { "" };
-    format!("{} = {sum} (less is better); {} would stay free{contended}", score.cost, score.leftover_bytes)
+    let left = score.leftover_bytes;
+    let useless = match score.useless_bytes {
+        Some(bytes) if bytes == Bytes::ZERO || left == Bytes::ZERO => String::new(),
+        Some(bytes) if bytes == left => ", which nothing in your mix of pods can use".into(),
+        Some(bytes) => format!(", of which nothing in your mix of pods can use {bytes}"),
+        None => String::new(),
+    };
+    format!("{} = {sum} (less is better); {left} would stay free{useless}{contended}", score.cost)
 }
 
 /// `total − reserved − headroom − promised − beyond = free`.

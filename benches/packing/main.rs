@@ -1,0 +1,192 @@
+//! What it costs to score a large cluster: `cargo bench --bench packing [-- NODES]`.
+//!
+//! By what free VRAM is worth beside best fit, in one run and on the same nodes. Cold: each node is looked at. Warm: one node has
+//! changed since the same demand was last asked for. First the answers are compared: what is remembered must be what is found anew.
+
+#[path = "../common/samples.rs"]
+#[expect(dead_code, reason = "one thread takes these times")]
+mod samples;
+
+use samples::Samples;
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use stowage::scheduling::device::{Device, Health};
+use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
+use stowage::scheduling::memo::Memo;
+use stowage::scheduling::node::{Node, NodeKind};
+use stowage::scheduling::policy::{Limit, Policy};
+use stowage::scheduling::rank::{self, Attempt, shortlist};
+use stowage::scheduling::request::{
+    Companion, ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest,
+};
+use stowage::scheduling::snapshot::Snapshot;
+use stowage::scheduling::worth::Worth;
+use stowage::units::{Bytes, MilliCpu, Millis};
+
+const GPUS: u32 = 8;
+const ROUNDS: usize = 300;
+/// What pods ask for, in GiB on one GPU: sizes that do not add up by themselves.
+const SIZES: [u64; 8] = [6, 10, 14, 18, 24, 30, 40, 60];
+
+fn main() {
+    let asked = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
+    let mut cluster = Cluster::new(asked.unwrap_or(5000));
+    let names: Vec<String> = cluster.nodes.iter().map(NodeName::to_string).collect();
+    println!("{} nodes × {GPUS} GPUs, {} pods", names.len(), cluster.pods);
+    println!("{:<32}{:>12}{:>12}", "", "p50", "p99");
+    cluster.measure("best fit", &names);
+    cluster.learn();
+    cluster.measure("what free VRAM is worth", &names);
+}
+
+struct Cluster {
+    ledger: Ledger,
+    nodes: Vec<NodeName>,
+    pods: usize,
+}
+
+impl Cluster {
+    /// Each GPU about half full, each another way.
+    fn new(nodes: usize) -> Self {
+        let mut ledger = Ledger::new(Arc::new(Policy::default()));
+        let name = |n| NodeName::parse(&format!("node-{n:05}")).expect("a name");
+        let mut cluster = Self { nodes: (0..nodes).map(name).collect(), ledger: Ledger::default(), pods: 0 };
+        for (n, name) in cluster.nodes.iter().enumerate() {
+            ledger.set_node(name, NodeKind::Stowage, None);
+            ledger.report_devices(name, (0..GPUS).map(|gpu| device(n, gpu)).collect()).expect("eight GPUs");
+            let left = Companion { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
+            ledger.set_spare(name, Some(left));
+        }
+        cluster.ledger = ledger;
+        for n in 0..nodes * GPUS as usize {
+            let demand = demand(SIZES[n * 5 % SIZES.len()]);
+            let place = cluster.nodes[n % nodes].clone();
+            cluster.place(&demand, &place);
+        }
+        cluster
+    }
+
+    fn place(&mut self, demand: &Demand, node: &NodeName) {
+        let uid = PodUid::parse(&format!("pod-{}", self.pods)).expect("a UID");
+        self.pods += 1;
+        self.ledger.see(Seen {
+            key: PodKey::parse("llm", uid.as_str()).expect("a key"),
+            uid: uid.clone(),
+            demand: demand.clone(),
+            state: SeenState::Waiting(SeenWaiting::default()),
+            shown: None,
+        });
+        if self.ledger.assume(&uid, node).is_ok() {
+            let devices = self.ledger.entry(&uid).and_then(|entry| entry.devices().cloned());
+            self.ledger.confirm(&uid, node, devices);
+        }
+    }
+
+    fn learn(&mut self) {
+        let snapshot = self.ledger.snapshot();
+        let start = Instant::now();
+        let worth = Worth::learn(self.ledger.mix(), snapshot.nodes().iter().map(Node::site));
+        println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
+        assert!(worth.is_learned());
+        drop(snapshot);
+        self.ledger.set_worth(worth);
+    }
+
+    fn measure(&mut self, policy_name: &str, names: &[String]) {
+        let (mut scoring, mut cold, mut warm, mut pass) =
+            (Samples::default(), Samples::default(), Samples::default(), Samples::default());
+        let mut memo = Memo::default();
+        let demand = demand(10);
+        for round in 0..ROUNDS {
+            let snapshot = self.ledger.snapshot();
+            let policy = self.ledger.policy().clone();
+            scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
+            let fresh = shortlist(&snapshot, &demand, asked(names), attempt(&policy));
+            let remembered = memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
+            assert_eq!(fresh, remembered, "what is remembered is what is found anew");
+            cold.add(timed(|| shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
+            drop(snapshot);
+            let node = self.nodes[round * 17 % self.nodes.len()].clone();
+            let cpu = MilliCpu(5000 + round as u64);
+            self.ledger.set_spare(&node, Some(Companion { cpu, memory: Bytes::gib(500) }));
+            let snapshot = self.ledger.snapshot();
+            warm.add(timed(|| memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
+            pass.add(timed(|| memo.best(&snapshot, &demand, &policy)));
+        }
+        println!("{policy_name}");
+        for (what, samples) in [
+            ("scoring, cold", &scoring),
+            ("scoring, warm", &pass),
+            ("with every name looked up, cold", &cold),
+            ("with every name looked up, warm", &warm),
+        ] {
+            println!("  {what:<30}{:>9.0} µs{:>9.0} µs", samples.percentile(50), samples.percentile(99));
+        }
+    }
+}
+
+fn asked(names: &[String]) -> impl ExactSizeIterator<Item = &str> {
+    names.iter().map(String::as_str)
+}
+
+fn attempt(policy: &Policy) -> Attempt<'_> {
+    Attempt { limit: 4, just_failed: None, own_room: None, policy, allowance: Limit::default() }
+}
+
+/// The best node, without anything remembered or looked up.
+fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
+    let seat = |(place, node)| {
+        let (score, _) = rank::seat(node, demand, policy, snapshot.worth()).ok()?;
+        Some((score, place))
+    };
+    snapshot.nodes().iter().enumerate().filter_map(seat).min().map(|(_, place)| place)
+}
+
+fn timed<T>(work: impl FnOnce() -> T) -> std::time::Duration {
+    let start = Instant::now();
+    black_box(work());
+    start.elapsed()
+}
+
+fn device(node: usize, index: u32) -> Device {
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).expect("a UUID"),
+        index,
+        model: GpuModel::parse("NVIDIA-H100-80GB-HBM3").expect("a model"),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: Some(0),
+    }
+}
+
+fn demand(gib: u64) -> Demand {
+    let vram = format!("{gib}Gi");
+    let container = ContainerRequest {
+        name: "job",
+        role: ContainerRole::Main,
+        vram: Some(&vram),
+        plugin: PluginAmount::None,
+        cpu: Some("4"),
+        memory: Some("16Gi"),
+    };
+    let pod = PodRequest {
+        namespace: "llm",
+        labels: &Default::default(),
+        priority_class: Some("stowage-batch"),
+        priority: 0,
+        may_preempt: false,
+        grace: Millis::seconds(30),
+        containers: &[container],
+        gpus: None,
+        exclusive: None,
+        model: None,
+        kv_cache: None,
+        service_account: None,
+        resources: &Default::default(),
+    };
+    Demand::of(&pod, &Policy::default()).expect("a sound request")
+}

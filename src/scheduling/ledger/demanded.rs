@@ -1,0 +1,74 @@
+//! What was asked for lately, and what follows from it for free VRAM. Solving is not done here: whoever has time for it takes the
+//! mix, and brings a worth.
+
+use super::Ledger;
+use super::entry::{Phase, PodEntry};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::policy::{Learning, Packing, PackingPolicy};
+use crate::scheduling::request::{Companion, Demand};
+use crate::scheduling::worth::{Mix, Wish, Worth};
+use std::sync::Arc;
+
+impl Ledger {
+    /// The demand seen lately.
+    pub fn mix(&self) -> &Mix {
+        &self.mix
+    }
+
+    pub fn worth(&self) -> &Arc<Worth> {
+        &self.worth
+    }
+
+    /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
+    pub fn is_worth_due(&self) -> bool {
+        let Packing { policy, learning, .. } = self.policy.packing;
+        let is_wanted = policy == PackingPolicy::Worth && learning == Learning::Continuous;
+        is_wanted && self.mix.is_due(self.worth.learned_at())
+    }
+
+    /// From now on free VRAM is worth this.
+    pub fn set_worth(&mut self, worth: Worth) {
+        let worth = Arc::new(worth.with_generation(self.worth.generation() + 1));
+        self.worth = worth.clone();
+        self.generation += 1;
+        Arc::make_mut(&mut self.published).set_worth(self.generation, worth);
+    }
+
+    /// Brings what is remembered to the policy. Where it goes by best fit nothing is known of worth.
+    pub(super) fn take_packing(&mut self) {
+        self.mix.set_window(self.policy.packing.window);
+        if self.policy.packing.policy == PackingPolicy::BestFit && self.worth.is_learned() {
+            self.set_worth(Worth::default());
+        }
+    }
+
+    /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
+    /// on their way are taken off here.
+    pub fn set_spare(&mut self, name: &NodeName, spare: Option<Companion>) {
+        let Some(book) = self.books.get_mut(name) else { return };
+        book.unbound = spare;
+        let spare = book.spare(&self.entries);
+        // Nothing else of the node follows from it.
+        if book.view.spare != spare {
+            self.generation += 1;
+            (book.view.spare, book.view.generation) = (spare, self.generation);
+            self.publish(name);
+        }
+    }
+
+    /// A pod that was never seen before came.
+    pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
+        if !self.entries.contains_key(uid)
+            && let Some(wish) = Wish::of(demand)
+        {
+            self.mix.arrive(wish);
+        }
+    }
+
+    /// A pod is gone.
+    pub(super) fn note_departure(&mut self, entry: &PodEntry) {
+        if matches!(entry.phase, Phase::Bound(_)) && !entry.demand.asks_plugin() {
+            self.mix.depart();
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Verdicts that are still good: of each demand seen lately, what every node answered when it was last looked at.
+//!
+//! Replicas ask alike, and between two of them one node has changed. What a node answers follows from the node, the demand, the
+//! policy and what free VRAM is worth; a verdict is remembered with the generations of those and looked up by them, so it
+//! cannot be stale, only missing. What depends on the attempt is not in it: `rank` adds that to what it finds here.
+
+use super::device::GpuSet;
+use super::fit::Misfit;
+use super::node::Node;
+use super::plugin::Ask;
+use super::policy::{ClassId, Policy, Terms};
+use super::rank::{self, Attempt, Score, Shortlist};
+use super::request::{Companion, Demand, Sharing};
+use super::snapshot::Snapshot;
+use crate::ids::{GpuModel, ModelId};
+use crate::units::Bytes;
+use std::sync::Arc;
+
+/// Demands of which verdicts are kept. A cluster serves a handful of kinds of pods at a time; sixteen of five thousand nodes take
+/// five megabytes.
+const DEMANDS: usize = 16;
+
+/// Pages of the demands that were asked for last.
+#[derive(Debug, Default)]
+pub struct Memo {
+    /// The latest last.
+    pages: Vec<Page>,
+}
+
+/// What each node answered one demand.
+#[derive(Debug)]
+pub struct Page {
+    key: Key,
+    /// By the node's place in the snapshot.
+    verdicts: Vec<Option<Remembered>>,
+}
+
+/// A verdict, and the generation of the node that it is about.
+#[derive(Debug, Clone, Copy)]
+struct Remembered {
+    generation: u64,
+    verdict: Verdict,
+}
+
+pub type Verdict = Result<(Score, GpuSet), Misfit>;
+
+/// All that verdicts follow from beside the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Key {
+    /// Nodes have the places they had.
+    epoch: u64,
+    worth: u64,
+    policy: u64,
+    ask: Ask,
+    per_gpu: Bytes,
+    gpus: u32,
+    sharing: Sharing,
+    class: ClassId,
+    terms: Terms,
+    model: Option<ModelId>,
+    weights: Bytes,
+    companion: Companion,
+    models: Arc<[GpuModel]>,
+}
+
+impl Key {
+    fn of(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
+        Self {
+            epoch: snapshot.epoch(),
+            worth: snapshot.worth().generation(),
+            policy: policy.version,
+            ask: demand.ask.clone(),
+            per_gpu: demand.per_gpu,
+            gpus: demand.gpus,
+            sharing: demand.sharing,
+            class: demand.class,
+            terms: demand.terms,
+            model: demand.model.clone(),
+            weights: demand.weights(),
+            companion: demand.companion,
+            models: demand.models.clone(),
+        }
+    }
+}
+
+impl Memo {
+    /// The page of this demand, or an empty one. Whoever takes it puts it back; who asks alike meanwhile gets an empty one.
+    pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Page {
+        let key = Key::of(snapshot, demand, policy);
+        match self.pages.iter().position(|page| page.key == key) {
+            Some(place) => self.pages.remove(place),
+            None => Page { key, verdicts: vec![None; snapshot.nodes().len()] },
+        }
+    }
+
+    /// Keeps the page, and forgets the one that was used longest ago if there are too many.
+    pub fn put(&mut self, page: Page) {
+        self.pages.retain(|known| known.key != page.key);
+        self.pages.push(page);
+        if self.pages.len() > DEMANDS {
+            self.pages.remove(0);
+        }
+    }
+
+    /// [`rank::shortlist`], with what is remembered.
+    pub fn shortlist<'a>(
+        &mut self,
+        snapshot: &Snapshot,
+        demand: &Demand,
+        names: impl ExactSizeIterator<Item = &'a str>,
+        attempt: Attempt<'_>,
+    ) -> Shortlist {
+        let mut page = self.take(snapshot, demand, attempt.policy);
+        let list = page.shortlist(snapshot, demand, names, attempt);
+        self.put(page);
+        list
+    }
+
+    /// The best of all nodes, by its place.
+    pub fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
+        let mut page = self.take(snapshot, demand, policy);
+        let seat = |node: &Node| rank::seat(node, demand, policy, snapshot.worth());
+        let verdicts = snapshot.nodes().iter().enumerate();
+        let scores =
+            verdicts.filter_map(|(place, node)| Some((page.verdict(place, node, seat).ok()?.0, place)));
+        let best = scores.min().map(|(_, place)| place);
+        self.put(page);
+        best
+    }
+}
+
+impl Page {
+    /// [`rank::shortlist`], with what is remembered. The page must be of this snapshot, this demand and the attempt's policy.
+    pub fn shortlist<'a>(
+        &mut self,
+        snapshot: &Snapshot,
+        demand: &Demand,
+        names: impl ExactSizeIterator<Item = &'a str>,
+        attempt: Attempt<'_>,
+    ) -> Shortlist {
+        debug_assert_eq!(self.key, Key::of(snapshot, demand, attempt.policy));
+        let seat = |node: &Node| rank::seat(node, demand, attempt.policy, snapshot.worth());
+        rank::shortlist_by(snapshot, demand, names, attempt, |place, node| self.verdict(place, node, seat))
+    }
+
+    fn verdict(&mut self, place: usize, node: &Node, seat: impl FnOnce(&Node) -> Verdict) -> Verdict {
+        let remembered = &mut self.verdicts[place];
+        match remembered {
+            Some(known) if known.generation == node.generation => known.verdict,
+            _ => {
+                let verdict = seat(node);
+                *remembered = Some(Remembered { generation: node.generation, verdict });
+                verdict
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::Limit;
+    use crate::scheduling::proptests::{cluster_of, demand_of};
+
+    fn attempt(policy: &Policy) -> Attempt<'_> {
+        Attempt { limit: 4, just_failed: None, own_room: None, policy, allowance: Limit::default() }
+    }
+
+    #[test]
+    fn a_node_that_did_not_change_is_not_looked_at_again() {
+        let (policy, snapshot) = (Policy::default(), cluster_of(3));
+        let demand = demand_of(10, 1, Sharing::Shared, 0);
+        let mut page = Memo::default().take(&snapshot, &demand, &policy);
+        let node = &snapshot.nodes()[1];
+        let first = page.verdict(1, node, |node| rank::seat(node, &demand, &policy, snapshot.worth()));
+        assert_eq!(page.verdict(1, node, |_| unreachable!("it is remembered")), first);
+        let changed = Node { generation: node.generation + 1, ..node.clone() };
+        assert_eq!(page.verdict(1, &changed, |_| Err(Misfit::Unseen)), Err(Misfit::Unseen));
+    }
+
+    #[test]
+    fn the_demand_that_was_asked_for_longest_ago_is_forgotten() {
+        let (policy, snapshot) = (Policy::default(), cluster_of(1));
+        let mut memo = Memo::default();
+        let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
+        let mut ask =
+            |size: usize| memo.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy));
+        (0..DEMANDS).for_each(|size| drop(ask(size)));
+        ask(0);
+        ask(DEMANDS);
+        let kept: Vec<u64> = memo.pages.iter().map(|page| page.key.per_gpu.0).collect();
+        assert_eq!(kept.len(), DEMANDS);
+        assert!(kept.contains(&1) && !kept.contains(&2), "{kept:?}");
+    }
+}

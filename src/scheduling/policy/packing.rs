@@ -1,0 +1,40 @@
+//! How GPUs are filled: by what free VRAM is worth to the pods seen lately, or by best fit.
+
+use crate::scheduling::worth::mix::WINDOW;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Packing {
+    pub policy: PackingPolicy,
+    pub learning: Learning,
+    /// How many of the last pods count as the demand to come.
+    pub window: u16,
+}
+
+/// What makes one place fill the cluster better than another.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum PackingPolicy {
+    /// That least is lost of what free VRAM is worth to the pods seen lately. Best fit until some were seen.
+    #[default]
+    Worth,
+    /// That least stays free on the GPU.
+    BestFit,
+}
+
+/// Whether what free VRAM is worth follows the pods that come. Not "on" and "off": to many YAML parsers those are booleans.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Learning {
+    #[default]
+    Continuous,
+    /// What was learned so far stays.
+    Frozen,
+}
+
+impl Default for Packing {
+    fn default() -> Self {
+        Self { policy: PackingPolicy::default(), learning: Learning::default(), window: WINDOW }
+    }
+}

@@ -1,0 +1,116 @@
+//! Free GPU that nobody can use because the node's CPU or memory is spent: how much of it to expect.
+//!
+//! What pods bring along follows what they take of GPUs only on average. If each unit of GPU that is placed brings `a` of CPU
+//! with a variance of `b²`, then W of worth brings a normally distributed demand of mean aW and deviation b√W, and what is
+//! free beside it falls short by the expected overshoot of a normal variable:
+//!
+//! ```text
+//! a = Σcpu ÷ Σgpu          b² = Σ(cpu − a·gpu)² ÷ Σgpu                     over the pods seen lately
+//! μ = aW, s = b√W, z = (μ − free) ÷ s:   shortfall = s·(z·Φ(z) + φ(z)) = (μ − free)·Φ(z) + s·φ(z)
+//! wasted = min(W, shortfall ÷ a)                                           in GPUs
+//! ```
+
+/// What the pods seen lately bring along, for one resource.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Company {
+    /// Of the resource, for each GPU.
+    per_gpu: f64,
+    /// The deviation of that, for one GPU.
+    spread: f64,
+}
+
+impl Company {
+    /// From pods' GPU and what each brings along, with how often each was seen. `None` if they bring nothing.
+    pub fn of(pods: impl Iterator<Item = (f64, f64, f64)> + Clone) -> Option<Self> {
+        let sum = |part: fn((f64, f64, f64)) -> f64| pods.clone().map(part).sum::<f64>();
+        let gpu = sum(|(gpu, _, count)| gpu * count);
+        let brought = sum(|(_, brought, count)| brought * count);
+        if gpu <= 0.0 || brought <= 0.0 {
+            return None;
+        }
+        let per_gpu = brought / gpu;
+        let squares =
+            pods.map(|(gpu, brought, count)| count * (brought - per_gpu * gpu).powi(2)).sum::<f64>();
+        Some(Self { per_gpu, spread: (squares / gpu).sqrt() })
+    }
+
+    /// Of free GPU of this worth, the part that `free` of the resource will not serve. In GPUs.
+    pub fn wasted(self, worth: f64, free: f64) -> f64 {
+        if worth <= 0.0 {
+            return 0.0;
+        }
+        let (lack, spread) = (self.per_gpu * worth - free, self.spread * worth.sqrt());
+        let shortfall = if spread > 0.0 { spread * overshoot(lack / spread) } else { lack.max(0.0) };
+        worth.min(shortfall / self.per_gpu)
+    }
+}
+
+/// Beyond so many deviations a normal variable does not go.
+const FAR: f64 = 8.0;
+
+/// z·Φ(z) + φ(z): by how much a standard normal variable is expected to exceed −z, counting what does not as nothing.
+pub fn overshoot(z: f64) -> f64 {
+    match z {
+        z if z <= -FAR => 0.0,
+        z if z >= FAR => z,
+        z => (z * at_most(z) + density(z)).max(0.0),
+    }
+}
+
+/// Φ(z), to seven digits: formula 26.2.17 of Abramowitz and Stegun, "Handbook of Mathematical Functions", 1964.
+pub fn at_most(z: f64) -> f64 {
+    const STEPS: [f64; 5] = [0.319_381_530, -0.356_563_782, 1.781_477_937, -1.821_255_978, 1.330_274_429];
+    let t = 1.0 / (1.0 + 0.231_641_9 * z.abs());
+    let tail = density(z) * STEPS.iter().rev().fold(0.0, |sum, step| (sum + step) * t);
+    if z < 0.0 { tail } else { 1.0 - tail }
+}
+
+fn density(z: f64) -> f64 {
+    const AT_ZERO: f64 = 0.398_942_280_401_432_7;
+    AT_ZERO * (-0.5 * z * z).exp()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_normal_distribution_is_the_one_in_the_tables() {
+        for (z, share) in [(-3.0, 0.001_349_9), (-1.0, 0.158_655_3), (0.0, 0.5), (1.96, 0.975_002_1)] {
+            assert!((at_most(z) - share).abs() < 1e-6, "{z}: {}", at_most(z));
+        }
+    }
+
+    #[test]
+    fn the_expected_overshoot_is_the_integral_of_the_distribution() {
+        let step = 1e-3;
+        let integral =
+            |z: f64| (-8_000..(z / step) as i64).map(|n| at_most(n as f64 * step) * step).sum::<f64>();
+        for z in [-2.0, -0.5, 0.0, 1.0, 3.0] {
+            assert!((overshoot(z) - integral(z)).abs() < 1e-3, "{z}: {} {}", overshoot(z), integral(z));
+        }
+        assert_eq!((overshoot(-40.0), overshoot(40.0)), (0.0, 40.0));
+    }
+
+    #[test]
+    fn where_every_pod_brings_the_same_only_what_is_lacking_is_wasted() {
+        let company = Company::of([(1.0, 8.0, 3.0), (0.5, 4.0, 1.0)].into_iter()).unwrap();
+        assert_eq!(company.wasted(4.0, 32.0), 0.0);
+        assert_eq!(company.wasted(4.0, 24.0), 1.0);
+        assert_eq!(company.wasted(4.0, 0.0), 4.0);
+        assert_eq!(company.wasted(0.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn the_more_they_differ_the_more_is_wasted_where_it_would_just_do() {
+        let company = |other: f64| Company::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
+        let wasted = [8.0, 12.0, 20.0].map(|other| company(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
+        assert!(wasted[0] < wasted[1] && wasted[1] < wasted[2], "{wasted:?}");
+    }
+
+    #[test]
+    fn pods_that_bring_nothing_waste_nothing() {
+        assert_eq!(Company::of([(1.0, 0.0, 3.0)].into_iter()), None);
+        assert_eq!(Company::of(std::iter::empty()), None);
+    }
+}

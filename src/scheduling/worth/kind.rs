@@ -1,0 +1,171 @@
+//! A kind of GPU: one model with one capacity, and what its free parts are good for.
+//!
+//! Every size is a share of the kind's own capacity: 40 GiB are half of one GPU and all of another, so each capacity has its own
+//! curve of worth. What a GPU counts for is its capacity beside that of the largest.
+//!
+//! [`Usable`] is the measure of fragmentation of Weng, Yang et al., "Beware of Fragmentation" (USENIX ATC 2023), turned round
+//! so that it can be looked up: F = Σ_g r_g·(1 − the share of pods that GPU g, as it is, could serve).
+
+use super::cutting::{Curve, GRID, Wanted};
+use super::mix::{Mix, Wish};
+use crate::ids::GpuModel;
+use crate::scheduling::device::Gpu;
+use crate::scheduling::request::Sharing;
+use crate::units::{Bytes, MilliCpu};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Steps of CPU that are told apart. More would only follow the noise of two thousand pods.
+const LEVELS: usize = 32;
+/// Pods of more GPUs than this are as good as refused by any node that has not all of its GPUs free.
+const GROUPS: usize = 16;
+
+#[derive(Debug, Clone)]
+pub struct Kind {
+    pub model: GpuModel,
+    pub capacity: Bytes,
+    /// What it counts for beside the largest.
+    pub scale: f64,
+    pub curve: Arc<Curve>,
+    pub usable: Usable,
+    /// What it costs, for each GPU taken, that others can only be served by this model.
+    pub scarcity: f64,
+}
+
+impl Kind {
+    /// The part of a GPU that is free, from 0 to 1; of one that takes nobody, nothing.
+    pub fn free_part(&self, free: Bytes) -> f64 {
+        (free.0 as f64 / self.capacity.0.max(1) as f64).min(1.0)
+    }
+}
+
+/// Whole hundredths of a part. What lies a rounding error below one is one.
+pub fn hundredths(part: f64) -> usize {
+    ((part * GRID as f64 + 1e-6) as usize).min(GRID)
+}
+
+/// The share of a capacity that a wish takes; `None` if it is too large for it.
+pub fn share_of(wish: &Wish, capacity: Bytes) -> Option<f64> {
+    let share = wish.per_gpu.0 as f64 / capacity.0.max(1) as f64;
+    match wish.sharing {
+        _ if wish.per_gpu > capacity => None,
+        Sharing::Exclusive => Some(1.0),
+        Sharing::Shared => Some(share),
+    }
+}
+
+/// A share in hundredths, rounded up, from 1. What lies a rounding error above one is one.
+fn size(share: f64) -> usize {
+    ((share * GRID as f64 - 1e-6).ceil() as usize).clamp(1, GRID)
+}
+
+/// The curve of worth of GPUs with this capacity.
+pub fn curve(mix: &Mix, capacity: Bytes) -> Curve {
+    let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
+    for (wish, count) in mix.wishes() {
+        if let Some(share) = share_of(wish, capacity) {
+            *counts.entry(size(share)).or_default() += f64::from(count) * f64::from(wish.gpus);
+        }
+    }
+    let wanted: Vec<Wanted> = counts.into_iter().map(|(size, count)| Wanted { size, count }).collect();
+    Curve::of(&wanted)
+}
+
+/// Amounts of CPU that tell the pods seen lately apart, in order.
+#[derive(Debug, Clone)]
+pub struct Levels(Vec<MilliCpu>);
+
+impl Levels {
+    pub fn of(mix: &Mix) -> Self {
+        let mut counts: BTreeMap<MilliCpu, u32> = BTreeMap::new();
+        mix.wishes().for_each(|(wish, count)| *counts.entry(wish.companion.cpu).or_default() += count);
+        let each = (mix.len() as u32).div_ceil(LEVELS as u32).max(1);
+        let last = counts.keys().next_back().copied();
+        let mut levels = Vec::new();
+        let mut since = 0;
+        for (cpu, count) in counts {
+            since += count;
+            // The largest of a step stands for all of it: a pod is never thought to need less than it does.
+            if since >= each || Some(cpu) == last {
+                levels.push(cpu);
+                since = 0;
+            }
+        }
+        Self(levels)
+    }
+
+    /// How many of the levels so much CPU serves.
+    pub fn served_by(&self, cpu: MilliCpu) -> usize {
+        self.0.partition_point(|level| *level <= cpu)
+    }
+
+    pub fn all(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many levels must be served for a pod that wants so much.
+    fn needed_for(&self, cpu: MilliCpu) -> usize {
+        (self.0.partition_point(|level| *level < cpu) + 1).min(self.0.len())
+    }
+}
+
+/// The share of the pods seen lately that a GPU of one kind could serve, by levels of CPU that the node has.
+#[derive(Debug, Clone)]
+pub struct Usable {
+    /// By how many hundredths are free.
+    by_part: Vec<[f32; GRID + 1]>,
+    /// Of whole ones beside it, by how many the node has.
+    by_group: Vec<[f32; GROUPS + 1]>,
+}
+
+impl Usable {
+    pub fn of(mix: &Mix, levels: &Levels, model: &GpuModel, capacity: Bytes) -> Self {
+        let mut usable = Self {
+            by_part: vec![[0.0; GRID + 1]; levels.all() + 1],
+            by_group: vec![[0.0; GROUPS + 1]; levels.all() + 1],
+        };
+        let all = mix.len().max(1) as f32;
+        for (wish, count) in mix.wishes().filter(|(wish, _)| may_run_on(wish, model)) {
+            let Some(share) = share_of(wish, capacity) else { continue };
+            let level = levels.needed_for(wish.companion.cpu);
+            let weight = count as f32 / all;
+            match (wish.gpus, wish.sharing) {
+                (2.., Sharing::Exclusive) => usable.by_group[level][GROUPS.min(wish.gpus as usize)] += weight,
+                _ => usable.by_part[level][size(share)] += weight,
+            }
+        }
+        usable.by_part.iter_mut().for_each(|row| add_up(row));
+        usable.by_group.iter_mut().for_each(|row| add_up(row));
+        add_up_rows(&mut usable.by_part);
+        add_up_rows(&mut usable.by_group);
+        usable
+    }
+
+    /// The share of pods that a GPU with so many free hundredths could serve, on a node that serves so many levels of CPU and has
+    /// so many GPUs that are whole.
+    pub fn share(&self, level: usize, hundredths: usize, whole: usize) -> f64 {
+        let alone = f64::from(self.by_part[level][hundredths]);
+        if hundredths == GRID { alone + f64::from(self.by_group[level][whole.min(GROUPS)]) } else { alone }
+    }
+}
+
+pub fn may_run_on(wish: &Wish, model: &GpuModel) -> bool {
+    wish.models.is_empty() || wish.models.contains(model)
+}
+
+fn add_up(row: &mut [f32]) {
+    (1..row.len()).for_each(|place| row[place] += row[place - 1]);
+}
+
+fn add_up_rows<const N: usize>(rows: &mut [[f32; N]]) {
+    for place in 1..rows.len() {
+        let (before, after) = rows.split_at_mut(place);
+        after[0].iter_mut().zip(&before[place - 1]).for_each(|(sum, below)| *sum += below);
+    }
+}
+
+/// What a GPU has free for whoever comes next: nothing, if it takes nobody.
+pub fn free_for_others(gpu: &Gpu) -> Bytes {
+    let is_open = gpu.health == crate::scheduling::device::Health::Healthy && !gpu.exclusive;
+    if is_open { gpu.free() } else { Bytes::ZERO }
+}

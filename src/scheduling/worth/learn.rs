@@ -1,0 +1,138 @@
+//! From a mix and the cluster as it stands to a [`Worth`]. Takes about a millisecond, once in a hundred arrivals; nothing on the
+//! request path calls it.
+
+use super::blocks::Block;
+use super::companion::Company;
+use super::kind::{self, Kind, Levels, Usable, free_for_others, share_of};
+use super::mix::{ENOUGH, Mix, Wish};
+use super::potential::Site;
+use super::setting::Setting;
+use super::{Learned, Worth};
+use crate::ids::GpuModel;
+use crate::units::Bytes;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Kinds of GPU that are told apart; the others are taken for the one that is most like them. Clusters have a handful, and agents
+/// that report the same card with another reserve make no more than a few.
+const MOST_KINDS: usize = 64;
+
+impl Worth {
+    /// What `mix` says about GPUs like those of these nodes. Nothing, as long as too little was seen, or there are no GPUs.
+    pub fn learn<'a>(mix: &Mix, sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
+        let (free, learned_at) = (Free::of(sites.clone()), mix.arrivals());
+        if mix.len() < ENOUGH || free.by_kind.is_empty() {
+            return Self { learned_at, ..Self::default() };
+        }
+        let setting = Setting::at(mix.departures_per_arrival());
+        let demand = |wish: &Wish| free.taken_by(wish);
+        let levels = Levels::of(mix);
+        let brought = |part: fn(&Wish) -> f64| {
+            Company::of(mix.wishes().map(|(wish, count)| (demand(wish), part(wish), f64::from(count))))
+        };
+        let blocks = Block::wanted(mix, demand);
+        let price = |block: Block| {
+            let there: f64 = sites.clone().map(|site| blocks_on(site, &block, setting.partial_blocks)).sum();
+            (block, setting.blocks * block.price(free.all(), there))
+        };
+        let blocks = blocks.into_iter().map(price).filter(|(_, price)| *price > 0.0).collect();
+        let (cpu, memory) =
+            (brought(|wish| wish.companion.cpu.0 as f64), brought(|wish| wish.companion.memory.0 as f64));
+        let kinds = kinds(mix, &free, &levels);
+        Self {
+            generation: 0,
+            learned_at,
+            learned: Some(Learned { setting, kinds, levels, cpu, memory, blocks }),
+        }
+    }
+}
+
+fn blocks_on(site: Site<'_>, block: &Block, partial: f64) -> f64 {
+    let whole = site.gpus.iter().filter(|gpu| free_for_others(gpu) >= gpu.capacity).count();
+    block.on(whole, site.spare.map(|spare| spare.cpu), partial)
+}
+
+/// What is free in the cluster, by kind of GPU.
+struct Free {
+    /// In units of the largest GPU.
+    by_kind: BTreeMap<(GpuModel, Bytes), f64>,
+    largest: Bytes,
+    capacities: BTreeSet<Bytes>,
+}
+
+impl Free {
+    fn of<'a>(sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
+        let mut bytes: Vec<((GpuModel, Bytes), f64)> = Vec::new();
+        for (gpu, device) in sites.flat_map(|site| site.gpus.iter().zip(site.devices)) {
+            if gpu.capacity == Bytes::ZERO {
+                continue;
+            }
+            let free = free_for_others(gpu).0 as f64;
+            // A name is copied once for each kind.
+            match bytes.iter().position(|(kind, _)| kind.1 == gpu.capacity && kind.0 == device.model) {
+                Some(known) => bytes[known].1 += free,
+                None if bytes.len() == MOST_KINDS => {}
+                None => bytes.push(((device.model.clone(), gpu.capacity), free)),
+            }
+        }
+        let capacities: BTreeSet<Bytes> = bytes.iter().map(|((_, capacity), _)| *capacity).collect();
+        let largest = capacities.last().copied().unwrap_or_default();
+        let by_kind = bytes.into_iter().map(|(kind, sum)| (kind, sum / largest.0.max(1) as f64)).collect();
+        Self { by_kind, largest, capacities }
+    }
+
+    /// R: all that is free.
+    fn all(&self) -> f64 {
+        self.by_kind.values().sum()
+    }
+
+    fn scale(&self, capacity: Bytes) -> f64 {
+        capacity.0 as f64 / self.largest.0.max(1) as f64
+    }
+
+    /// What a wish takes. One that wants GPUs whole is taken to get the smallest that hold it.
+    fn taken_by(&self, wish: &Wish) -> f64 {
+        let smallest = self.capacities.range(wish.per_gpu..).next().unwrap_or(&self.largest);
+        let share = share_of(wish, *smallest).unwrap_or(1.0);
+        share * self.scale(*smallest) * f64::from(wish.gpus)
+    }
+
+    /// What is free on these models.
+    fn on(&self, models: &[GpuModel]) -> f64 {
+        self.by_kind.iter().filter(|((model, _), _)| models.contains(model)).map(|(_, free)| free).sum()
+    }
+}
+
+fn kinds(mix: &Mix, free: &Free, levels: &Levels) -> Vec<Kind> {
+    let curves: BTreeMap<Bytes, Arc<_>> =
+        free.capacities.iter().map(|capacity| (*capacity, Arc::new(kind::curve(mix, *capacity)))).collect();
+    let insisting = insisting(mix, free);
+    let kind = |(model, capacity): &(GpuModel, Bytes)| Kind {
+        model: model.clone(),
+        capacity: *capacity,
+        scale: free.scale(*capacity),
+        curve: curves[capacity].clone(),
+        usable: Usable::of(mix, levels, model, *capacity),
+        scarcity: insisting
+            .iter()
+            .filter(|(models, _)| models.contains(model))
+            .map(|(_, pressure)| pressure)
+            .sum::<f64>()
+            .min(1.0),
+    };
+    free.by_kind.keys().map(kind).collect()
+}
+
+/// R·d_s ÷ free(s), for each set of models that pods insist on.
+fn insisting(mix: &Mix, free: &Free) -> Vec<(Arc<[GpuModel]>, f64)> {
+    let all: f64 = mix.wishes().map(|(wish, count)| free.taken_by(wish) * f64::from(count)).sum();
+    let mut demand: BTreeMap<Arc<[GpuModel]>, f64> = BTreeMap::new();
+    for (wish, count) in mix.wishes().filter(|(wish, _)| !wish.models.is_empty()) {
+        *demand.entry(wish.models.clone()).or_default() += free.taken_by(wish) * f64::from(count);
+    }
+    let pressure = |(models, taken): (Arc<[GpuModel]>, f64)| {
+        let there = free.on(&models).max(f64::MIN_POSITIVE);
+        (models, (free.all() * taken / all.max(f64::MIN_POSITIVE) / there).min(1.0))
+    };
+    demand.into_iter().map(pressure).collect()
+}

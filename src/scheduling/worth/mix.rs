@@ -1,0 +1,216 @@
+//! The demand seen lately: what the last pods asked for, and how many ended meanwhile.
+//!
+//! Only what came is kept, never what is to come: a mix that knew a workload's future would look better than it can be. Bounded,
+//! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
+
+use crate::ids::GpuModel;
+use crate::scheduling::plugin::Ask;
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::Bytes;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+/// Pods that are remembered unless the policy says otherwise: of the sizes that make up a per cent of the demand, twenty are among
+/// them, and a workload that changed a day ago is forgotten in most clusters.
+pub const WINDOW: u16 = 2000;
+
+/// Pods that must have been seen before anything is believed of those to come.
+pub const ENOUGH: usize = 10;
+/// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
+const EVERY: u64 = 100;
+
+/// What one pod asks for, as far as its place is concerned.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Wish {
+    /// VRAM on each of its GPUs.
+    pub per_gpu: Bytes,
+    pub gpus: u32,
+    pub sharing: Sharing,
+    pub companion: Companion,
+    /// GPU models it may run on; none named means any.
+    pub models: Arc<[GpuModel]>,
+}
+
+impl Wish {
+    /// `None` of a pod whose GPUs a device plugin hands out: they cannot be shared by Stowage.
+    pub fn of(demand: &Demand) -> Option<Self> {
+        let Demand { per_gpu, gpus, sharing, companion, models, .. } = demand;
+        (demand.ask == Ask::Vram).then(|| Self {
+            per_gpu: *per_gpu,
+            gpus: *gpus,
+            sharing: *sharing,
+            companion: *companion,
+            models: models.clone(),
+        })
+    }
+}
+
+/// The last so many wishes.
+#[derive(Debug, Clone)]
+pub struct Mix {
+    window: usize,
+    latest: VecDeque<Arrival>,
+    counts: BTreeMap<Arc<Wish>, u32>,
+    departures: u64,
+    arrivals: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Arrival {
+    wish: Arc<Wish>,
+    /// How many pods ended between this one and the next.
+    departures: u32,
+}
+
+impl Default for Mix {
+    fn default() -> Self {
+        Self::of_last(WINDOW)
+    }
+}
+
+impl Mix {
+    /// A mix of at most so many wishes, and at least one.
+    pub fn of_last(window: u16) -> Self {
+        Self {
+            window: usize::from(window).max(1),
+            latest: VecDeque::new(),
+            counts: BTreeMap::new(),
+            departures: 0,
+            arrivals: 0,
+        }
+    }
+
+    /// Remembers so many from now on.
+    pub fn set_window(&mut self, window: u16) {
+        self.window = usize::from(window).max(1);
+        while self.latest.len() > self.window {
+            self.forget_oldest();
+        }
+    }
+
+    /// A pod was seen for the first time.
+    pub fn arrive(&mut self, wish: Wish) {
+        if self.latest.len() == self.window {
+            self.forget_oldest();
+        }
+        let wish = match self.counts.get_key_value(&wish) {
+            Some((known, _)) => known.clone(),
+            None => Arc::new(wish),
+        };
+        *self.counts.entry(wish.clone()).or_default() += 1;
+        self.latest.push_back(Arrival { wish, departures: 0 });
+        self.arrivals += 1;
+    }
+
+    /// A pod that had a place is gone.
+    pub fn depart(&mut self) {
+        if let Some(latest) = self.latest.back_mut() {
+            latest.departures += 1;
+            self.departures += 1;
+        }
+    }
+
+    /// How many arrivals there were, those that are forgotten too.
+    pub fn arrivals(&self) -> u64 {
+        self.arrivals
+    }
+
+    /// Whether it is worth learning again, if that was last done after so many arrivals: twice as many in the beginning, where a
+    /// place that was chosen for no reason stays spoilt.
+    pub fn is_due(&self, learned_at: u64) -> bool {
+        self.arrivals - learned_at >= learned_at.clamp(ENOUGH as u64, EVERY)
+    }
+
+    /// How many it remembers.
+    pub fn len(&self) -> usize {
+        self.latest.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.latest.is_empty()
+    }
+
+    /// Each wish, and how often it was seen; in order.
+    pub fn wishes(&self) -> impl Iterator<Item = (&Wish, u32)> + Clone {
+        self.counts.iter().map(|(wish, count)| (&**wish, *count))
+    }
+
+    /// How many pods ended for each that came.
+    pub fn departures_per_arrival(&self) -> f64 {
+        self.departures as f64 / self.latest.len().max(1) as f64
+    }
+
+    fn forget_oldest(&mut self) {
+        let Some(Arrival { wish, departures }) = self.latest.pop_front() else { return };
+        self.departures -= u64::from(departures);
+        if let Some(count) = self.counts.get_mut(&wish) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&wish);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(gib: u64) -> Wish {
+        Wish {
+            per_gpu: Bytes::gib(gib),
+            gpus: 1,
+            sharing: Sharing::Shared,
+            companion: Companion::default(),
+            models: [].into(),
+        }
+    }
+
+    fn seen(mix: &Mix) -> Vec<(u64, u32)> {
+        mix.wishes().map(|(wish, count)| (wish.per_gpu.0 >> 30, count)).collect()
+    }
+
+    #[test]
+    fn the_oldest_are_forgotten_and_their_departures_with_them() {
+        let mut mix = Mix::of_last(3);
+        mix.arrive(wish(10));
+        mix.depart();
+        mix.depart();
+        for gib in [20, 10, 20] {
+            mix.arrive(wish(gib));
+        }
+        assert_eq!(seen(&mix), [(10, 1), (20, 2)]);
+        assert_eq!((mix.len(), mix.arrivals(), mix.departures_per_arrival()), (3, 4, 0.0));
+    }
+
+    #[test]
+    fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
+        let mut mix = Mix::default();
+        let (mut learned_at, mut due) = (0, Vec::new());
+        for _ in 0..400 {
+            mix.arrive(wish(1));
+            if mix.is_due(learned_at) {
+                learned_at = mix.arrivals();
+                due.push(learned_at);
+            }
+        }
+        assert_eq!(due, [10, 20, 40, 80, 160, 260, 360]);
+    }
+
+    #[test]
+    fn a_smaller_window_forgets_at_once() {
+        let mut mix = Mix::default();
+        (1..=5).for_each(|gib| mix.arrive(wish(gib)));
+        mix.set_window(2);
+        assert_eq!(seen(&mix), [(4, 1), (5, 1)]);
+    }
+
+    #[test]
+    fn who_ends_before_anybody_came_is_not_counted() {
+        let mut mix = Mix::default();
+        mix.depart();
+        mix.arrive(wish(1));
+        mix.depart();
+        assert_eq!(mix.departures_per_arrival(), 1.0);
+    }
+}

@@ -1,0 +1,315 @@
+//! What is to be said against giving GPUs of a node to a demand, in one figure: how much less of the cluster's free GPU can be
+//! used by those who come after it.
+//!
+//! ```text
+//! φ = Σ_g w_g·(r_g − U(r_g)) + κ·max(wasted by CPU, by memory) + f·Σ_g w_g·r_g·(1 − share(g))      w_g: capacity ÷ the largest
+//! loss = φ(after) − φ(before) + t·(½·CPU left ÷ 128 + ½·free GPUs left ÷ 8) + gpu·σ + Σ_k P_k·(blocks before − after)
+//! ```
+//!
+//! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. It allocates nothing: thousands of nodes
+//! are judged for each pod.
+
+use super::cutting::GRID;
+use super::kind::{Kind, free_for_others, hundredths};
+use super::{Learned, Worth};
+use crate::scheduling::device::{Device, Gpu, GpuSet};
+use crate::scheduling::request::{Companion, Demand, MAX_GPUS, Sharing};
+use crate::units::{Bytes, MilliCpu};
+use serde::Serialize;
+use std::cell::OnceCell;
+
+/// GPUs side by side, and what is left beside them.
+#[derive(Debug, Clone, Copy)]
+pub struct Site<'a> {
+    pub gpus: &'a [Gpu],
+    /// In parallel.
+    pub devices: &'a [Device],
+    /// CPU and memory that pods may still have; `None` if nobody knows.
+    pub spare: Option<Companion>,
+}
+
+/// What is lost by a choice, less is better: billionths of a GPU, or, where nothing was learned, bytes left over. Comparable
+/// under one [`Worth`] for one demand only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Loss(pub i64);
+
+/// Billionths: far above the noise of the arithmetic, far below anything that matters.
+const UNIT: f64 = 1e9;
+/// CPU and GPUs of a large node. Only ties are settled by them.
+const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
+
+/// One node, looked at for one demand: its choices are compared by it.
+#[derive(Debug)]
+pub struct Appraisal<'a> {
+    demand: &'a Demand,
+    site: Site<'a>,
+    learned: Option<&'a Learned>,
+    /// Looked up when the first choice is compared: most nodes have no room, and nothing to choose.
+    prospect: OnceCell<Prospect<'a>>,
+}
+
+/// What a node's free GPU promises, before anything is taken.
+#[derive(Debug)]
+struct Prospect<'a> {
+    learned: &'a Learned,
+    free: FreeParts,
+    spare: Option<Companion>,
+    before: Standing,
+}
+
+/// Of each GPU what is free, by its place.
+#[derive(Debug)]
+struct FreeParts {
+    parts: [Part; MAX_GPUS as usize],
+    count: usize,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Part {
+    /// Its kind's place.
+    kind: u8,
+    hundredths: u8,
+    /// From 0 to 1.
+    free: f64,
+}
+
+/// A node at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Standing {
+    /// φ.
+    potential: f64,
+    /// In GPUs.
+    free: f64,
+    whole: usize,
+}
+
+impl Worth {
+    /// This node, to be looked at for this demand.
+    pub fn appraise<'a>(&'a self, site: Site<'a>, demand: &'a Demand) -> Appraisal<'a> {
+        let learned = self.learned.as_ref().filter(|_| !demand.asks_plugin());
+        Appraisal { demand, site, learned, prospect: OnceCell::new() }
+    }
+
+    /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
+    /// has.
+    pub fn loss_of_company(&self, site: Site<'_>, taken: Companion) -> Option<Loss> {
+        let (learned, spare) = self.learned.as_ref().zip(site.spare)?;
+        let prospect = learned.prospect(site);
+        let spare = Some(less(spare, taken));
+        let after = learned.standing(spare, prospect.free.iter());
+        Some(fixed(learned.loss(&prospect.before, &after, (prospect.spare, spare))))
+    }
+}
+
+impl<'a> Appraisal<'a> {
+    pub fn gpus(&self) -> &'a [Gpu] {
+        self.site.gpus
+    }
+
+    pub fn demand(&self) -> &'a Demand {
+        self.demand
+    }
+
+    /// What is lost if the demand gets one of its GPUs at this place, whatever the others are.
+    pub fn of_one(&self, place: usize) -> Loss {
+        self.of(GpuSet::one(place))
+    }
+
+    /// What is lost if it gets these.
+    pub fn of(&self, chosen: GpuSet) -> Loss {
+        match self.prospect() {
+            Some(prospect) => fixed(prospect.loss(self.site.gpus, self.demand, chosen)),
+            None => {
+                let left: Bytes = chosen.iter().map(|place| self.left(place)).sum();
+                Loss(i64::try_from(left.0).unwrap_or(i64::MAX))
+            }
+        }
+    }
+
+    /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
+    pub fn part(&self, chosen: GpuSet, loss: Loss) -> u32 {
+        match self.learned {
+            Some(_) => on_scale(loss),
+            None => {
+                let whole: Bytes = chosen.iter().map(|place| self.site.gpus[place].capacity).sum();
+                (i128::from(loss.0) * 1000 / i128::from(whole.0.max(1))) as u32
+            }
+        }
+    }
+
+    /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
+    pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
+        let (prospect, gpus) = (self.prospect()?, self.site.gpus);
+        let on = |place: usize| prospect.useless(place, &gpus[place], self.demand);
+        Some(chosen.iter().map(on).sum())
+    }
+
+    /// Whether two GPUs are alike, so that nothing tells them apart but what was promised to others.
+    pub fn are_alike(&self, one: usize, other: usize) -> bool {
+        match self.prospect() {
+            Some(prospect) => prospect.free.parts[one] == prospect.free.parts[other],
+            None => self.left(one) == self.left(other),
+        }
+    }
+
+    fn prospect(&self) -> Option<&Prospect<'a>> {
+        let learned = self.learned?;
+        Some(self.prospect.get_or_init(|| learned.prospect(self.site)))
+    }
+
+    fn left(&self, place: usize) -> Bytes {
+        self.site.gpus[place].free().minus(self.demand.per_gpu)
+    }
+}
+
+/// Half of the scale for no loss, three quarters for a GPU, nearly all for many. It never ends, so that two losses differ by it
+/// however great they are.
+fn on_scale(Loss(loss): Loss) -> u32 {
+    let (loss, unit) = (i128::from(loss), UNIT as i128);
+    (500 + 500 * loss / (unit + loss.abs())) as u32
+}
+
+fn fixed(loss: f64) -> Loss {
+    Loss((loss * UNIT).round() as i64)
+}
+
+fn less(spare: Companion, taken: Companion) -> Companion {
+    Companion {
+        cpu: MilliCpu(spare.cpu.0.saturating_sub(taken.cpu.0)),
+        memory: spare.memory.minus(taken.memory),
+    }
+}
+
+impl FreeParts {
+    fn iter(&self) -> impl Iterator<Item = Part> + Clone {
+        self.parts[..self.count].iter().copied()
+    }
+}
+
+impl Part {
+    fn of(kinds: &[Kind], kind: u8, free: Bytes) -> Self {
+        let free = kinds[usize::from(kind)].free_part(free);
+        Self { kind, hundredths: hundredths(free) as u8, free }
+    }
+}
+
+impl Prospect<'_> {
+    /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
+    fn useless(&self, place: usize, gpu: &Gpu, demand: &Demand) -> Bytes {
+        let kind = &self.learned.kinds[usize::from(self.free.parts[place].kind)];
+        let left = match demand.sharing {
+            Sharing::Shared => free_for_others(gpu).minus(demand.per_gpu),
+            Sharing::Exclusive => Bytes::ZERO,
+        };
+        let part = hundredths(kind.free_part(left));
+        let of_use = (part - kind.curve.useless(part)) as u64;
+        left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
+    }
+
+    fn loss(&self, gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> f64 {
+        let kinds = &self.learned.kinds;
+        let left = |place: usize| match demand.sharing {
+            Sharing::Shared => Part::of(
+                kinds,
+                self.free.parts[place].kind,
+                free_for_others(&gpus[place]).minus(demand.per_gpu),
+            ),
+            Sharing::Exclusive => Part { hundredths: 0, free: 0.0, ..self.free.parts[place] },
+        };
+        let parts = self.free.iter().enumerate();
+        let parts = parts.map(|(place, part)| if chosen.contains(place) { left(place) } else { part });
+        let spare = self.spare.map(|spare| less(spare, demand.companion));
+        let after = self.learned.standing(spare, parts);
+        let scarcity: f64 = chosen
+            .iter()
+            .map(|place| {
+                let before = self.free.parts[place];
+                let kind = &kinds[usize::from(before.kind)];
+                if kind.scarcity == 0.0 {
+                    0.0
+                } else {
+                    kind.scale * kind.scarcity * (before.free - left(place).free)
+                }
+            })
+            .sum();
+        self.learned.loss(&self.before, &after, (self.spare, spare)) + scarcity
+    }
+}
+
+impl Learned {
+    fn prospect<'a>(&'a self, site: Site<'_>) -> Prospect<'a> {
+        let mut free = FreeParts { parts: [Part::default(); MAX_GPUS as usize], count: site.gpus.len() };
+        let mut known: Option<(Bytes, u8)> = None;
+        for (place, gpu) in site.gpus.iter().enumerate() {
+            // GPUs of a node are nearly always alike.
+            let kind = match known {
+                Some((capacity, kind)) if capacity == gpu.capacity => kind,
+                _ => self.kind_of(gpu, site.devices.get(place)),
+            };
+            known = Some((gpu.capacity, kind));
+            free.parts[place] = Part::of(&self.kinds, kind, free_for_others(gpu));
+        }
+        let before = self.standing(site.spare, free.iter());
+        Prospect { learned: self, free, spare: site.spare, before }
+    }
+
+    /// The kind of this model and capacity, or else the nearest capacity.
+    fn kind_of(&self, gpu: &Gpu, device: Option<&Device>) -> u8 {
+        let is_it = |kind: &&Kind| {
+            kind.capacity == gpu.capacity && device.is_some_and(|device| device.model == kind.model)
+        };
+        let exact = self.kinds.iter().position(|kind| is_it(&kind));
+        let distance = |kind: &Kind| kind.capacity.0.abs_diff(gpu.capacity.0);
+        let nearest = || (0..self.kinds.len()).min_by_key(|place| distance(&self.kinds[*place]));
+        exact.or_else(nearest).expect("a worth that was learned has kinds") as u8
+    }
+
+    /// φ, and what it is made of, for these free parts beside this much CPU and memory.
+    fn standing(&self, spare: Option<Companion>, parts: impl Iterator<Item = Part> + Clone) -> Standing {
+        let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
+        let whole = parts.clone().filter(|part| usize::from(part.hundredths) == GRID).count();
+        let (mut free, mut worth, mut stuck) = (0.0, 0.0, 0.0);
+        for part in parts {
+            let (kind, hundredths) = (&self.kinds[usize::from(part.kind)], usize::from(part.hundredths));
+            let weight = kind.scale * part.free;
+            free += weight;
+            worth += kind.scale * kind.curve.at(hundredths);
+            stuck += weight * (1.0 - kind.usable.share(level, hundredths, whole));
+        }
+        let wasted = if self.setting.company > 0.0 { self.wasted(worth, spare) } else { 0.0 };
+        let potential = free - worth + self.setting.company * wasted + self.setting.fragments * stuck;
+        Standing { potential, free, whole }
+    }
+
+    /// Of free GPU of this worth, what CPU or memory will be lacking for.
+    fn wasted(&self, worth: f64, spare: Option<Companion>) -> f64 {
+        let Some(spare) = spare else { return 0.0 };
+        let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(worth, spare.cpu.0 as f64));
+        let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(worth, spare.memory.0 as f64));
+        by_cpu.max(by_memory)
+    }
+
+    fn loss(
+        &self,
+        before: &Standing,
+        after: &Standing,
+        (spare_before, spare): (Option<Companion>, Option<Companion>),
+    ) -> f64 {
+        let cpu = |spare: Option<Companion>| spare.map(|spare| spare.cpu);
+        let broken = |(block, price): &(super::blocks::Block, f64)| {
+            let on = |whole, spare| block.on(whole, cpu(spare), self.setting.partial_blocks);
+            price * (on(before.whole, spare_before) - on(after.whole, spare))
+        };
+        let cpu_left = spare.map_or(0.0, |spare| spare.cpu.0 as f64);
+        let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.free / LARGE_NODE.1;
+        let blocks: f64 = self.blocks.iter().map(broken).sum();
+        after.potential - before.potential + self.setting.tie * left + blocks
+    }
+}
+
+impl Site<'_> {
+    /// A site of nothing but GPUs.
+    pub fn of_gpus<'a>(gpus: &'a [Gpu]) -> Site<'a> {
+        Site { gpus, devices: &[], spare: None }
+    }
+}

@@ -1,0 +1,262 @@
+//! The policy whole: against best fit where best fit is good, and on the mix of a real cluster.
+
+use super::cutting::Curve;
+use super::kind;
+use super::{Loss, Mix, Site, Wish, Worth};
+use crate::ids::{GpuModel, GpuUuid};
+use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
+use crate::scheduling::pack;
+use crate::scheduling::policy::Headroom;
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::units::{Bytes, MilliCpu, Percent};
+use proptest::prelude::*;
+
+/// A GPU that can be cut into thousandths.
+const WHOLE: u64 = 1000;
+
+fn device(index: u32, model: &str, capacity: u64) -> Device {
+    Device {
+        uuid: GpuUuid::from_index(index),
+        index,
+        model: GpuModel::parse(model).unwrap(),
+        parent: None,
+        total: Bytes(capacity),
+        reserved: Bytes::ZERO,
+        health: Health::Healthy,
+        island: None,
+    }
+}
+
+/// A node of GPUs that are still empty.
+#[derive(Debug, Clone)]
+struct Machine {
+    gpus: Vec<Gpu>,
+    devices: Vec<Device>,
+    spare: Option<Companion>,
+}
+
+impl Machine {
+    fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
+        let devices: Vec<Device> =
+            (0..).zip(gpus).map(|(index, (model, capacity))| device(index, model, *capacity)).collect();
+        let headroom = Headroom::all(Percent::default());
+        let gpus = devices.iter().map(|device| Gpu::of(device, &headroom)).collect();
+        let spare = cpu.map(|cpu| Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(100) });
+        Self { gpus, devices, spare }
+    }
+
+    fn alike(gpus: usize) -> Self {
+        Self::of(&vec![("H100", WHOLE); gpus], None)
+    }
+
+    fn site(&self) -> Site<'_> {
+        Site { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
+    }
+
+    fn with(mut self, charged: &[u64]) -> Self {
+        self.gpus.iter_mut().zip(charged).for_each(|(gpu, bytes)| gpu.charge(Bytes(*bytes), Sharing::Shared));
+        self
+    }
+
+    fn chosen(&self, worth: &Worth, demand: &Demand) -> Option<(Loss, GpuSet)> {
+        let appraisal = worth.appraise(self.site(), demand);
+        let chosen = pack::choose_by(&appraisal, GpuSet::first(self.gpus.len()))?;
+        Some((appraisal.of(chosen), chosen))
+    }
+}
+
+fn shared(milli: u64) -> Demand {
+    demand_of(milli, 1, Sharing::Shared, 0)
+}
+
+fn with_cpu(demand: Demand, cpu: u64) -> Demand {
+    Demand { companion: Companion { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
+}
+
+fn whole(gpus: u32) -> Demand {
+    demand_of(WHOLE, gpus, Sharing::Exclusive, 0)
+}
+
+fn mix(demands: impl IntoIterator<Item = Demand>) -> Mix {
+    let mut mix = Mix::default();
+    demands.into_iter().for_each(|demand| mix.arrive(Wish::of(&demand).unwrap()));
+    mix
+}
+
+fn learned(mix: &Mix, machines: &[Machine]) -> Worth {
+    Worth::learn(mix, machines.iter().map(Machine::site))
+}
+
+/// How much of these machines is allocated when all these pods have come, in thousandths of a GPU; learned as it goes.
+fn filled(mut machines: Vec<Machine>, pods: &[Demand], is_learning: bool) -> u64 {
+    let (mut worth, mut mix) = (Worth::default(), Mix::default());
+    let mut allocated = 0;
+    for pod in pods {
+        mix.arrive(Wish::of(pod).unwrap());
+        if is_learning && mix.is_due(worth.learned_at()) {
+            worth = learned(&mix, &machines);
+        }
+        let seats = machines.iter().enumerate();
+        let best = seats.filter_map(|(place, machine)| Some((machine.chosen(&worth, pod)?, place))).min();
+        if let Some(((_, chosen), place)) = best {
+            chosen.iter().for_each(|gpu| machines[place].gpus[gpu].charge(pod.per_gpu, pod.sharing));
+            allocated += chosen.iter().map(|_| pod.per_gpu.0).sum::<u64>();
+        }
+    }
+    allocated
+}
+
+/// Never more than a tenth of a point below best fit.
+fn assert_no_worse_than_best_fit(pods: &[Demand]) {
+    let machines = vec![Machine::alike(8); 12];
+    let all = (machines.len() * 8) as u64 * WHOLE;
+    let [ours, best_fit] = [true, false].map(|is_learning| filled(machines.clone(), pods, is_learning));
+    assert!((ours + all / 1000) >= best_fit, "{ours} of {all} allocated, and {best_fit} by best fit");
+}
+
+#[test]
+fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
+    let machines = [Machine::alike(2).with(&[300, 500])];
+    let worth = learned(&mix((0..9).map(|_| shared(200))), &machines);
+    assert!(!worth.is_learned());
+    assert_eq!(machines[0].chosen(&worth, &shared(200)), Some((Loss(300), GpuSet::one(1))));
+}
+
+#[test]
+fn where_there_are_no_gpus_nothing_is_learned() {
+    assert!(!learned(&mix((0..50).map(|_| shared(200))), &[]).is_learned());
+}
+
+#[test]
+fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot() {
+    // Best fit would leave 100 on the first; on the second, 400 stay that are good for two more.
+    let machine = Machine::alike(2).with(&[700, 400]);
+    let worth = learned(&mix((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
+    assert_eq!(machine.chosen(&Worth::default(), &shared(200)).unwrap().1, GpuSet::one(0));
+    assert_eq!(machine.chosen(&worth, &shared(200)).unwrap().1, GpuSet::one(1));
+}
+
+#[test]
+fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
+    let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
+    let machines =
+        [Machine::of(&[("H100", WHOLE); 4], Some(9000)), Machine::of(&[("H100", WHOLE); 4], Some(3000))];
+    let worth = learned(&mix(pods()), &machines);
+    let [roomy, short] =
+        [0, 1].map(|place| machines[place].chosen(&worth, &with_cpu(shared(500), 2000)).unwrap().0);
+    assert!(roomy < short, "{roomy:?} {short:?}");
+}
+
+#[test]
+fn a_model_that_others_insist_on_is_left_to_them() {
+    let of = |model: &str| Machine::of(&[(model, WHOLE); 4], None);
+    let machines = [of("H100"), of("L4")];
+    let insist = Demand { models: [GpuModel::parse("H100").unwrap()].into(), ..shared(500) };
+    let worth =
+        learned(&mix((0..100).map(|n| if n % 2 == 0 { insist.clone() } else { shared(500) })), &machines);
+    let [wanted, other] = [0, 1].map(|place| machines[place].chosen(&worth, &shared(500)).unwrap().0);
+    assert!(other < wanted, "{other:?} {wanted:?}");
+}
+
+#[test]
+fn a_block_that_pods_of_several_gpus_need_is_not_broken_for_one() {
+    let machines = [Machine::alike(4), Machine::alike(4).with(&[1000, 1000, 0, 0])];
+    let mixed = mix((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
+    let worth = learned(&mixed, &machines);
+    let [unbroken, broken] = [0, 1].map(|place| machines[place].chosen(&worth, &whole(1)).unwrap().0);
+    assert!(broken < unbroken, "{broken:?} {unbroken:?}");
+}
+
+#[test]
+fn gpus_of_another_capacity_have_a_worth_of_their_own() {
+    let mixed = mix((0..100).map(|_| shared(400)));
+    let at = |capacity: u64, hundredths: usize| kind::curve(&mixed, Bytes(capacity)).at(hundredths);
+    assert_eq!((at(1000, 39), at(1000, 40), at(1000, 80)), (0.0, 0.5, 1.0));
+    assert_eq!((at(400, 99), at(400, 100), at(300, 99)), (0.0, 1.0, 0.0));
+}
+
+#[test]
+fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
+    let pods = (0..100).map(|_| with_cpu(shared(500), 4000));
+    let machines = [
+        Machine::of(&[("H100", WHOLE); 2], Some(16_000)),
+        Machine::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
+    ];
+    let worth = learned(&mix(pods), &machines);
+    let taken = Companion { cpu: MilliCpu(6000), memory: Bytes::ZERO };
+    let [free, full] = [0, 1].map(|place| worth.loss_of_company(machines[place].site(), taken).unwrap());
+    assert!(full < free, "{full:?} {free:?}");
+}
+
+#[test]
+fn on_one_size_only_it_fills_as_best_fit_does() {
+    for milli in [70, 110, 250, 300, 340, 510, 700, 1000] {
+        let pods: Vec<Demand> = (0..96 * 1300 / milli).map(|_| shared(milli)).collect();
+        assert_no_worse_than_best_fit(&pods);
+    }
+}
+
+#[test]
+fn on_sizes_just_over_a_half_it_fills_as_best_fit_does() {
+    let pods: Vec<Demand> = (0..250u64).map(|n| shared(501 + n * 37 % 60)).collect();
+    assert_no_worse_than_best_fit(&pods);
+    let beside_small: Vec<Demand> =
+        (0..300u64).map(|n| shared(if n % 3 == 0 { 480 } else { 510 + n % 10 })).collect();
+    assert_no_worse_than_best_fit(&beside_small);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_same_mix_gives_the_same_order_and_every_loss_is_finite(
+        sizes in prop::collection::vec((1u64..=1000, 1u32..4, 0u64..20_000), 10..60),
+        charged in prop::collection::vec(0u64..=1000, 8),
+        cpu in prop::option::of(0u64..100_000),
+        ended in 0u32..40,
+    ) {
+        let demand = |(milli, gpus, cpu): (u64, u32, u64)| match milli {
+            900.. => with_cpu(whole(gpus), cpu),
+            _ => with_cpu(shared(milli), cpu),
+        };
+        let mut mixed = mix(sizes.iter().copied().map(demand));
+        (0..ended).for_each(|_| mixed.depart());
+        let machine = Machine::of(&[("H100", WHOLE); 8], cpu).with(&charged);
+        let [one, other] = [0, 1].map(|_| learned(&mixed, std::slice::from_ref(&machine)));
+        for pod in sizes.iter().copied().map(demand) {
+            let found = machine.chosen(&one, &pod);
+            prop_assert_eq!(found, machine.chosen(&other, &pod));
+            if let Some((loss, _)) = found {
+                prop_assert!(loss.0.abs() < 100_000_000_000, "{:?}", loss);
+            }
+        }
+    }
+}
+
+/// Beside the checkout, or where `STOWAGE_SHARED` says; skipped without it.
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a test may look for the trace")]
+fn on_the_mix_of_a_real_cluster_free_parts_are_worth_what_is_published() {
+    use crate::sim::openb::{NODES, PODS, Trace, TraceText};
+    let beside = || concat!(env!("CARGO_MANIFEST_DIR"), "/../shared").into();
+    let shared_folder: std::path::PathBuf =
+        std::env::var_os("STOWAGE_SHARED").map_or_else(beside, Into::into);
+    let folder = shared_folder.join("traces/openb");
+    let (Ok(nodes), Ok(pods)) =
+        (std::fs::read_to_string(folder.join(NODES)), std::fs::read_to_string(folder.join(PODS)))
+    else {
+        return println!("skipped: there is no trace in {}", folder.display());
+    };
+    let trace =
+        Trace::read(TraceText { file: NODES, text: &nodes }, TraceText { file: PODS, text: &pods }).unwrap();
+    let mut mixed = Mix::of_last(u16::MAX);
+    for pod in trace.pods.iter().filter(|pod| pod.gpus > 0) {
+        let sharing = if u64::from(pod.milli) == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
+        mixed.arrive(Wish::of(&demand_of(pod.milli.into(), pod.gpus, sharing, 0)).unwrap());
+    }
+    let curve: Curve = kind::curve(&mixed, Bytes(WHOLE));
+    for (part, worth) in [(19, 0.0), (32, 1.0 / 3.0), (47, 0.5), (65, 2.0 / 3.0), (81, 1.0)] {
+        assert!((curve.at(part) - worth).abs() < 0.01, "{part}: {}", curve.at(part));
+    }
+}
