@@ -1,0 +1,153 @@
+//! Stowage, played: a ledger with the trace's nodes, and of each pod the very calls that filter, prioritize and bind make.
+//! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
+//! pod slot. No rule of Stowage's own is here.
+//!
+//! [`books`] fills the ledger, [`evict`] makes room where nobody has any.
+
+mod books;
+mod evict;
+
+use super::cluster::{Cluster, Seat};
+use super::cpu_only::CpuOnly;
+use super::kinds::{Kind, Setting};
+use super::placer::{Arrival, Placed, Placer};
+use super::replay::is_high;
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::decision::Placement;
+use crate::scheduling::device::GpuSet;
+use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
+use crate::scheduling::policy::{Limit, Policy};
+use crate::scheduling::rank::{self, Attempt};
+use crate::scheduling::request::Demand;
+use crate::units::Millis;
+use std::sync::Arc;
+
+/// Pods come one after the other; at this pace no hint of one is left when the next comes.
+const BETWEEN_ARRIVALS: Millis = Millis::seconds(10);
+
+/// Whether pods may be evicted for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Eviction {
+    #[default]
+    Never,
+    /// Best-effort pods, for those that serve.
+    OfBestEffort,
+}
+
+pub struct Shipped<'s> {
+    setting: &'s Setting,
+    eviction: Eviction,
+    pub ledger: Ledger,
+    policy: Arc<Policy>,
+    /// By rank: in order, so that of equal nodes the lower rank is taken here too.
+    names: Vec<NodeName>,
+    /// By kind and [`Standing`]; none of pods without GPUs.
+    demands: Vec<Option<[Demand; 2]>>,
+    cpu_only: CpuOnly<'s>,
+}
+
+/// What a pod is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    Preemptor,
+    Preemptible,
+}
+
+impl<'s> Shipped<'s> {
+    pub fn new(setting: &'s Setting, ranks: &[usize], eviction: Eviction) -> Self {
+        let policy = Arc::new(Policy::default());
+        let names = books::names(setting, ranks);
+        Self {
+            eviction,
+            ledger: books::ledger(setting, ranks, &names, &policy),
+            demands: setting.kinds.iter().map(|kind| books::demands(kind, &policy)).collect(),
+            policy,
+            names,
+            setting,
+            cpu_only: CpuOnly::new(setting),
+        }
+    }
+
+    /// Filter, prioritize and bind.
+    fn place_in_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
+        let node = self.best(cluster, uid, arrival)?;
+        let placement = self.bind(uid, &node)?;
+        Some(Placed::alone(self.seat(&placement)))
+    }
+
+    fn best(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<NodeName> {
+        let kind = &self.setting.kinds[arrival.kind];
+        self.ledger.begin_attempt(uid);
+        let snapshot = self.ledger.snapshot();
+        let demand = &self.ledger.entry(uid)?.demand;
+        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
+        let attempt = Attempt {
+            limit: usize::from(self.policy.shortlist),
+            just_failed: None,
+            own_room: None,
+            policy: &self.policy,
+            allowance: Limit::default(),
+        };
+        let list = rank::shortlist(&snapshot, demand, names.into_iter(), attempt);
+        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
+    }
+
+    /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
+    fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
+        let Ok(Assumption::New(placement)) = self.ledger.assume(uid, node) else { return None };
+        let devices = placement.recorded();
+        self.ledger.confirm(uid, node, devices.clone());
+        let demand = self.ledger.entry(uid)?.demand.clone();
+        let state = SeenState::Bound { node: node.clone(), devices, starting: false, ran: None };
+        self.ledger.see(books::seen(uid, demand, state));
+        Some(placement)
+    }
+
+    fn seat(&self, placement: &Placement) -> Seat {
+        let node =
+            self.names.binary_search(&placement.node).expect("a pod is placed on a node that is there");
+        let devices = self.ledger.node(&placement.node).map(|node| node.devices.clone()).unwrap_or_default();
+        let chosen = |place: &usize| placement.devices.contains(&devices[*place].uuid);
+        Seat { node, gpus: (0..devices.len()).filter(chosen).collect::<GpuSet>() }
+    }
+
+    fn demand(&self, arrival: Arrival) -> Option<Demand> {
+        let standing = match is_high(self.setting.pods[arrival.pod].qos) {
+            true => Standing::Preemptor,
+            false => Standing::Preemptible,
+        };
+        // Where nobody is evicted all are equal.
+        let standing = if self.eviction == Eviction::Never { Standing::Preemptor } else { standing };
+        self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
+    }
+}
+
+impl Placer for Shipped<'_> {
+    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+        self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
+        let Some(demand) = self.demand(arrival) else { return self.cpu_only.place(cluster, arrival) };
+        let uid = books::uid(arrival.number);
+        self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
+        let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
+            Eviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+            Eviction::Never => None,
+        });
+        if placed.is_none() {
+            self.ledger.release(&uid);
+        }
+        placed
+    }
+
+    fn end(&mut self, number: usize) {
+        self.ledger.release(&books::uid(number));
+    }
+}
+
+/// Ranks of the nodes that the stock scheduler's filters let the pod come to.
+fn accepted(cluster: &Cluster, kind: &Kind) -> impl Iterator<Item = usize> {
+    let nodes = cluster.nodes().iter().enumerate();
+    nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
+}
+
+#[cfg(test)]
+mod tests;
