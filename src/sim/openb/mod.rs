@@ -97,7 +97,9 @@ pub enum TraceError {
     Negative { file: String, line: usize, column: &'static str, text: String },
     #[error("{file}, line {line}: {column} is {text:?}; write a number from 0 to 100, such as 95.23")]
     NoShare { file: String, line: usize, column: &'static str, text: String },
-    #[error("{file}, line {line}: it names row {row}, and the pods are rows 0 to {last}; give both files of one trace")]
+    #[error(
+        "{file}, line {line}: it names row {row}, and the pods are rows 0 to {last}; give both files of one trace"
+    )]
     NoSuchRow { file: String, line: usize, row: u64, last: usize },
     #[error("{file}, line {line}: {column} is {text}; write at most {most}")]
     TooLarge { file: String, line: usize, column: &'static str, text: String, most: u64 },

@@ -16,7 +16,8 @@ pub fn orders_of(variant: &str) -> String {
 /// The orders that a file tells, of a trace with so many pods.
 pub fn read(source: TraceText<'_>, pods: usize) -> Result<Orders, TraceError> {
     let table = Table::read(source.file, source.text)?;
-    let (seed, rows) = (table.column("seed")?, table.column("arrival_order_pod_row_indices_space_separated")?);
+    let (seed, rows) =
+        (table.column("seed")?, table.column("arrival_order_pod_row_indices_space_separated")?);
     let order = |row: &Row<'_>| {
         let place = |text: &str| place(&table, row, rows.name(), text, pods);
         let places = row.text(rows).split_ascii_whitespace().map(place);
@@ -60,7 +61,10 @@ mod tests {
     #[test]
     fn a_row_that_no_pod_has_is_told_with_its_line() {
         let error = read_lines("42,0 1\n43,2 3").unwrap_err();
-        assert!(error.starts_with("orders.csv, line 3: it names row 3, and the pods are rows 0 to 2"), "{error}");
+        assert!(
+            error.starts_with("orders.csv, line 3: it names row 3, and the pods are rows 0 to 2"),
+            "{error}"
+        );
         let error = read_lines("42,0 x").unwrap_err();
         assert!(error.contains("line 2") && error.contains("\"x\"; write a whole number"), "{error}");
     }

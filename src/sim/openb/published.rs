@@ -29,8 +29,7 @@ pub struct Means {
 pub fn read(source: TraceText<'_>) -> Result<Vec<Run>, TraceError> {
     let table = Table::read(source.file, source.text)?;
     let column = |name| table.column(name);
-    let columns =
-        [column("trace")?, column("policy")?, column("seed")?, column("a100")?, column("a130")?];
+    let columns = [column("trace")?, column("policy")?, column("seed")?, column("a100")?, column("a130")?];
     table.rows().map(|row| run(row, columns)).collect()
 }
 
@@ -56,7 +55,8 @@ pub fn means(runs: &[Run], variant: &str, policy: &str, seeds: &[u64]) -> Option
 mod tests {
     use super::*;
 
-    const TEXT: &str = "trace,policy,seed,a95,a100,a130\nd,FGD,42,90,95,96\nd,FGD,43,90,97.5,98\nd,FGD,44,9,9,9\n";
+    const TEXT: &str =
+        "trace,policy,seed,a95,a100,a130\nd,FGD,42,90,95,96\nd,FGD,43,90,97.5,98\nd,FGD,44,9,9,9\n";
 
     #[test]
     fn means_are_over_the_seeds_that_were_asked_for() {

@@ -5,7 +5,7 @@ use super::{Shipped, books};
 use crate::ids::PodUid;
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::preempt::{self, Effort, Room, Rules, VictimSet};
+use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
 use crate::scheduling::request::Companion;
 use crate::sim::packing::cluster::{Cluster, Node};
 use crate::sim::packing::kinds::Kind;
