@@ -1,8 +1,9 @@
 //! `stowage simulate packing`: how full GPUs become under several policies, as a table, an object or a picture. What is played
 //! is in `sim::packing`; here are what is asked for, and the runs side by side.
 //!
-//! [`source`] reads the trace and what lies beside it, [`table`] writes for people.
+//! [`source`] reads the trace and what lies beside it, [`table`] writes for people, [`picture`] draws.
 
+mod picture;
 mod source;
 mod table;
 
@@ -13,6 +14,7 @@ use crate::sim::packing::{Arrivals, Eviction, Line, Load, PackingPolicy, Setting
 use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use picture::PictureFile;
 use serde::Serialize;
 use source::Source;
 use std::io::Write;
@@ -45,6 +47,10 @@ pub struct PackingArgs {
     #[arg(long)]
     preempt_best_effort: bool,
 
+    /// Draw what is allocated and what is in fragments, over what pods have asked for
+    #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
+    plot: Option<PictureFile>,
+
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -74,6 +80,9 @@ impl PackingArgs {
         match self.churn {
             None => {
                 let lines = stage.replays();
+                if let Some(picture) = &self.plot {
+                    picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
+                }
                 let text = || table::allocation(&stage.source, &stage.setting, &lines);
                 self.print(&mut out, &stage, &lines, text)?;
             }

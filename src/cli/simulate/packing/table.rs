@@ -56,7 +56,8 @@ pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
     )
 }
 
-fn title(source: &Source, setting: &Setting, seeds: &[u64]) -> String {
+/// What was played.
+pub fn title(source: &Source, setting: &Setting, seeds: &[u64]) -> String {
     let of = match source.is_built_in {
         true => "made up (with --trace DIR the openb trace is played)".to_owned(),
         false => format!("openb, {}", source.variant),
