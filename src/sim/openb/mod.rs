@@ -1,10 +1,10 @@
 //! The openb trace: the nodes and pods of a production cluster whose GPUs are shared (Alibaba's cluster-trace-gpu-v2023, of
 //! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), read from the texts of its files; and, where there is no such
-//! trace, a small one that is made up ([`built_in`]). Beside the trace lie the orders in which its pods arrived in the
-//! published runs ([`orders`]), and what those came to ([`published`]). What is played on it is not known here.
+//! trace, a small one that is made up ([`built_in`]). Of runs of others there are their dice ([`go_dice`]) and what they came
+//! to ([`published`]). What is played on it is not known here.
 
 pub mod built_in;
-pub mod orders;
+pub mod go_dice;
 pub mod published;
 mod rows;
 mod table;

@@ -2,19 +2,19 @@
 
 use super::kinds::Setting;
 use super::placer::Arrival;
+use crate::sim::openb::go_dice::GoDice;
 use crate::sim::random::Random;
 
 /// So many hundredths of the GPUs are asked for in the end.
 pub const LAST_LOAD: u64 = 130;
 
-/// What is rolled, each with dice of its own.
+/// What is rolled beside the protocol, each with dice of its own.
 #[derive(Debug, Clone, Copy)]
 pub enum Dice {
-    Shuffle,
-    Draws,
-    Ranks,
     /// Of a policy that rolls dice itself.
     Policy,
+    /// Of a load that does not end: which pods, when, and for how long.
+    Draws,
     Gaps,
     Lifetimes,
 }
@@ -37,31 +37,19 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// All pods, shuffled, then pods drawn with replacement until the next one would ask for more than [`LAST_LOAD`]. Of a
-    /// trace that asks for more by itself the last are left out.
-    pub fn shuffled(setting: &Setting, seed: u64) -> Self {
+    /// With the dice of the published runs, in the order in which those rolled them: a number that nobody used, the pods, more
+    /// pods or fewer, the nodes.
+    pub fn of(setting: &Setting, seed: u64) -> Self {
+        let mut dice = GoDice::seeded(seed);
+        dice.int63();
         let mut pods: Vec<usize> = (0..setting.pods.len()).collect();
-        shuffle(&mut pods, &mut Dice::Shuffle.of(seed));
-        let mut draws = Dice::Draws.of(seed);
-        let count = pods.len();
-        let drawn = std::iter::from_fn(|| (count > 0).then(|| draws.below(count)));
-        let mut asked = 0;
-        let most = setting.capacity() * LAST_LOAD / 100;
-        let is_within = |pod: &usize| {
-            asked += setting.kind_of(*pod).milli_gpus();
-            asked <= most
-        };
-        // Who never asks for a GPU would be drawn for ever.
-        let asks = setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0);
-        let drawn = drawn.take_while(|_| asks);
-        let pods = pods.into_iter().chain(drawn).take_while(is_within).collect();
-        Self { pods, ..Self::in_order(setting, seed, Vec::new()) }
-    }
-
-    /// The pods in an order that somebody wrote down.
-    pub fn in_order(setting: &Setting, seed: u64, pods: Vec<usize>) -> Self {
-        let mut ranks: Vec<usize> = (0..setting.sites.len()).collect();
-        shuffle(&mut ranks, &mut Dice::Ranks.of(seed));
+        dice.shuffle(&mut pods);
+        fill_up(setting, &mut pods, &mut dice);
+        let mut by_name: Vec<usize> = (0..setting.sites.len()).collect();
+        by_name.sort_by_key(|site| &setting.sites[*site].name);
+        let mut ranks = vec![0; by_name.len()];
+        let ranked = dice.permutation(by_name.len());
+        ranked.into_iter().zip(by_name).for_each(|(rank, site)| ranks[rank] = site);
         Self { seed, pods, ranks }
     }
 
@@ -72,10 +60,25 @@ impl Arrivals {
     }
 }
 
-/// Every order as likely as any other (Fisher and Yates).
-fn shuffle(list: &mut [usize], dice: &mut Random) {
-    for last in (1..list.len()).rev() {
-        list.swap(last, dice.below(last + 1));
+/// Draws pods with replacement until the next one would ask for more than [`LAST_LOAD`]; of a trace that asks for more by
+/// itself pods are taken out until it does not. A pod over several GPUs is tried as if it asked for one of them, as it was in
+/// the published runs.
+fn fill_up(setting: &Setting, pods: &mut Vec<usize>, dice: &mut GoDice) {
+    let asks = |pod: usize| setting.kind_of(pod).milli_gpus();
+    let mut asked: u64 = pods.iter().map(|pod| asks(*pod)).sum();
+    let most = setting.capacity() * LAST_LOAD / 100;
+    while asked > most {
+        asked -= asks(pods.remove(dice.below(pods.len() as u32)));
+    }
+    let rows = setting.pods.len();
+    // Pods that ask for no GPU would be drawn for ever.
+    while setting.pods.iter().any(|pod| setting.kinds[pod.kind].gpus > 0) {
+        let drawn = dice.below(rows as u32);
+        if asked + u64::from(setting.kind_of(drawn).milli) > most {
+            return;
+        }
+        asked += asks(drawn);
+        pods.push(drawn);
     }
 }
 
@@ -88,21 +91,21 @@ mod tests {
     #[test]
     fn everyone_comes_once_and_then_some_again_until_the_load_is_reached() {
         let setting = setting(&[(64_000, 8)], &[kind(1000, 1, 1000), kind(1000, 1, 500), kind(1000, 0, 0)]);
-        let arrivals = Arrivals::shuffled(&setting, 42);
+        let arrivals = Arrivals::of(&setting, 42);
         let mut first: Vec<usize> = arrivals.pods[..3].to_vec();
         first.sort_unstable();
         assert_eq!(first, [0, 1, 2]);
         let asked: u64 = arrivals.pods.iter().map(|pod| setting.kind_of(*pod).milli_gpus()).sum();
-        // 130 % of eight GPUs; the one that would pass it does not come.
+        // 130 % of eight GPUs.
         assert!((9_500..=10_400).contains(&asked), "{asked}");
-        assert_eq!(arrivals, Arrivals::shuffled(&setting, 42));
-        assert_ne!(arrivals, Arrivals::shuffled(&setting, 43));
+        assert_eq!(arrivals, Arrivals::of(&setting, 42));
+        assert_ne!(arrivals, Arrivals::of(&setting, 43));
     }
 
     #[test]
-    fn a_trace_that_asks_for_more_is_cut() {
+    fn of_a_trace_that_asks_for_more_some_are_left_out() {
         let setting = Setting::of(&built_in::trace());
-        let arrivals = Arrivals::shuffled(&setting, 42);
+        let arrivals = Arrivals::of(&setting, 42);
         assert!(arrivals.pods.len() < setting.pods.len());
         let mut ranks = arrivals.ranks.clone();
         ranks.sort_unstable();
@@ -113,6 +116,6 @@ mod tests {
     #[test]
     fn pods_without_gpus_come_once() {
         let setting = setting(&[(64_000, 8)], &[kind(1000, 0, 0), kind(2000, 0, 0)]);
-        assert_eq!(Arrivals::shuffled(&setting, 42).pods.len(), 2);
+        assert_eq!(Arrivals::of(&setting, 42).pods.len(), 2);
     }
 }

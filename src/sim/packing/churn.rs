@@ -148,7 +148,7 @@ mod tests {
         let nodes = [(1_000_000, 1); 10];
         let setting = setting(&nodes, &[kind(1000, 1, 1000)]);
         let of_seed = |seed| {
-            let ranks = Arrivals::in_order(&setting, seed, Vec::new());
+            let ranks = Arrivals::of(&setting, seed);
             churn(&setting, &ranks, "1".parse().unwrap(), &mut Scored::new(&setting, BestFit))
         };
         let all: Vec<Rejections> = (0..400).map(of_seed).collect();
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_trace_without_gpus_asks_for_nothing() {
         let setting = setting(&[(64_000, 1)], &[kind(1000, 0, 0)]);
-        let ranks = Arrivals::in_order(&setting, 42, Vec::new());
+        let ranks = Arrivals::of(&setting, 42);
         let load = "0.9".parse().unwrap();
         let rejections = churn(&setting, &ranks, load, &mut Scored::new(&setting, BestFit));
         assert_eq!(rejections, Rejections::default());

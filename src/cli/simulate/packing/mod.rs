@@ -111,7 +111,7 @@ impl PackingArgs {
             !asked[..place - 1].contains(policy)
         });
         Ok(Stage {
-            arrivals: self.seeds.0.iter().map(|seed| source.arrivals(&setting, *seed)).collect(),
+            arrivals: self.seeds.0.iter().map(|seed| Arrivals::of(&setting, *seed)).collect(),
             typical: Typical::of(&setting),
             eviction: if self.preempt_best_effort { Eviction::OfBestEffort } else { Eviction::Never },
             source,

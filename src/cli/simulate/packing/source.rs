@@ -1,11 +1,10 @@
-//! Where pods and nodes come from: the files of a trace, or what is made up; and what lies beside a trace: the order of the
-//! published runs, and what those came to.
+//! Where pods and nodes come from: the files of a trace, or what is made up; and what runs of others came to, where that lies
+//! beside the trace.
 
 use crate::cli::simulate::{file_in, trace_in};
-use crate::sim::openb::orders::{self, Orders, orders_of};
 use crate::sim::openb::published::{self, Means, PUBLISHED, Run};
 use crate::sim::openb::{Trace, built_in, pods_of, variant_of};
-use crate::sim::packing::{Arrivals, PackingPolicy, Setting};
+use crate::sim::packing::PackingPolicy;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
@@ -14,20 +13,12 @@ pub struct Source {
     /// Whether it is made up.
     pub is_built_in: bool,
     pub trace: Trace,
-    /// Of seeds whose published order is known.
-    orders: Orders,
     published: Vec<Run>,
 }
 
 impl Source {
     pub fn built_in() -> Self {
-        Self {
-            variant: "made-up".into(),
-            is_built_in: true,
-            trace: built_in::trace(),
-            orders: Orders::new(),
-            published: Vec::new(),
-        }
+        Self { variant: "made-up".into(), is_built_in: true, trace: built_in::trace(), published: Vec::new() }
     }
 
     pub fn read(directory: &Path, variant: &str) -> Result<Self> {
@@ -37,29 +28,15 @@ impl Source {
             bail!("there is no variant {variant:?} in {}; it has {found}", directory.display());
         }
         let trace = trace_in(directory, &pods_of(variant))?;
-        let (order, published) = (orders_of(variant), PUBLISHED);
-        let has = |name: &str| directory.join(name).is_file();
         Ok(Self {
-            orders: match has(&order) {
-                true => orders::read(file_in(directory, &order)?.as_text(), trace.pods.len())?,
-                false => Orders::new(),
-            },
-            published: match has(published) {
-                true => published::read(file_in(directory, published)?.as_text())?,
+            published: match directory.join(PUBLISHED).is_file() {
+                true => published::read(file_in(directory, PUBLISHED)?.as_text())?,
                 false => Vec::new(),
             },
             variant: variant.into(),
             is_built_in: false,
             trace,
         })
-    }
-
-    /// In the published order, or shuffled where none is known.
-    pub fn arrivals(&self, setting: &Setting, seed: u64) -> Arrivals {
-        match self.orders.get(&seed) {
-            Some(pods) => Arrivals::in_order(setting, seed, pods.clone()),
-            None => Arrivals::shuffled(setting, seed),
-        }
     }
 
     /// What runs of a policy with these seeds came to elsewhere.

@@ -23,7 +23,7 @@ fn promised(shipped: &Shipped<'_>) -> u64 {
 fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
     let setting = Setting::of(&built_in::trace());
     for eviction in [Eviction::Never, Eviction::OfBestEffort] {
-        let arrivals = Arrivals::shuffled(&setting, 42);
+        let arrivals = Arrivals::of(&setting, 42);
         let mut world = World::new(&setting, &arrivals.ranks, None);
         let mut shipped = Shipped::new(&setting, &arrivals.ranks, eviction);
         let mut evicted = 0;
