@@ -82,7 +82,7 @@ pub fn churn(setting: &Setting, ranks: &Arrivals, load: Load, placer: &mut dyn P
             Event::Ends(number) => world.end(number, placer),
             Event::Comes => {
                 let (arrival, lifetime) = stream.draw(setting);
-                let is_placed = world.admit(arrival, placer).is_placed;
+                let is_placed = world.admit(arrival, placer).node.is_some();
                 if is_placed {
                     events.at(now + lifetime, Event::Ends(arrival.number));
                 }

@@ -19,8 +19,9 @@ pub struct World<'s> {
 /// Who came in, and who had to leave for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    pub is_placed: bool,
-    /// Rows of pods that were evicted.
+    /// By its rank; `None` if there was no room.
+    pub node: Option<usize>,
+    /// By their places in the setting's pods.
     pub evicted: Vec<usize>,
 }
 
@@ -38,7 +39,7 @@ impl<'s> World<'s> {
         self.cluster.take(&self.setting.kinds[arrival.kind], placed.seat);
         self.placed.insert(arrival.number, (arrival.pod, placed.seat));
         self.look_again(placed.seat.node);
-        Outcome { is_placed: true, evicted }
+        Outcome { node: Some(placed.seat.node), evicted }
     }
 
     /// The pod has ended; nothing happens if it never was placed or had to leave.

@@ -22,8 +22,9 @@ use crate::scheduling::request::Demand;
 use crate::units::Millis;
 use std::sync::Arc;
 
-/// Pods come one after the other; at this pace no hint of one is left when the next comes.
-const BETWEEN_ARRIVALS: Millis = Millis::seconds(10);
+/// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
+/// else.
+const BETWEEN_ARRIVALS: Millis = Millis(1);
 
 /// Whether pods may be evicted for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -66,7 +66,7 @@ fn whoever_leaves_frees_the_cpu_too() {
     let mut shipped = Shipped::new(&setting, &[0], Eviction::OfBestEffort);
     let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
     let last = outcomes.nth(2).unwrap();
-    assert!(last.is_placed);
+    assert_eq!(last.node, Some(0));
     assert_eq!(last.evicted, [1]);
     audited(&shipped);
 }
