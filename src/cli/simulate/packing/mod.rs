@@ -1,14 +1,17 @@
 //! `stowage simulate packing`: how full GPUs become under several policies, as a table, an object or a picture. What is played
 //! is in `sim::packing`; here are what is asked for, and the runs side by side.
 //!
-//! [`source`] reads the trace and what lies beside it, [`table`] writes for people, [`picture`] draws.
+//! [`source`] reads the trace and what lies beside it, [`through_extender`] asks the verbs, [`table`] writes for people, [`picture`]
+//! draws.
 
 mod picture;
 mod source;
 mod table;
+mod through_extender;
 
 use super::{Seeds, side_by_side};
 use crate::sim::packing::churn::churn;
+use crate::sim::packing::placer::Placer;
 use crate::sim::packing::report::Losses;
 use crate::sim::packing::{Arrivals, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
 use anyhow::Result;
@@ -20,6 +23,7 @@ use source::Source;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use through_extender::ThroughExtender;
 
 #[derive(Debug, Args)]
 pub struct PackingArgs {
@@ -47,6 +51,10 @@ pub struct PackingArgs {
     #[arg(long)]
     preempt_best_effort: bool,
 
+    /// Ask Stowage through its HTTP verbs, as the stock scheduler would: scores 0 to 10, ties at random
+    #[arg(long, conflicts_with = "preempt_best_effort")]
+    through_extender: bool,
+
     /// Draw what is allocated and what is in fragments, over what pods have asked for
     #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
     plot: Option<PictureFile>,
@@ -71,6 +79,14 @@ struct Stage {
     arrivals: Vec<Arrivals>,
     policies: Vec<PackingPolicy>,
     eviction: Eviction,
+    way: Way,
+}
+
+/// How Stowage is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    InProcess,
+    ThroughExtender,
 }
 
 impl PackingArgs {
@@ -79,7 +95,7 @@ impl PackingArgs {
         let mut out = std::io::stdout().lock();
         match self.churn {
             None => {
-                let lines = stage.replays();
+                let lines = stage.replays()?;
                 if let Some(picture) = &self.plot {
                     picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
                 }
@@ -87,7 +103,7 @@ impl PackingArgs {
                 self.print(&mut out, &stage, &lines, text)?;
             }
             Some(load) => {
-                let losses = stage.churns(load);
+                let losses = stage.churns(load)?;
                 let text = || table::losses(&stage.source, &stage.setting, &losses);
                 self.print(&mut out, &stage, &losses, text)?;
             }
@@ -114,6 +130,7 @@ impl PackingArgs {
             arrivals: self.seeds.0.iter().map(|seed| Arrivals::of(&setting, *seed)).collect(),
             typical: Typical::of(&setting),
             eviction: if self.preempt_best_effort { Eviction::OfBestEffort } else { Eviction::Never },
+            way: if self.through_extender { Way::ThroughExtender } else { Way::InProcess },
             source,
             setting,
             policies,
@@ -138,31 +155,38 @@ impl PackingArgs {
 }
 
 impl Stage {
-    fn replays(&self) -> Vec<Line> {
-        let Self { setting, typical, .. } = self;
+    fn replays(&self) -> Result<Vec<Line>> {
         let run = |policy: PackingPolicy, arrivals: &Arrivals| {
-            let mut placer = policy.placer(setting, typical, arrivals, self.eviction);
-            replay(setting, arrivals, typical, &mut *placer)
+            let mut placer = self.placer(policy, arrivals)?;
+            Ok(replay(&self.setting, arrivals, &self.typical, &mut *placer))
         };
         let shows_admission = self.eviction != Eviction::Never;
         let line = |(policy, replays): (PackingPolicy, Vec<_>)| Line::of(policy, &replays, shows_admission);
-        self.each(run).into_iter().map(line).collect()
+        Ok(self.each(run)?.into_iter().map(line).collect())
     }
 
-    fn churns(&self, load: Load) -> Vec<Losses> {
-        let Self { setting, typical, .. } = self;
+    fn churns(&self, load: Load) -> Result<Vec<Losses>> {
         let run = |policy: PackingPolicy, arrivals: &Arrivals| {
-            let mut placer = policy.placer(setting, typical, arrivals, self.eviction);
-            (arrivals.seed, churn(setting, arrivals, load, &mut *placer))
+            let mut placer = self.placer(policy, arrivals)?;
+            Ok((arrivals.seed, churn(&self.setting, arrivals, load, &mut *placer)))
         };
-        self.each(run).into_iter().map(|(policy, runs)| Losses::of(policy, load, &runs)).collect()
+        Ok(self.each(run)?.into_iter().map(|(policy, runs)| Losses::of(policy, load, &runs)).collect())
+    }
+
+    fn placer<'s>(&'s self, policy: PackingPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
+        Ok(match (policy, self.way) {
+            (PackingPolicy::Stowage, Way::ThroughExtender) => {
+                Box::new(ThroughExtender::new(&self.setting, arrivals)?)
+            }
+            _ => policy.placer(&self.setting, &self.typical, arrivals, self.eviction),
+        })
     }
 
     /// Every policy with every seed, side by side; by policy, in the order of the seeds.
     fn each<R: Send>(
         &self,
-        run: impl Fn(PackingPolicy, &Arrivals) -> R + Sync,
-    ) -> Vec<(PackingPolicy, Vec<R>)> {
+        run: impl Fn(PackingPolicy, &Arrivals) -> Result<R> + Sync,
+    ) -> Result<Vec<(PackingPolicy, Vec<R>)>> {
         let tasks: Vec<(PackingPolicy, &Arrivals)> = self
             .policies
             .iter()
@@ -176,7 +200,10 @@ impl Stage {
         });
         progress.finish_and_clear();
         let mut results = results.into_iter();
-        let mut of = |policy: &PackingPolicy| (*policy, results.by_ref().take(self.arrivals.len()).collect());
+        let mut of = |policy: &PackingPolicy| {
+            let of_it: Result<Vec<R>> = results.by_ref().take(self.arrivals.len()).collect();
+            Ok((*policy, of_it?))
+        };
         self.policies.iter().map(&mut of).collect()
     }
 }

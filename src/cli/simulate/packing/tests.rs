@@ -19,7 +19,7 @@ fn args(words: &[&str]) -> Result<PackingArgs, String> {
 
 fn page(args: &PackingArgs) -> Value {
     let stage = args.stage().unwrap();
-    let lines = stage.replays();
+    let lines = stage.replays().unwrap();
     serde_json::to_value(Page { variant: &stage.source.variant, results: &lines }).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn the_table_stands_beside_what_was_published() {
     let args = args(&["--trace", path, "--variant", "tiny", "--policy", "best-fit,stowage", "--seeds", "42"])
         .unwrap();
     let stage = args.stage().unwrap();
-    let text = table::allocation(&stage.source, &stage.setting, &stage.replays());
+    let text = table::allocation(&stage.source, &stage.setting, &stage.replays().unwrap());
     assert!(text.starts_with("openb, tiny: 2 nodes, 10 GPUs, 2 pods; seed 42"), "{text}");
     let line = text.lines().find(|line| line.contains("best-fit")).unwrap();
     assert!(line.contains("91.50") && line.contains("92.50"), "{line}");
@@ -78,7 +78,7 @@ fn the_table_stands_beside_what_was_published() {
 #[test]
 fn the_made_up_trace_is_said_to_be_made_up() {
     let stage = args(&["--policy", "best-fit", "--seeds", "1"]).unwrap().stage().unwrap();
-    let text = table::losses(&stage.source, &stage.setting, &stage.churns("0.9".parse().unwrap()));
+    let text = table::losses(&stage.source, &stage.setting, &stage.churns("0.9".parse().unwrap()).unwrap());
     assert!(text.starts_with("made up (with --trace DIR"), "{text}");
     assert!(text.contains("would keep 90.0 % of the GPUs busy"), "{text}");
 }

@@ -11,10 +11,10 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
 use crate::scheduling::stake::{Shown, Stake, Stamp};
 use crate::sim::openb::WHOLE_GPU;
+use crate::sim::packing::cluster::Seat;
 use crate::sim::packing::kinds::{Kind, Setting};
 use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 /// A size that GPUs have; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
@@ -34,8 +34,8 @@ pub fn names(setting: &Setting, ranks: &[usize]) -> Vec<NodeName> {
     ranks.iter().enumerate().map(name).collect()
 }
 
-pub fn ledger(setting: &Setting, ranks: &[usize], names: &[NodeName], policy: &Arc<Policy>) -> Ledger {
-    let mut ledger = Ledger::new(policy.clone());
+/// The nodes with their GPUs, under these names.
+pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[NodeName]) {
     // Nobody wrote a budget, and everybody knows it.
     ledger.set_budget_sight(BudgetSight::Complete);
     for (rank, site) in ranks.iter().enumerate() {
@@ -54,12 +54,11 @@ pub fn ledger(setting: &Setting, ranks: &[usize], names: &[NodeName], policy: &A
         let reported = ledger.report_devices(&names[rank], (0..site.gpus).map(device).collect());
         debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
     }
-    ledger
 }
 
 /// What such a pod's manifest asks for, by [`Standing`]; nothing of Stowage's if it has no GPU.
-pub fn demands(kind: &Kind, policy: &Policy) -> Option<[Demand; 2]> {
-    (kind.gpus > 0).then(|| [Standing::Preemptor, Standing::Preemptible].map(|s| demand(kind, s, policy)))
+pub fn demands(kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
+    (kind.gpus > 0).then(|| Standing::ALL.map(|standing| demand(kind, standing, policy)))
 }
 
 pub fn uid(number: usize) -> PodUid {
@@ -72,10 +71,28 @@ pub fn seen(uid: &PodUid, demand: Demand, state: SeenState) -> Seen {
     Seen { uid: uid.clone(), key, demand, state, shown }
 }
 
-fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
+/// What a pod asks for over all its GPUs.
+pub fn vram(kind: &Kind, policy: &Policy) -> Bytes {
     let promisable = GPU.minus(policy.headroom.default.of(GPU));
     let per_gpu = promisable.0 * u64::from(kind.milli) / u64::from(WHOLE_GPU);
-    let (vram, gpus) = ((per_gpu * u64::from(kind.gpus)).to_string(), kind.gpus.to_string());
+    Bytes(per_gpu).times(kind.gpus.into())
+}
+
+/// Whether it wants its GPUs to itself.
+pub fn is_exclusive(kind: &Kind) -> bool {
+    kind.milli == WHOLE_GPU
+}
+
+/// Where a pod is, as its cluster's rank of nodes and places of GPUs.
+pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> Seat {
+    let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
+    let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();
+    let chosen = |place: &usize| devices.contains(&there[*place].uuid);
+    Seat { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
+}
+
+fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
+    let (vram, gpus) = (vram(kind, policy).0.to_string(), kind.gpus.to_string());
     let (cpu, memory) = (format!("{}m", kind.cpu), kind.memory.to_string());
     let container = ContainerRequest {
         name: "main",
@@ -89,12 +106,12 @@ fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
         namespace: "sim",
         labels: &BTreeMap::new(),
         priority_class: None,
-        priority: if standing == Standing::Preemptor { 1000 } else { -10 },
+        priority: standing.priority(),
         may_preempt: standing == Standing::Preemptor,
         grace: GRACE,
         containers: &[container],
         gpus: Some(&gpus),
-        exclusive: (kind.milli == WHOLE_GPU).then_some("true"),
+        exclusive: is_exclusive(kind).then_some("true"),
         model: None,
         kv_cache: None,
         service_account: None,

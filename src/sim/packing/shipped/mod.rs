@@ -4,21 +4,20 @@
 //!
 //! [`books`] fills the ledger, [`evict`] makes room where nobody has any.
 
-mod books;
+pub mod books;
 mod evict;
 
 use super::cluster::{Cluster, Seat};
 use super::cpu_only::CpuOnly;
 use super::kinds::{Kind, Setting};
 use super::placer::{Arrival, Placed, Placer};
-use super::replay::is_high;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Placement;
-use crate::scheduling::device::GpuSet;
 use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
 use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{self, Attempt};
 use crate::scheduling::request::Demand;
+use crate::sim::openb::Qos;
 use crate::units::Millis;
 use std::sync::Arc;
 
@@ -43,24 +42,49 @@ pub struct Shipped<'s> {
     /// By rank: in order, so that of equal nodes the lower rank is taken here too.
     names: Vec<NodeName>,
     /// By kind and [`Standing`]; none of pods without GPUs.
-    demands: Vec<Option<[Demand; 2]>>,
+    demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
 }
 
 /// What a pod is to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
+    /// It serves; others may be evicted for it.
     Preemptor,
-    Preemptible,
+    /// Neither.
+    Bystander,
+    /// It may be evicted.
+    BestEffort,
+}
+
+impl Standing {
+    pub const ALL: [Self; 3] = [Self::Preemptor, Self::Bystander, Self::BestEffort];
+
+    fn of(qos: Option<Qos>) -> Self {
+        match qos {
+            Some(Qos::LatencySensitive | Qos::Guaranteed) => Self::Preemptor,
+            Some(Qos::BestEffort) => Self::BestEffort,
+            Some(Qos::Burstable) | None => Self::Bystander,
+        }
+    }
+
+    fn priority(self) -> i32 {
+        match self {
+            Self::Preemptor | Self::Bystander => 1000,
+            Self::BestEffort => -10,
+        }
+    }
 }
 
 impl<'s> Shipped<'s> {
     pub fn new(setting: &'s Setting, ranks: &[usize], eviction: Eviction) -> Self {
         let policy = Arc::new(Policy::default());
         let names = books::names(setting, ranks);
+        let mut ledger = Ledger::new(policy.clone());
+        books::fill(&mut ledger, setting, ranks, &names);
         Self {
             eviction,
-            ledger: books::ledger(setting, ranks, &names, &policy),
+            ledger,
             demands: setting.kinds.iter().map(|kind| books::demands(kind, &policy)).collect(),
             policy,
             names,
@@ -105,20 +129,15 @@ impl<'s> Shipped<'s> {
     }
 
     fn seat(&self, placement: &Placement) -> Seat {
-        let node =
-            self.names.binary_search(&placement.node).expect("a pod is placed on a node that is there");
-        let devices = self.ledger.node(&placement.node).map(|node| node.devices.clone()).unwrap_or_default();
-        let chosen = |place: &usize| placement.devices.contains(&devices[*place].uuid);
-        Seat { node, gpus: (0..devices.len()).filter(chosen).collect::<GpuSet>() }
+        books::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
     }
 
+    /// Where nobody is evicted all are equal.
     fn demand(&self, arrival: Arrival) -> Option<Demand> {
-        let standing = match is_high(self.setting.pods[arrival.pod].qos) {
-            true => Standing::Preemptor,
-            false => Standing::Preemptible,
+        let standing = match self.eviction {
+            Eviction::Never => Standing::Bystander,
+            Eviction::OfBestEffort => Standing::of(self.setting.pods[arrival.pod].qos),
         };
-        // Where nobody is evicted all are equal.
-        let standing = if self.eviction == Eviction::Never { Standing::Preemptor } else { standing };
         self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
     }
 }
@@ -145,7 +164,7 @@ impl Placer for Shipped<'_> {
 }
 
 /// Ranks of the nodes that the stock scheduler's filters let the pod come to.
-fn accepted(cluster: &Cluster, kind: &Kind) -> impl Iterator<Item = usize> {
+pub fn accepted(cluster: &Cluster, kind: &Kind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
     nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
 }
