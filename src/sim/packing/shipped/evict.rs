@@ -1,8 +1,9 @@
 //! Room for a pod that serves, where nobody has any: the shipped search for the cheapest who leave, of the nodes that would
 //! suit the pod if they did.
 
+use super::cpu_pods::less;
 use super::{Shipped, books};
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
@@ -13,17 +14,32 @@ use crate::sim::packing::placer::{Arrival, Placed};
 use crate::units::{Bytes, MilliCpu};
 
 impl Shipped<'_> {
-    /// Who leaves is gone at once, and does not come back.
+    /// Who leaves is gone at once.
     pub(super) fn make_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
+        let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
         self.ledger.hold(uid, hold(&self.ledger, &set)?).ok()?;
-        let evicted: Vec<usize> = set.evicted().filter_map(number).collect();
+        let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
             self.ledger.release(victim);
         });
+        cpu_pods.iter().for_each(|number| self.cpu_pods.remove(*number));
+        evicted.extend(cpu_pods);
         let placement = self.bind(uid, &set.node)?;
         Some(Placed { seat: self.seat(&placement), evicted })
+    }
+
+    /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
+    fn cpu_pods_leaving(&self, cluster: &Cluster, set: &VictimSet, kind: &Kind) -> Vec<usize> {
+        let rank = self.rank_of(&set.node);
+        let companion = |victim: &PodUid| self.ledger.entry(victim).map(|entry| entry.demand.companion);
+        let freed = set.victims.iter().filter_map(companion);
+        self.cpu_pods.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
+    }
+
+    fn rank_of(&self, node: &NodeName) -> usize {
+        self.names.binary_search(node).expect("a room is one of a node that is there")
     }
 
     fn cheapest(&self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Option<VictimSet> {
@@ -32,8 +48,9 @@ impl Shipped<'_> {
         let names = (0..cluster.nodes().len()).filter(of_model).map(|rank| &self.names[rank]);
         let mut rooms = self.ledger.rooms_for(&self.ledger.claim(uid), names);
         for room in &mut rooms {
-            let rank = self.names.binary_search(&room.node).expect("a room is one of a node that is there");
-            room.shortfall.companion = lack(&cluster.nodes()[rank], kind);
+            let rank = self.rank_of(&room.node);
+            let lack = lack(&cluster.nodes()[rank], kind);
+            room.shortfall.companion = self.cpu_pods.lack_without(rank, lack);
         }
         preempt::cheapest(&rooms, &entry.demand, Rules::Keep, Effort::default())
     }

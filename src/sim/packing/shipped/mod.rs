@@ -2,9 +2,10 @@
 //! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
 //! pod slot. No rule of Stowage's own is here.
 //!
-//! [`books`] fills the ledger, [`evict`] makes room where nobody has any.
+//! [`books`] fills the ledger, [`evict`] makes room where nobody has any, [`cpu_pods`] knows whom the books do not.
 
 pub mod books;
+mod cpu_pods;
 mod evict;
 
 use super::cluster::{Cluster, Seat};
@@ -19,6 +20,7 @@ use crate::scheduling::rank::{self, Attempt};
 use crate::scheduling::request::Demand;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
+use cpu_pods::CpuPods;
 use std::sync::Arc;
 
 /// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
@@ -44,6 +46,8 @@ pub struct Shipped<'s> {
     /// By kind and [`Standing`]; none of pods without GPUs.
     demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
+    /// Those that may be evicted.
+    cpu_pods: CpuPods,
 }
 
 /// What a pod is to the others.
@@ -90,7 +94,16 @@ impl<'s> Shipped<'s> {
             names,
             setting,
             cpu_only: CpuOnly::new(setting),
+            cpu_pods: CpuPods::default(),
         }
+    }
+
+    fn place_on_cpus(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+        let placed = self.cpu_only.place(cluster, arrival)?;
+        if Standing::of(self.setting.pods[arrival.pod].qos) == Standing::BestEffort {
+            self.cpu_pods.put(placed.seat.node, arrival.number, &self.setting.kinds[arrival.kind]);
+        }
+        Some(placed)
     }
 
     /// Filter, prioritize and bind.
@@ -145,7 +158,7 @@ impl<'s> Shipped<'s> {
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
         self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
-        let Some(demand) = self.demand(arrival) else { return self.cpu_only.place(cluster, arrival) };
+        let Some(demand) = self.demand(arrival) else { return self.place_on_cpus(cluster, arrival) };
         let uid = books::uid(arrival.number);
         self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
         let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
@@ -160,6 +173,7 @@ impl Placer for Shipped<'_> {
 
     fn end(&mut self, number: usize) {
         self.ledger.release(&books::uid(number));
+        self.cpu_pods.remove(number);
     }
 }
 

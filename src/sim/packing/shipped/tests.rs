@@ -70,3 +70,19 @@ fn whoever_leaves_frees_the_cpu_too() {
     assert_eq!(last.evicted, [1]);
     audited(&shipped);
 }
+
+#[test]
+fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
+    use crate::sim::openb::Qos;
+    let kinds = [kind(6000, 0, 0), kind(1000, 1, 400), kind(3000, 1, 400)];
+    let mut setting = setting(&[(8000, 2)], &kinds);
+    for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
+        setting.pods[pod].qos = Some(qos);
+    }
+    let mut world = World::new(&setting, &[0], None);
+    let mut shipped = Shipped::new(&setting, &[0], Eviction::OfBestEffort);
+    let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
+    let last = outcomes.nth(2).unwrap();
+    assert_eq!((last.node, last.evicted), (Some(0), vec![0]));
+    audited(&shipped);
+}
