@@ -9,7 +9,7 @@ use super::baseline::scored::Scored;
 use super::fragmentation::Typical;
 use super::kinds::Setting;
 use super::placer::Placer;
-use super::shipped::{Eviction, Shipped};
+use super::shipped::{Eviction, Knowledge, Shipped};
 use serde::Serialize;
 use std::str::FromStr;
 
@@ -24,6 +24,8 @@ pub enum PackingPolicy {
     Fgd,
     /// Ours: what the extender would do.
     Stowage,
+    /// The same, told beforehand how often each kind of pod will come.
+    StowageTold,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +35,7 @@ pub struct UnknownPolicy {
 }
 
 impl PackingPolicy {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Random,
         Self::DotProduct,
         Self::Clustering,
@@ -41,6 +43,7 @@ impl PackingPolicy {
         Self::BestFit,
         Self::Fgd,
         Self::Stowage,
+        Self::StowageTold,
     ];
 
     pub fn name(self) -> &'static str {
@@ -52,6 +55,7 @@ impl PackingPolicy {
             Self::BestFit => "best-fit",
             Self::Fgd => "fgd",
             Self::Stowage => "stowage",
+            Self::StowageTold => "stowage-told",
         }
     }
 
@@ -64,7 +68,7 @@ impl PackingPolicy {
             Self::Packing => Some("GpuPacking"),
             Self::BestFit => Some("BestFit"),
             Self::Fgd => Some("FGD"),
-            Self::Stowage => None,
+            Self::Stowage | Self::StowageTold => None,
         }
     }
 
@@ -84,6 +88,10 @@ impl PackingPolicy {
             Self::BestFit => Box::new(Scored::new(setting, BestFit)),
             Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
             Self::Stowage => Box::new(Shipped::new(setting, &arrivals.ranks, eviction)),
+            Self::StowageTold => {
+                let told = Knowledge::of_all(setting);
+                Box::new(Shipped::knowing(setting, &arrivals.ranks, eviction, told))
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
 
 use super::Standing;
-use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::budget::BudgetSight;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
@@ -15,6 +15,7 @@ use crate::sim::packing::cluster::Seat;
 use crate::sim::packing::kinds::{Kind, Setting};
 use crate::units::{Bytes, Millis};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// A size that GPUs have; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
@@ -57,8 +58,19 @@ pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[No
 }
 
 /// What such a pod's manifest asks for, by [`Standing`]; nothing of Stowage's if it has no GPU.
-pub fn demands(kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
-    (kind.gpus > 0).then(|| Standing::ALL.map(|standing| demand(kind, standing, policy)))
+pub fn demands(setting: &Setting, kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
+    let models: Arc<[GpuModel]> = match kind.models.iter().all(|accepted| *accepted) {
+        true => Arc::default(),
+        false => setting
+            .models
+            .iter()
+            .zip(&kind.models)
+            .filter(|(_, accepted)| **accepted)
+            .map(|(model, _)| model.clone())
+            .collect(),
+    };
+    let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
+    (kind.gpus > 0).then(|| Standing::ALL.map(demand))
 }
 
 pub fn uid(number: usize) -> PodUid {

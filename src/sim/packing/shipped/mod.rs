@@ -2,11 +2,13 @@
 //! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
 //! pod slot. No rule of Stowage's own is here.
 //!
-//! [`books`] fills the ledger, [`evict`] makes room where nobody has any, [`cpu_pods`] knows whom the books do not.
+//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_pods`] knows whom the
+//! books do not.
 
 pub mod books;
 mod cpu_pods;
 mod evict;
+mod learning;
 
 use super::cluster::{Cluster, Seat};
 use super::cpu_only::CpuOnly;
@@ -18,6 +20,7 @@ use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
 use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{self, Attempt};
 use crate::scheduling::request::Demand;
+use crate::scheduling::worth::Mix;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
 use cpu_pods::CpuPods;
@@ -48,6 +51,20 @@ pub struct Shipped<'s> {
     cpu_only: CpuOnly<'s>,
     /// Those that may be evicted.
     cpu_pods: CpuPods,
+    knowledge: Knowledge,
+    /// By rank: as which version of a node the ledger knows what CPU and memory it has left.
+    versions: Vec<u32>,
+}
+
+/// What it knows of the pods to come.
+#[derive(Debug, Clone, Default)]
+pub enum Knowledge {
+    /// What it has seen of those before them.
+    #[default]
+    Learned,
+    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
+    /// arrivals.
+    Told { mix: Mix, next_at: u64 },
 }
 
 /// What a pod is to the others.
@@ -82,6 +99,10 @@ impl Standing {
 
 impl<'s> Shipped<'s> {
     pub fn new(setting: &'s Setting, ranks: &[usize], eviction: Eviction) -> Self {
+        Self::knowing(setting, ranks, eviction, Knowledge::Learned)
+    }
+
+    pub fn knowing(setting: &'s Setting, ranks: &[usize], eviction: Eviction, knowledge: Knowledge) -> Self {
         let policy = Arc::new(Policy::default());
         let names = books::names(setting, ranks);
         let mut ledger = Ledger::new(policy.clone());
@@ -89,12 +110,14 @@ impl<'s> Shipped<'s> {
         Self {
             eviction,
             ledger,
-            demands: setting.kinds.iter().map(|kind| books::demands(kind, &policy)).collect(),
+            demands: setting.kinds.iter().map(|kind| books::demands(setting, kind, &policy)).collect(),
             policy,
             names,
             setting,
             cpu_only: CpuOnly::new(setting),
             cpu_pods: CpuPods::default(),
+            knowledge,
+            versions: vec![0; ranks.len()],
         }
     }
 
@@ -158,6 +181,8 @@ impl<'s> Shipped<'s> {
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
         self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
+        self.look_at_nodes(cluster);
+        self.learn();
         let Some(demand) = self.demand(arrival) else { return self.place_on_cpus(cluster, arrival) };
         let uid = books::uid(arrival.number);
         self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
