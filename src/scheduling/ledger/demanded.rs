@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 impl Ledger {
     /// The demand seen lately.
-    pub fn mix(&self) -> &Mix {
+    pub fn mix(&self) -> &Arc<Mix> {
         &self.mix
     }
 
@@ -36,7 +36,7 @@ impl Ledger {
 
     /// Brings what is remembered to the policy. Where it goes by best fit nothing is known of worth.
     pub(super) fn take_packing(&mut self) {
-        self.mix.set_window(self.policy.packing.window);
+        Arc::make_mut(&mut self.mix).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.worth.is_learned() {
             self.set_worth(Worth::default());
         }
@@ -61,14 +61,14 @@ impl Ledger {
         if !self.entries.contains_key(uid)
             && let Some(wish) = Wish::of(demand)
         {
-            self.mix.arrive(wish);
+            Arc::make_mut(&mut self.mix).arrive(wish);
         }
     }
 
     /// A pod is gone.
     pub(super) fn note_departure(&mut self, entry: &PodEntry) {
         if matches!(entry.phase, Phase::Bound(_)) && !entry.demand.asks_plugin() {
-            self.mix.depart();
+            Arc::make_mut(&mut self.mix).depart();
         }
     }
 }

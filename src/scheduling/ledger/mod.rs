@@ -104,14 +104,14 @@ pub struct Ledger {
     /// In order of namespace and name.
     budgets: Arc<Vec<Budget>>,
     budget_sight: BudgetSight,
-    /// What was asked for lately, and what free VRAM is worth by that.
-    mix: Mix,
+    /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
+    mix: Arc<Mix>,
     worth: Arc<Worth>,
 }
 
 impl Ledger {
     pub fn new(policy: Arc<Policy>) -> Self {
-        let mix = Mix::of_last(policy.packing.window);
+        let mix = Arc::new(Mix::of_last(policy.packing.window));
         Self { policy, mix, ..Self::default() }
     }
 

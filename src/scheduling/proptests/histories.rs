@@ -18,7 +18,7 @@ use crate::scheduling::rank::{Attempt, shortlist};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake};
-use crate::scheduling::worth::{Wish, Worth};
+use crate::scheduling::worth::{Mix, Wish, Worth};
 use crate::units::{Bytes, MilliCpu, Millis, Moment, Percent};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -255,7 +255,7 @@ impl Bench {
                 ledger.set_spare(&name(node), Some(spare));
             }
             Step::Learn => {
-                let mut mix = ledger.mix().clone();
+                let mut mix = Mix::clone(ledger.mix());
                 // Enough to believe in.
                 (1..=10).for_each(|size| {
                     mix.arrive(Wish::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())

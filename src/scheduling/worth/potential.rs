@@ -9,6 +9,7 @@
 //! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. It allocates nothing: thousands of nodes
 //! are judged for each pod.
 
+use super::blocks::Block;
 use super::cutting::GRID;
 use super::kind::{Kind, free_for_others, hundredths};
 use super::{Learned, Worth};
@@ -81,6 +82,13 @@ struct Standing {
     /// In GPUs.
     free: f64,
     whole: usize,
+}
+
+impl<'a> Site<'a> {
+    /// GPUs of which nothing else is known.
+    pub fn of_gpus(gpus: &'a [Gpu]) -> Self {
+        Self { gpus, devices: &[], spare: None }
+    }
 }
 
 impl Worth {
@@ -162,8 +170,7 @@ impl<'a> Appraisal<'a> {
     }
 }
 
-/// Half of the scale for no loss, three quarters for a GPU, nearly all for many. It never ends, so that two losses differ by it
-/// however great they are.
+/// Half of the scale for no loss, three quarters for a GPU, nearly all for many: steps are finest where losses lie closest.
 fn on_scale(Loss(loss): Loss) -> u32 {
     let (loss, unit) = (i128::from(loss), UNIT as i128);
     (500 + 500 * loss / (unit + loss.abs())) as u32
@@ -225,11 +232,7 @@ impl Prospect<'_> {
             .map(|place| {
                 let before = self.free.parts[place];
                 let kind = &kinds[usize::from(before.kind)];
-                if kind.scarcity == 0.0 {
-                    0.0
-                } else {
-                    kind.scale * kind.scarcity * (before.free - left(place).free)
-                }
+                kind.scale * kind.scarcity * (before.free - left(place).free)
             })
             .sum();
         self.learned.loss(&self.before, &after, (self.spare, spare)) + scarcity
@@ -296,7 +299,7 @@ impl Learned {
         (spare_before, spare): (Option<Companion>, Option<Companion>),
     ) -> f64 {
         let cpu = |spare: Option<Companion>| spare.map(|spare| spare.cpu);
-        let broken = |(block, price): &(super::blocks::Block, f64)| {
+        let broken = |(block, price): &(Block, f64)| {
             let on = |whole, spare| block.on(whole, cpu(spare), self.setting.partial_blocks);
             price * (on(before.whole, spare_before) - on(after.whole, spare))
         };
@@ -304,12 +307,5 @@ impl Learned {
         let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.free / LARGE_NODE.1;
         let blocks: f64 = self.blocks.iter().map(broken).sum();
         after.potential - before.potential + self.setting.tie * left + blocks
-    }
-}
-
-impl Site<'_> {
-    /// A site of nothing but GPUs.
-    pub fn of_gpus<'a>(gpus: &'a [Gpu]) -> Site<'a> {
-        Site { gpus, devices: &[], spare: None }
     }
 }
