@@ -172,7 +172,7 @@ impl Ledger {
             budgets: self.budgets.clone(),
             budget_sight: self.budget_sight,
             // Who comes on a copy is nobody's demand.
-            mix: Mix::default(),
+            mix: Arc::default(),
             worth: self.worth.clone(),
         }
     }

@@ -46,6 +46,17 @@ impl PackingPolicy {
         Self::StowageTold,
     ];
 
+    /// Those that know no more than a scheduler can.
+    pub const USUAL: [Self; 7] = [
+        Self::Random,
+        Self::DotProduct,
+        Self::Clustering,
+        Self::Packing,
+        Self::BestFit,
+        Self::Fgd,
+        Self::Stowage,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Random => "random",

@@ -118,7 +118,7 @@ impl PackingArgs {
         };
         let setting = Setting::of(&source.trace);
         let mut policies =
-            if self.policy.is_empty() { PackingPolicy::ALL.to_vec() } else { self.policy.clone() };
+            if self.policy.is_empty() { PackingPolicy::USUAL.to_vec() } else { self.policy.clone() };
         // Each once, in the order in which they were asked for.
         let asked = policies.clone();
         let mut place = 0;

@@ -9,6 +9,7 @@ use crate::scheduling::worth::{EVERY, Mix, Wish, Worth};
 use crate::sim::packing::cluster::Cluster;
 use crate::sim::packing::kinds::Setting;
 use crate::units::{Bytes, MilliCpu};
+use std::sync::Arc;
 
 impl Knowledge {
     /// Of each pod of the trace, as if all had come already.
@@ -19,7 +20,7 @@ impl Knowledge {
             setting.kinds.iter().map(|kind| Wish::of(&books::demands(setting, kind, &policy)?[0])).collect();
         let mut mix = Mix::of_last(window);
         setting.pods.iter().filter_map(|pod| wishes[pod.kind].clone()).for_each(|wish| mix.arrive(wish));
-        Self::Told { mix, next_at: 0 }
+        Self::Told { mix: Arc::new(mix), next_at: 0 }
     }
 }
 

@@ -64,7 +64,7 @@ pub enum Knowledge {
     Learned,
     /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
     /// arrivals.
-    Told { mix: Mix, next_at: u64 },
+    Told { mix: Arc<Mix>, next_at: u64 },
 }
 
 /// What a pod is to the others.

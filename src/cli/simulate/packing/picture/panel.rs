@@ -102,6 +102,7 @@ fn colour(policy: PackingPolicy) -> &'static str {
         PackingPolicy::BestFit => "#cc79a7",
         PackingPolicy::Fgd => "#0072b2",
         PackingPolicy::Stowage => "#d55e00",
+        PackingPolicy::StowageTold => "#e69f00",
     }
 }
 
