@@ -55,7 +55,7 @@ impl Machine {
     }
 
     fn with(mut self, charged: &[u64]) -> Self {
-        self.gpus.iter_mut().zip(charged).for_each(|(gpu, bytes)| gpu.charge(Bytes(*bytes), Sharing::Shared));
+        self.gpus.iter_mut().zip(charged).filter(|(_, bytes)| **bytes > 0).for_each(|(gpu, bytes)| gpu.charge(Bytes(*bytes), Sharing::Shared));
         self
     }
 
