@@ -91,6 +91,8 @@ pub struct PodOnRecord {
     pub uid: PodUid,
     pub node: Option<NodeName>,
     pub devices: Option<Arc<[GpuUuid]>>,
+    /// What the scheduler last said of why it does not bind the pod.
+    pub refusal: Option<Arc<str>>,
 }
 
 /// Why a read or a write came to nothing, or may have.
@@ -125,9 +127,7 @@ pub enum NoticeKind {
     HoldEnded,
     /// Told to the one who leaves.
     Evicted,
-    /// It was given a place while it was gated.
-    Planned,
-    /// No place was found while it was gated, or the scheduler refused the one that was.
+    /// No place was found while it was gated.
     PlanFailed,
     /// Its group could not be placed whole.
     GroupFailed,
@@ -154,7 +154,6 @@ impl NoticeKind {
             Self::RoomHeld => "StowageRoomHeld",
             Self::HoldEnded => "StowageHoldEnded",
             Self::Evicted => "StowageEvicted",
-            Self::Planned => "StowagePlanned",
             Self::PlanFailed => "StowagePlanFailed",
             Self::GroupFailed => "StowageGroupFailed",
             Self::Unplaced => "StowageUnplaced",
@@ -168,7 +167,7 @@ impl NoticeKind {
     }
 
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::RoomHeld | Self::Planned | Self::PolicyInForce)
+        !matches!(self, Self::RoomHeld | Self::PolicyInForce)
     }
 
     /// Whether two of the kind soon after each other may be about the same. Each change of a policy is news of its own.

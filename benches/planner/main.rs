@@ -2,6 +2,7 @@
 //!
 //! How long it takes to find who leaves, or that nobody's leaving helps; and what the answer costs beside simpler ways to one:
 //! the first node where it works, and on each GPU the cheapest pods first. Each answer is put to the ledger before it is timed.
+//! `-- copies` times no more than the copy of the books that each plan begins with.
 
 mod cluster;
 mod queues;
@@ -15,7 +16,9 @@ use std::hint::black_box;
 use std::time::Instant;
 use stowage::ids::PodUid;
 use stowage::scheduling::decision::Hold;
-use stowage::scheduling::preempt::{Effort, Price, Resident, Room, Rules, VictimSet, cheapest, discharge};
+use stowage::scheduling::preempt::{
+    Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge,
+};
 use stowage::scheduling::request::Demand;
 use stowage::units::{Bytes, Millis};
 
@@ -25,6 +28,10 @@ const COMPARISONS: usize = 100;
 const FIRST_WAITING: usize = 10_000_000;
 
 fn main() {
+    queues::time_copies();
+    if std::env::args().any(|argument| argument == "copies") {
+        return;
+    }
     time_decisions();
     compare_prices();
     queues::time_plans();
@@ -34,7 +41,7 @@ fn time_decisions() {
     // Eight pods a node: 4,000 in all, and no room for most that come.
     let mut cluster = Cluster::new(500, 100, (40, 60), 42);
     println!("{} nodes of 8 GPUs, {} residents", cluster.nodes.len(), cluster.residents);
-    let (mut whole, mut claims, mut rooms_only, mut searches) =
+    let (mut whole, mut claims, mut prospects_only, mut searches) =
         (Samples::default(), Samples::default(), Samples::default(), Samples::default());
     let (mut found, mut hopeless) = (0, Samples::default());
     let mut dice = Dice(7);
@@ -46,9 +53,11 @@ fn time_decisions() {
         let start = Instant::now();
         let claim = cluster.ledger.claim(&uid);
         let claimed = start.elapsed();
-        let rooms = cluster.ledger.rooms_for(&claim, &cluster.nodes);
+        let prospects = cluster.ledger.prospects(&claim, &demand);
         let gathered = start.elapsed();
-        let set = cheapest(&rooms, &demand, Rules::Keep, Effort::default());
+        let mut survey = cluster.ledger.survey(&claim, &demand);
+        let set =
+            cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node| survey.room(node));
         let took = start.elapsed();
         if let Some(set) = &set {
             assert!(can_be_held(&mut cluster, &uid, set), "{set:?}");
@@ -56,7 +65,7 @@ fn time_decisions() {
         }
         whole.add(took);
         claims.add(claimed);
-        rooms_only.add(gathered - claimed);
+        prospects_only.add(gathered - claimed);
         searches.add(took - gathered);
         // Nobody's priority is lower.
         let low = cluster.wait(FIRST_WAITING + n, vram.max(Bytes::gib(40)), 1, -1000);
@@ -68,7 +77,7 @@ fn time_decisions() {
     for (what, samples) in [
         ("who leaves, on any node", &whole),
         ("  of it: the claim", &claims),
-        ("  of it: who could leave", &rooms_only),
+        ("  of it: on which nodes", &prospects_only),
         ("  of it: the search", &searches),
         ("nobody can leave", &hopeless),
     ] {
@@ -83,8 +92,10 @@ fn time_decisions() {
 
 fn decide(cluster: &Cluster, uid: &PodUid) -> Option<VictimSet> {
     let demand = &cluster.ledger.entry(uid)?.demand;
-    let rooms = cluster.ledger.rooms_for(&cluster.ledger.claim(uid), &cluster.nodes);
-    cheapest(&rooms, demand, Rules::Keep, Effort::default())
+    let claim = cluster.ledger.claim(uid);
+    let mut survey = cluster.ledger.survey(&claim, demand);
+    let prospects = cluster.ledger.prospects(&claim, demand);
+    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node| survey.room(node))
 }
 
 fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {

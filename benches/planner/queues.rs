@@ -2,6 +2,7 @@
 //! API's part.
 
 use crate::cluster::{Cluster, Waits};
+use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
@@ -10,6 +11,37 @@ use stowage::scheduling::stock::{Amounts, Machine, Requirements, StockSnapshot, 
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
+
+/// How long everyone waits for the lock while a plan's copy of the books is made; and what the first changes after it take,
+/// which copy what they change.
+pub fn time_copies() {
+    for nodes in [500, 1000] {
+        let mut cluster = Cluster::new(nodes, 100, (4, 14), 50);
+        for n in 0..1000 {
+            cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
+        }
+        let (mut copies, mut changes) = (Samples::default(), Samples::default());
+        let mut start = Instant::now();
+        for round in 0..21 {
+            let scratch = black_box(cluster.ledger.scratch());
+            copies.add(start.elapsed());
+            start = Instant::now();
+            for n in 0..100 {
+                cluster.wait(FIRST + 2000 + round * 100 + n, Bytes::gib(30), 1, 0);
+            }
+            changes.add(start.elapsed());
+            drop(scratch);
+            start = Instant::now();
+        }
+        println!(
+            "{nodes} nodes, {} residents, 1,000 gated: a plan's copy {:.0} µs p50, {:.0} µs p95; 100 new pods after it {:.0} µs",
+            cluster.residents,
+            copies.percentile(50),
+            copies.percentile(95),
+            changes.percentile(50),
+        );
+    }
+}
 
 pub fn time_plans() {
     one_kind_of_pod();
@@ -66,7 +98,7 @@ fn told(what: &str, cluster: &mut Cluster, expected: usize) {
     cluster.ledger.snapshot();
     let start = Instant::now();
     let queue = cluster.ledger.pending(1000);
-    let scratch = cluster.ledger.clone();
+    let scratch = cluster.ledger.scratch();
     let copied = start.elapsed();
     let steps = black_box(plan(scratch, &stock, &queue));
     let took = start.elapsed();

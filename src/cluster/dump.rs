@@ -222,7 +222,7 @@ fn on_record(pod: &Pod) -> Option<(PodKey, PodOnRecord)> {
     }
     let (uid, key) = contract::identity(pod).ok()?;
     let node = pod.spec.as_ref().and_then(|spec| NodeName::parse(spec.node_name.as_deref()?).ok());
-    Some((key, PodOnRecord { uid, node, devices: contract::recorded_devices(pod) }))
+    Some((key, PodOnRecord { uid, node, devices: contract::recorded_devices(pod), refusal: None }))
 }
 
 impl ControlPlane for DumpControlPlane {

@@ -11,6 +11,7 @@
 
 mod budgets;
 mod stock;
+mod strays;
 
 use crate::contract::{self, HoldMessage};
 use crate::control_plane::{Notice, NoticeKind};
@@ -19,6 +20,7 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
 use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Remark};
 pub use crate::scheduling::node::NodeKind;
+use crate::scheduling::plan::Why;
 use crate::scheduling::plugin::PluginResource;
 use crate::service::Service;
 use crate::units::Bytes;
@@ -33,6 +35,8 @@ pub struct Index {
     nodes: BTreeMap<NodeName, NodeOnRecord>,
     /// Pods of which something remarkable stands.
     remarks: BTreeMap<PodUid, Remark>,
+    /// Behind the planner's gate, and nothing that the planner would place.
+    strays: BTreeMap<PodUid, (PodKey, Why)>,
     /// While a list comes in: what was known when it began and has not been in it yet.
     unlisted_pods: FxHashSet<PodUid>,
     unlisted_nodes: BTreeSet<NodeName>,
@@ -62,6 +66,7 @@ impl Index {
         self.unlisted_pods.remove(&uid);
         stock::see(service, &uid, pod);
         if !contract::asks_for_gpu(pod) {
+            self.note_stray(&uid, &key, pod, true);
             return None;
         }
         if contract::is_finished(pod) || contract::waits_for_its_end(pod) {
@@ -70,6 +75,8 @@ impl Index {
         }
         self.release_predecessor(service, &uid, &key);
         let remark = see(service, pod, &uid);
+        let is_known = service.ledger().entry(&uid).is_some();
+        self.note_stray(&uid, &key, pod, !is_known);
         self.note(service, &uid, remark);
         (remark != Remark::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
     }
@@ -94,6 +101,7 @@ impl Index {
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.stock().pods().cloned());
+        self.unlisted_pods.extend(self.strays.keys().cloned());
     }
 
     /// The list is complete: who was known when it began and is not in it is gone.
@@ -103,6 +111,7 @@ impl Index {
             service.ledger().release(uid);
             stock::forget(service, uid);
             self.remarks.remove(uid);
+            self.strays.remove(uid);
         }
         self.pods.retain(|_, uid| !gone.contains(uid));
         self.pods_listed = true;
@@ -191,6 +200,7 @@ impl Index {
         service.ledger().release(uid);
         stock::forget(service, uid);
         self.remarks.remove(uid);
+        self.strays.remove(uid);
         if self.pods.get(key) == Some(uid) {
             self.pods.remove(key);
         }

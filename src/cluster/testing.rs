@@ -8,6 +8,7 @@ use crate::ids::{PodKey, PodUid};
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use tokio::sync::oneshot;
 
 #[derive(Default)]
 pub struct Recorder {
@@ -16,6 +17,10 @@ pub struct Recorder {
     told: Mutex<Vec<Notice>>,
     /// What evictions of a pod come to; those of all others succeed.
     pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
+    /// What reading a pod shows; of all others that they are gone.
+    pub records: Mutex<BTreeMap<String, PodOnRecord>>,
+    /// The next write of a pod's status arrives when this is answered.
+    pub stall: Mutex<Option<oneshot::Receiver<()>>>,
     /// Writes of a pod's status come to nothing.
     pub deaf: Mutex<bool>,
 }
@@ -49,7 +54,8 @@ fn said(change: &StatusChange) -> String {
         PlanState::Placed { .. } => "placed".into(),
         PlanState::MakingRoom { .. } => "making room".into(),
         PlanState::Released { .. } => "released".into(),
-        other => format!("{other:?}"),
+        PlanState::Waiting { why } => format!("waits: {why}"),
+        PlanState::Refused { node, why } => format!("refused on {node}: {why}"),
     });
     let eviction = change.eviction.as_ref().map(|mark| match mark {
         EvictionMark::Leaving(why) => why.reason().into(),
@@ -66,9 +72,9 @@ impl ControlPlane for Recorder {
 
     fn read_pod<'a>(
         &'a self,
-        _: &'a PodKey,
+        key: &'a PodKey,
     ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
-        unreachable!("the planner reads nobody")
+        Box::pin(std::future::ready(Ok(self.records.lock().get(&*key.name).cloned())))
     }
 
     fn write_status<'a>(
@@ -77,10 +83,15 @@ impl ControlPlane for Recorder {
         _: &'a PodUid,
         change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        let is_deaf = *self.deaf.lock();
-        self.write(key, &said(change));
-        let answer = if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) };
-        Box::pin(std::future::ready(answer))
+        let stall = self.stall.lock().take();
+        Box::pin(async move {
+            if let Some(stall) = stall {
+                stall.await.expect("whoever stalls a write lets it go on");
+            }
+            let is_deaf = *self.deaf.lock();
+            self.write(key, &said(change));
+            if is_deaf { Err(ControlPlaneError::Unknown("no answer".into())) } else { Ok(()) }
+        })
     }
 
     fn evict<'a>(

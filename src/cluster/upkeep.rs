@@ -35,9 +35,9 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
         tokio::select! {
             _ = ticks.tick() => {
                 learning.tick();
-                upkeep.tick(upkeep.service.now()).await;
+                upkeep.tick(upkeep.service.now());
             }
-            () = upkeep.planner.next_write() => {}
+            () = upkeep.planner.go_on() => {}
         }
     }
 }
@@ -52,15 +52,20 @@ struct Upkeep {
 }
 
 impl Upkeep {
-    async fn tick(&mut self, now: Moment) {
-        let ended = self.service.ledger().expire(now);
+    fn tick(&mut self, now: Moment) {
         let is_open = self.service.gate.is_open();
         match is_open {
             true => {
+                let ended = self.service.ledger().expire(now);
                 self.planner.end(ended);
-                self.planner.tick().await;
+                self.planner.let_through(self.index.lock().strays());
+                self.planner.tick();
             }
-            false => self.planner.rest(),
+            // Who ends a hold has to clear it: that is for whoever acts.
+            false => {
+                self.service.ledger().expire_but_holds(now);
+                self.planner.rest();
+            }
         }
         if is_open && !self.was_open {
             self.service.ledger().suppose_all_refused();
@@ -121,9 +126,9 @@ mod tests {
         upkeep.service.gate.set_leading(true);
         upkeep.service.gate.set_synced();
         let now = upkeep.service.now();
-        upkeep.tick(now).await;
-        upkeep.tick(now).await;
-        upkeep.planner.next_write().await;
+        upkeep.tick(now);
+        upkeep.tick(now);
+        upkeep.planner.go_on().await;
         assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
@@ -136,17 +141,24 @@ mod tests {
         let mut upkeep = upkeep(&recorder, policy);
         upkeep.service.gate.set_leading(true);
         upkeep.service.gate.set_synced();
-        upkeep.tick(upkeep.service.now()).await;
-        upkeep.planner.next_write().await;
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.go_on().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 
     #[tokio::test]
-    async fn who_does_not_lead_lets_the_hold_go_and_says_and_writes_nothing() {
+    async fn a_hold_that_ran_out_before_this_replica_led_is_cleared_when_it_does_and_not_before() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
-        upkeep.tick(upkeep.service.now()).await;
-        assert_eq!(upkeep.service.ledger().totals().holds, 0);
+        (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
+        assert_eq!(upkeep.service.ledger().totals().holds, 1);
+        upkeep.service.gate.set_leading(true);
+        upkeep.service.gate.set_synced();
+        upkeep.tick(upkeep.service.now());
+        upkeep.planner.go_on().await;
+        assert_eq!(upkeep.service.ledger().totals().holds, 0);
+        assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
+        assert_eq!(recorder.written(), ["holder: end hold"]);
     }
 }

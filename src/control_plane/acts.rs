@@ -125,11 +125,11 @@ pub enum PlanState {
     Placed { node: NodeName },
     /// It goes there when others have left.
     MakingRoom { node: NodeName },
-    /// No place yet.
+    /// No place yet. Said once for each reason.
     Waiting { why: Arc<str> },
     /// It goes the scheduler's ordinary way, without a nomination.
     Released { why: Arc<str> },
-    /// It was nominated, and the scheduler refused the node.
+    /// It was nominated, and not bound there in time. Said once; the `why` is the scheduler's own and may have figures.
     Refused { node: NodeName, why: Arc<str> },
 }
 

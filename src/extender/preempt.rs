@@ -9,6 +9,7 @@ use super::narrow::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
+use crate::contract;
 use crate::control_plane::{Notice, NoticeKind, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
@@ -18,6 +19,7 @@ use crate::scheduling::preempt::{self, Effort, Resident, Room, Rules, Shortfall,
 use crate::scheduling::request::{Companion, Demand};
 use crate::scheduling::stock::{Freed, Question};
 use crate::units::Millis;
+use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tracing::{info, warn};
@@ -38,8 +40,8 @@ struct Case<'a> {
     ledger: &'a Ledger,
     uid: &'a PodUid,
     claim: Claim,
-    /// `None`: the pod has not been seen by the watch, and what it asks for beside GPUs is not known.
-    question: Option<Question<'a>>,
+    /// What it asks for beside GPUs.
+    question: Question<'a>,
 }
 
 pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
@@ -75,7 +77,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
         count("none", "preemption-policy-never");
         return Ok(PreemptionResult::default());
     }
-    let Some(offers) = offers(extender, &mut asking, &offered) else {
+    let Some(offers) = offers(extender, &mut asking, &args.pod, &offered) else {
         count("none", "already-holds");
         return Ok(PreemptionResult::default());
     };
@@ -121,8 +123,15 @@ fn leave_to_planner(extender: &Extender, uid: &PodUid) {
 
 /// The offered nodes as the ledger sees them, or `None` if the pod has room of its own already. Brings `asking` to the policy
 /// that they are seen by.
-fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>]) -> Option<Offers> {
+fn offers(
+    extender: &Extender,
+    asking: &mut Asking,
+    pod: &Pod,
+    offered: &[OfferedNode<'_>],
+) -> Option<Offers> {
     let stock = extender.service.stock().snapshot();
+    // The scheduler may have seen the pod before the watch here did.
+    let wants = contract::stock::requirements(pod);
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
@@ -131,7 +140,7 @@ fn offers(extender: &Extender, asking: &mut Asking, offered: &[OfferedNode<'_>])
     }
     ledger.note_offered_to_preempt(&asking.uid, offered.len());
     let uid = &asking.uid;
-    let question = stock.wants(uid).map(|wants| stock.ask(None, wants));
+    let question = stock.ask(None, &wants);
     let case = Case { ledger: &ledger, uid, claim: ledger.claim(uid), question };
     let violate_budgets = ledger.policy().violate_budgets;
     let mut offers = Offers { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
@@ -166,12 +175,9 @@ fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String
     // No more is missing than the node falls short by: what the scheduler's victims free beyond is nobody's need.
     let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
-    if let Some(question) = question {
-        let coming = ledger.coming_to(&node);
-        let lack = question.lack(&node, &Freed { leaving: &[], coming: &coming });
-        let Companion { cpu, memory } = shortfall.companion;
-        shortfall.companion = Companion { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
-    }
+    let lack = question.lack(&node, &Freed { leaving: &[], coming: ledger.coming_to(&node) });
+    let Companion { cpu, memory } = shortfall.companion;
+    shortfall.companion = Companion { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
     room.shortfall = shortfall;
     // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
     let known = known_violations(&room, &residents);
@@ -218,15 +224,18 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
     let writes = extender.writes.clone();
     let task = async move {
         let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
-        if let Err(error) =
-            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await
-        {
+        let written =
+            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await;
+        if let Err(error) = &written {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().drop_hold(&uid);
-            // It may have been written all the same.
-            if let Err(error) =
-                extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await
-            {
+        }
+        // The write may have taken so long that the room was given up meanwhile.
+        let stands = extender.service.ledger().entry(&uid).is_some_and(|entry| entry.hold().is_some());
+        if !stands {
+            // It may have been written although nobody said so.
+            let ended = extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await;
+            if let Err(error) = ended {
                 warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
             }
             return false;
@@ -257,6 +266,11 @@ fn hold_in_ledger(
         info!(policy = %policy.digest, "the policy changed while a price was found");
         return None;
     }
+    // One budget for all evictions; within it the planner may find another node.
+    if !ledger.may_order(&victims.everyone()) {
+        info!(node = %victims.node, "enough pods were evicted within the minute");
+        return None;
+    }
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
@@ -265,6 +279,7 @@ fn hold_in_ledger(
         Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
     match ledger.hold(uid, hold.clone()) {
         Ok(()) => {
+            ledger.note_ordered(&victims.everyone());
             victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
             Some((hold, policy.digest))
         }

@@ -3,11 +3,12 @@
 //! whatever is random comes from a seed.
 //!
 //! [`openb`] reads a production trace, or makes one up where there is none; [`events`] is the order of what happens and
-//! [`random`] the dice. [`preemption`] asks what is lost by whom one evicts.
+//! [`random`] the dice. [`preemption`] asks what is lost by whom one evicts, [`packing`] how full GPUs become.
 
 #![deny(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod events;
 pub mod openb;
+pub mod packing;
 pub mod preemption;
 pub mod random;

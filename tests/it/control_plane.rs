@@ -4,7 +4,9 @@
 mod acts;
 mod fleet;
 mod journal;
+mod leading;
 mod load;
+mod manifests;
 mod planner;
 mod processes;
 mod shadow;
@@ -12,42 +14,19 @@ mod world;
 
 use fleet::{GpuNode, node, pod};
 use journal::{Happening, Journal};
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use processes::{eventually, throughout, within};
+use processes::{eventually, throughout};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::agent::publish::{Outcome, Publisher};
-use world::{Ports, World, amount, ask, manifest, yaml};
+use world::{World, amount};
 
 const ALWAYS: [&str; 2] = ["--lead-with", "always"];
 const GIB: u64 = 1 << 30;
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
-    let Some(world) = World::start().await else { return };
-    println!("{}", world.versions());
-    config_map_is_the_shipped_configuration();
-    let accepted = |file: &str, flags: &[&str]| {
-        let applied = world.kubectl(&[&["apply", "-f", manifest(file).to_str().unwrap()], flags].concat());
-        assert!(applied.ok, "{file}: {}", applied.said);
-    };
-    for file in ["priority-classes.yaml", "stowage.yaml", "agent.yaml", "admission-policy.yaml"] {
-        accepted(file, &["--dry-run=server"]);
-        accepted(file, &[]);
-    }
-    let runtime =
-        "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
-    assert!(world.apply(runtime, &[]).ok);
-    accepted("example-pod.yaml", &["--dry-run=server"]);
-    scheduler_reads_the_shipped_configuration(&world);
-    policies_are_without_type_errors(&world).await;
-    forgeries_are_refused(&world).await;
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
@@ -155,43 +134,6 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_can_pass_on() {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
-    let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = World::at_work(nodes, &serve(host.trim())).await else { return };
-    let standby = Ports::free();
-    let _standby = world.serve("standby", standby, &serve("another-host"));
-    eventually("the books are complete", async || {
-        world.check();
-        let (status, text) = world.get("/readyz").await?;
-        (status == 200 && text.contains("does not lead")).then_some(())
-    })
-    .await;
-    assert_eq!(try_to_bind(world.ports).await, Some(503));
-
-    world.begin_scheduling().await;
-    eventually("the gate opens", async || (try_to_bind(world.ports).await? == 200).then_some(())).await;
-    submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;
-    all_bound(&mut world, 1).await;
-    assert_eq!(try_to_bind(standby).await, Some(503), "the other replica's neighbour does not lead");
-
-    world.scheduler.take().expect("it runs").kill();
-    let killed = Instant::now();
-    let stopped = within(Duration::from_secs(20), "the gate shuts", async || {
-        (try_to_bind(world.ports).await? == 503).then(jiff::Timestamp::now)
-    });
-    let stopped = stopped.await;
-    let passes_on = lease_passes_on(&world.client).await;
-    println!("killed, binds stopped {:.1?} later, the lease could pass on at {passes_on}", killed.elapsed());
-    assert!(stopped < passes_on, "stopped at {stopped}, the lease could pass on at {passes_on}");
-    submit(&world.client, &[pod("second", 20, &json!({}), "stowage-serving")]).await;
-
-    world.start_scheduler();
-    all_bound(&mut world, 2).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn an_agent_is_known_by_the_token_of_its_pod() {
     let Some(mut world) = World::start().await else { return };
     world.install();
@@ -247,87 +189,6 @@ async fn an_agent_is_known_by_the_token_of_its_pod() {
         }
     }
     world.check();
-}
-
-const LEASE: &str = "kube-system/stowage-scheduler";
-
-// ---- manifests ----
-
-fn config_map_is_the_shipped_configuration() {
-    let shipped = std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap();
-    let stowage = std::fs::read_to_string(manifest("stowage.yaml")).unwrap();
-    let config_map = stowage.split("\n---\n").map(yaml).find(|object| object["kind"] == "ConfigMap").unwrap();
-    assert_eq!(config_map["data"]["kube-scheduler-config.yaml"], shipped);
-}
-
-/// It is no object of the API server's: the scheduler itself reads it, strictly, and writes out what it understood.
-fn scheduler_reads_the_shipped_configuration(world: &World) {
-    let understood = world.folder().join("understood.yaml");
-    let mut command = world.command("kube-scheduler");
-    command.arg("--config").arg(world.scheduler_config()).arg("--write-config-to").arg(&understood);
-    let ran = processes::run(&mut command);
-    assert!(ran.ok, "{}", ran.said);
-    let understood = yaml(&std::fs::read_to_string(understood).unwrap());
-    assert_eq!(understood["profiles"][0]["percentageOfNodesToScore"], 100);
-    let extender = &understood["extenders"][0];
-    assert_eq!((&extender["nodeCacheCapable"], &extender["ignorable"]), (&json!(true), &Value::Null));
-    assert_eq!(extender["managedResources"], json!([{ "name": "stowage.dev/vram" }]));
-}
-
-async fn policies_are_without_type_errors(world: &World) {
-    let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
-    let policies = yaml(&policies.said);
-    let policies = policies["items"].as_array().unwrap();
-    assert_eq!(policies.len(), 4);
-    assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
-}
-
-async fn forgeries_are_refused(world: &World) {
-    let example = std::fs::read_to_string(manifest("example-pod.yaml")).unwrap();
-    let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
-    let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
-    let devices = "only Stowage writes";
-    eventually("the admission policy is in force", async || {
-        (!world.apply(&forged("stowage.dev/devices"), &["--dry-run=server"]).ok).then_some(())
-    })
-    .await;
-    let refused = |text: &str, reason: &str| {
-        assert_ne!(text, example);
-        let applied = world.apply(text, &["--dry-run=server"]);
-        assert!(!applied.ok && applied.said.contains(reason), "{}", applied.said);
-    };
-    for key in ["devices", "vram-granted", "gpu-memory-fraction", "visible-devices"] {
-        refused(&forged(&format!("stowage.dev/{key}")), devices);
-    }
-    refused(&forged("nvidia.cdi.k8s.io/container.engine"), devices);
-    let on_a_node =
-        |pod: &str| pod.replace("schedulerName: stowage", "schedulerName: stowage\n  nodeName: a");
-    refused(&on_a_node(&example), "must not set spec.nodeName");
-    refused(&example.replace("schedulerName: stowage", "schedulerName: other"), "needs spec.schedulerName");
-    let others = plain.replace("schedulerName: stowage", "nodeName: a");
-    let applied = world.apply(&others, &["--dry-run=server"]);
-    assert!(applied.ok, "a pod that asks for no VRAM is nobody's business: {}", applied.said);
-
-    assert!(world.apply(&example, &[]).ok);
-    let annotate = |pair: &str| world.kubectl(&["annotate", "pod", "llama-3-1-8b", pair]);
-    assert!(annotate("example.com/note=fine").ok);
-    assert!(annotate("stowage.dev/devices=GPU-1").said.contains(devices));
-    let status = json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }).to_string();
-    let patch = ["patch", "pod", "llama-3-1-8b", "--subresource=status", "--type=merge", "-p", &status];
-    assert!(world.kubectl(&patch).said.contains(devices));
-    let binding = bind_with_devices(&world.client).await.unwrap_err().to_string();
-    assert!(binding.contains(devices), "{binding}");
-}
-
-/// What somebody with the right to bind would try.
-async fn bind_with_devices(client: &Client) -> kube::Result<Value> {
-    let pods: Api<Pod> = Api::default_namespaced(client.clone());
-    let annotations = json!({ "stowage.dev/devices": "GPU-1" });
-    let binding = json!({
-        "metadata": { "name": "llama-3-1-8b", "annotations": annotations },
-        "target": { "kind": "Node", "name": "a" },
-    });
-    pods.create_subresource("binding", "llama-3-1-8b", &PostParams::default(), &binding).await
 }
 
 // ---- pods ----
@@ -551,24 +412,4 @@ async fn the_clock_is_past_the_last_start(client: &Client) {
         (jiff::Timestamp::now().as_second() > last.as_second()).then_some(())
     })
     .await;
-}
-
-// ---- the gate ----
-
-/// A bind of a pod that is not there: 503 while the gate is shut, 200 with an error while it is open.
-async fn try_to_bind(ports: Ports) -> Option<u16> {
-    let body = json!({ "PodName": "none", "PodNamespace": "default", "PodUID": "none", "Node": "a" });
-    let (status, text) =
-        ask("POST", &format!("http://127.0.0.1:{}/scheduler/bind", ports.verbs), &body.to_string()).await?;
-    assert!(status != 200 || text.contains("unknown to Stowage"), "{text}");
-    Some(status)
-}
-
-/// The earliest moment at which another scheduler may take the Lease. The clock is this machine's for all of them.
-async fn lease_passes_on(client: &Client) -> jiff::Timestamp {
-    let (namespace, name) = LEASE.split_once('/').unwrap();
-    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
-    let lease = leases.get(name).await.unwrap().spec.unwrap();
-    let seconds = lease.lease_duration_seconds.unwrap();
-    lease.renew_time.unwrap().0 + jiff::SignedDuration::from_secs(seconds.into())
 }

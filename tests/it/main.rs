@@ -12,6 +12,7 @@ mod device_plugin;
 mod explain;
 mod golden;
 mod http;
+mod packing;
 mod planner;
 mod policy_check;
 mod process;

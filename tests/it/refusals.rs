@@ -308,6 +308,18 @@ fn preempt_never_takes_a_pod_of_a_class_that_stays_or_of_no_lower_priority() {
 }
 
 #[test]
+fn what_the_scheduler_evicts_for_preempt_counts_in_the_rates_and_ends_with_them() {
+    let (served, victims) = crowded();
+    // Nine of the ten that leave one node within a minute at most.
+    let earlier = vec![uid_of(&victims[1]); 9];
+    served.service.ledger().note_ordered(&earlier);
+    let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));
+    assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+    assert_eq!(preempt(&served, &next, &[("node-a", &[&victims[1]])]), json!({}));
+    assert!(served.entry(&next).unwrap().hold().is_none());
+}
+
+#[test]
 fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
     let (served, victims) = crowded();
     let urgent = priority(pod("urgent", "60Gi"), 1000);
@@ -316,6 +328,17 @@ fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
     assert!(served.entry(&urgent).unwrap().hold().is_none());
     *served.control_plane.hold_fails.lock() = false;
     assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+}
+
+#[test]
+fn a_hold_that_is_given_up_while_its_condition_is_written_is_cleared_and_evicts_nobody() {
+    let (served, victims) = crowded();
+    let urgent = priority(pod("urgent", "60Gi"), 1000);
+    *served.control_plane.given_up_meanwhile.lock() = Some((served.service.clone(), uid_of(&urgent)));
+    assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
+    let written: Vec<bool> =
+        served.control_plane.holds.lock().iter().map(|(_, hold)| hold.is_some()).collect();
+    assert_eq!(written, [true, false]);
 }
 
 #[test]

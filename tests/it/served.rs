@@ -51,6 +51,8 @@ pub struct Scripted {
     pub holds: Mutex<Vec<(PodKey, Option<Hold>)>>,
     pub notices: Mutex<Vec<Notice>>,
     pub hold_fails: Mutex<bool>,
+    /// This pod's hold is given up while its condition is being written.
+    pub given_up_meanwhile: Mutex<Option<(Arc<Service>, PodUid)>>,
 }
 
 impl Scripted {
@@ -94,6 +96,9 @@ impl ControlPlane for Scripted {
             if *self.hold_fails.lock() {
                 let error = ControlPlaneError::Unknown("no answer".into());
                 return futures::future::ready(Err(error)).boxed();
+            }
+            if let Some((service, uid)) = self.given_up_meanwhile.lock().take() {
+                service.ledger().drop_hold(&uid);
             }
             let hold = match hold {
                 HoldChange::Held(hold) => Some(hold.clone()),
@@ -180,6 +185,7 @@ impl Cluster {
             holds: Mutex::default(),
             notices: Mutex::default(),
             hold_fails: Mutex::default(),
+            given_up_meanwhile: Mutex::default(),
         });
         let agent_auth = self.authority.map_or(AgentAuth::Anyone, |authority| {
             AgentAuth::Token(TokenGuard::new(authority, service.clone()))

@@ -1,9 +1,10 @@
 //! `stowage simulate …`: workloads played in simulated time, on the code that decides. One file for each subcommand; here are
 //! their list, and what they share: reading traces, seeds, and runs side by side.
 
+mod packing;
 mod preemption;
 
-use crate::sim::openb::{NODES, PODS, Trace, TraceText};
+use crate::sim::openb::{NODES, Trace, TraceText};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use std::num::NonZeroUsize;
@@ -23,12 +24,15 @@ pub struct SimulateArgs {
 enum SimulateCommand {
     /// What is lost by whom one evicts: Stowage's choice of victims beside the stock scheduler's and others
     Preemption(preemption::PreemptionArgs),
+    /// How full GPUs become: Stowage's placement beside best fit, FGD and other published policies
+    Packing(packing::PackingArgs),
 }
 
 impl SimulateArgs {
     pub fn run(self) -> Result<ExitCode> {
         match self.command {
             SimulateCommand::Preemption(args) => args.run(),
+            SimulateCommand::Packing(args) => args.run(),
         }
     }
 }
@@ -44,8 +48,8 @@ const MOST_SEEDS: u64 = 1000;
 enum BadSeeds {
     #[error("write a whole number, or two with .. between them, such as 42..51")]
     Malformed,
-    #[error("the first is the larger; write the smaller first")]
-    Backwards,
+    #[error("{first} is larger than {last}; write {last}..{first}")]
+    Backwards { first: u64, last: u64 },
     #[error("these are more than {MOST_SEEDS}; write fewer")]
     TooMany,
 }
@@ -58,25 +62,37 @@ impl FromStr for Seeds {
         let number = |text: &str| text.trim().parse::<u64>().map_err(|_| BadSeeds::Malformed);
         let (first, last) = (number(first)?, number(last)?);
         match last.checked_sub(first) {
-            None => Err(BadSeeds::Backwards),
+            None => Err(BadSeeds::Backwards { first, last }),
             Some(more) if more >= MOST_SEEDS => Err(BadSeeds::TooMany),
             Some(_) => Ok(Self((first..=last).collect())),
         }
     }
 }
 
-/// The trace whose files lie in a directory.
-fn trace_in(directory: &Path) -> Result<Trace> {
-    let read = |name: &str| {
-        let path = directory.join(name);
-        let text = std::fs::read_to_string(&path).with_context(|| {
-            format!("{} cannot be read; --trace is the directory of openb's files", path.display())
-        })?;
-        anyhow::Ok((path.display().to_string(), text))
-    };
-    let ((nodes_file, nodes), (pods_file, pods)) = (read(NODES)?, read(PODS)?);
-    let nodes = TraceText { file: &nodes_file, text: &nodes };
-    Ok(Trace::read(nodes, TraceText { file: &pods_file, text: &pods })?)
+/// The trace whose files lie in a directory, with these pods.
+fn trace_in(directory: &Path, pods: &str) -> Result<Trace> {
+    let (nodes, pods) = (file_in(directory, NODES)?, file_in(directory, pods)?);
+    Ok(Trace::read(nodes.as_text(), pods.as_text())?)
+}
+
+/// A file as it was read, with its name for messages.
+struct TraceFile {
+    file: String,
+    text: String,
+}
+
+impl TraceFile {
+    fn as_text(&self) -> TraceText<'_> {
+        TraceText { file: &self.file, text: &self.text }
+    }
+}
+
+fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
+    let path = directory.join(name);
+    let text = std::fs::read_to_string(&path).with_context(|| {
+        format!("{} cannot be read; --trace is the directory of openb's files", path.display())
+    })?;
+    Ok(TraceFile { file: path.display().to_string(), text })
 }
 
 /// Each task's result, in the order of the tasks; as many are at work as the machine has processors.
@@ -105,13 +121,14 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::openb::PODS;
 
     #[test]
     fn seeds_are_one_or_a_range_with_both_its_ends() {
         let seeds = |text: &str| text.parse::<Seeds>().map(|seeds| seeds.0);
         assert_eq!(seeds("42"), Ok(vec![42]));
         assert_eq!(seeds("42..44"), Ok(vec![42, 43, 44]));
-        assert_eq!(seeds("44..42"), Err(BadSeeds::Backwards));
+        assert_eq!(seeds("44..42"), Err(BadSeeds::Backwards { first: 44, last: 42 }));
         assert_eq!(seeds("0..1000"), Err(BadSeeds::TooMany));
         assert_eq!(seeds("0..18446744073709551615"), Err(BadSeeds::TooMany));
         for text in ["", "..", "-1", "a..b", "1..2..3"] {
@@ -122,11 +139,11 @@ mod tests {
     #[test]
     fn a_directory_without_the_trace_is_told_with_the_file_that_is_missing() {
         let directory = tempfile::tempdir().unwrap();
-        let error = trace_in(directory.path()).unwrap_err().to_string();
+        let error = trace_in(directory.path(), PODS).unwrap_err().to_string();
         assert!(error.contains(NODES) && error.contains("--trace is the directory"), "{error}");
         std::fs::write(directory.path().join(NODES), "sn,cpu_milli\nn0,1\n").unwrap();
         std::fs::write(directory.path().join(PODS), "").unwrap();
-        let error = trace_in(directory.path()).unwrap_err().to_string();
+        let error = trace_in(directory.path(), PODS).unwrap_err().to_string();
         assert!(error.contains(NODES) && error.contains("there is no column \"memory_mib\""), "{error}");
     }
 

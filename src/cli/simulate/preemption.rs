@@ -2,7 +2,7 @@
 //! `sim::preemption`.
 
 use super::{Seeds, side_by_side, trace_in};
-use crate::sim::openb::built_in;
+use crate::sim::openb::{PODS, built_in};
 use crate::sim::preemption::report::{Line, Outcome, Spread};
 use crate::sim::preemption::{Extent, Order, Report, Workload, play};
 use anyhow::Result;
@@ -46,7 +46,7 @@ struct Page<'a> {
 impl PreemptionArgs {
     pub fn run(self) -> Result<ExitCode> {
         let (source, trace, extent) = match &self.trace {
-            Some(directory) => (Source::Openb, trace_in(directory)?, Extent::OPENB),
+            Some(directory) => (Source::Openb, trace_in(directory, PODS)?, Extent::OPENB),
             None => (Source::MadeUp, built_in::trace(), Extent::BUILT_IN),
         };
         let workloads: Vec<Workload> =

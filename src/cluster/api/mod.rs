@@ -255,5 +255,12 @@ fn on_record(pod: &Pod) -> Result<PodOnRecord, ControlPlaneError> {
     let (uid, _) = contract::identity(pod).map_err(|error| unreadable(&error))?;
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty());
     let node = node.map(NodeName::parse).transpose().map_err(|error| unreadable(&error))?;
-    Ok(PodOnRecord { uid, node, devices: contract::recorded_devices(pod) })
+    Ok(PodOnRecord { uid, node, devices: contract::recorded_devices(pod), refusal: refusal(pod) })
+}
+
+/// The scheduler's condition, as long as it says that the pod is not scheduled.
+fn refusal(pod: &Pod) -> Option<Arc<str>> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    let says = conditions.iter().find(|one| one.type_ == "PodScheduled" && one.status == "False")?;
+    says.message.as_deref().filter(|message| !message.is_empty()).map(Arc::from)
 }

@@ -5,7 +5,7 @@ use crate::ids::GpuUuid;
 use crate::scheduling::audit::audit;
 use crate::scheduling::ledger::Assumption;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::stock::{Freed, Requirements};
+use crate::scheduling::stock::{Freed, Requirements, Verdict};
 use crate::units::Millis;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
@@ -363,7 +363,8 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
 /// Node `a` takes one pod; whether it would take another one.
 fn takes_one_more(bench: &Bench) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
-    bench.service.stock().verdict(&uid, &Requirements::default(), &node, &Freed::default()).accepts()
+    let stock = bench.service.stock().snapshot();
+    stock.verdict(&uid, &Requirements::default(), &node, &Freed::default()) == Verdict::Accepts
 }
 
 fn with_room_for_one_pod() -> Bench {

@@ -1,21 +1,29 @@
 //! One hold, from the first eviction to the moment when its pod has been told where to go.
 
 use super::Planner;
+use super::attempt::{Attempt, Pauses};
 use super::outcome::Outcome;
 use crate::control_plane::{EvictionMark, EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Gate, Held, Remaining};
 use crate::scheduling::plan::Means;
+use crate::scheduling::stock::{Freed, StockReason, StockSnapshot, Verdict};
 use crate::units::{Millis, Moment};
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 /// The victims of a preemption are evicted by the scheduler, at once. Whom it has not told by then it never will: it restarted,
 /// or took another way.
 const SCHEDULERS_TURN: Millis = Millis::seconds(3);
-/// An eviction that was accepted shows in the watch; if it does not, it is asked for again.
-const SHOWS_WITHIN: Millis = Millis::seconds(10);
-/// Pauses between attempts that failed, at first and at most.
-const PAUSE: (Millis, Millis) = (Millis(500), Millis::seconds(10));
+/// What was accepted shows in the watch; if it does not, it is asked for again.
+pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
+/// Between attempts that failed.
+pub const PAUSES: Pauses = Pauses { first: Millis(500), longest: Millis::seconds(10) };
+/// What the scheduler may need from being told to the Binding: its longest back-off, ten seconds, and a bind that takes as long as
+/// one may, five.
+const TIME_TO_BIND: Millis = Millis::seconds(15);
 /// A nomination that the scheduler clears each time is not wanted there.
 const NOMINATIONS: u32 = 3;
 
@@ -32,16 +40,14 @@ pub struct Course {
     /// A write for the pod itself is under way.
     pub is_writing: bool,
     told: u32,
+    /// The node that it was nominated to behind the gate.
+    placed_on: Option<NodeName>,
     tell_again: Moment,
+    /// It was given time to be bound in. Once: who is told again and again is not wanted there.
+    is_extended: bool,
+    /// The API server has shown what the pod was told.
+    was_shown: bool,
     evictions: BTreeMap<PodUid, Attempt>,
-}
-
-/// To evict one victim.
-#[derive(Debug, Default)]
-struct Attempt {
-    is_under_way: bool,
-    failed: u32,
-    again: Moment,
 }
 
 impl Course {
@@ -54,7 +60,10 @@ impl Course {
             is_written: false,
             is_writing: false,
             told: 0,
+            placed_on: None,
             tell_again: since,
+            is_extended: false,
+            was_shown: false,
             evictions: BTreeMap::new(),
         }
     }
@@ -64,32 +73,41 @@ impl Course {
         Self { is_own: true, by, is_written: false, ..Self::found(since) }
     }
 
-    /// What came of an eviction: when to ask again, if the victim is still there by then.
-    pub fn note_eviction(&mut self, victim: &PodUid, now: Moment, pause: Option<Millis>) {
-        let attempt = self.evictions.entry(victim.clone()).or_default();
-        attempt.is_under_way = false;
-        match pause {
-            None => attempt.again = now + SHOWS_WITHIN,
-            Some(least) => {
-                let pause = PAUSE.0.times(1 << attempt.failed.min(8)).min(PAUSE.1);
-                attempt.failed += 1;
-                attempt.again = now + pause.max(least);
-            }
+    /// To evict this victim.
+    pub fn attempt(&mut self, victim: &PodUid) -> &mut Attempt {
+        self.evictions.entry(victim.clone()).or_default()
+    }
+
+    /// What came of telling the pod. What was written shows, later if the API server is busy; to write it again would keep it
+    /// busier.
+    pub fn note_told(&mut self, now: Moment, is_ok: bool) {
+        self.is_writing = false;
+        self.was_shown = false;
+        self.tell_again = now + if is_ok { SHOWS_WITHIN } else { PAUSES.first };
+        self.told += u32::from(is_ok);
+    }
+
+    /// What was told stands: the next time that it does not, somebody has taken it back.
+    fn note_shown(&mut self, now: Moment) {
+        if !self.was_shown && self.told > 0 {
+            self.was_shown = true;
+            self.tell_again = now + PAUSES.after(self.told);
         }
     }
 
-    /// What came of telling the pod.
-    pub fn note_told(&mut self, now: Moment, is_ok: bool) {
-        self.is_writing = false;
-        let pause = PAUSE.0.times(1 << self.told.min(8)).min(PAUSE.1);
-        self.tell_again = now + pause;
-        self.told += u32::from(is_ok);
+    /// Where the planner has placed the pod before the scheduler saw it, if it was told so.
+    pub fn placed_on(self) -> Option<NodeName> {
+        self.placed_on.filter(|_| self.told > 0)
+    }
+
+    /// It knows where to go.
+    pub fn waits_to_be_bound(&self) -> bool {
+        self.told > 0
     }
 
     fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
         let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
-        let attempt = self.evictions.entry(victim.uid.clone()).or_default();
-        (self.is_written || is_shown) && is_its_turn && !attempt.is_under_way && attempt.again <= now
+        (self.is_written || is_shown) && is_its_turn && self.attempt(&victim.uid).is_due(now)
     }
 
     /// Whether the pod has to be told (again) that it can go where its room is.
@@ -108,12 +126,15 @@ impl Planner {
         let (now, held) = (ledger.now(), ledger.held());
         drop(ledger);
         self.courses.retain(|uid, _| held.binary_search_by(|one| one.uid.cmp(uid)).is_ok());
+        let service = self.service.clone();
+        // Most ticks evict nobody.
+        let stock = LazyCell::new(|| service.stock().snapshot());
         for held in held {
-            self.see_through(&held, now);
+            self.see_through(&held, now, &stock);
         }
     }
 
-    fn see_through(&mut self, held: &Held, now: Moment) {
+    fn see_through(&mut self, held: &Held, now: Moment, stock: &impl Deref<Target = StockSnapshot>) {
         let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::found(now));
         if held.gate == Gate::Others {
             return;
@@ -133,13 +154,39 @@ impl Planner {
             .iter()
             .filter(|victim| !victim.is_leaving && course.may_evict(victim, held.is_shown, now))
             .collect();
-        for victim in &due {
-            course.evictions.entry(victim.uid.clone()).or_default().is_under_way = true;
+        if held.gate == Gate::Open && held.nominated.as_ref() == Some(&held.hold.node) {
+            course.note_shown(now);
         }
         let tells = held.is_free && course.must_tell(held, now);
+        // The node may have been cordoned or tainted since the hold was taken, or since the last attempt.
+        if let Some(reason) = (!due.is_empty()).then(|| self.refusal(held, stock)).flatten() {
+            return self.call_off(held, &format!("the node would refuse the pod by now: {reason}"));
+        }
+        for victim in &due {
+            self.courses
+                .get_mut(&held.uid)
+                .into_iter()
+                .for_each(|course| course.attempt(&victim.uid).begin());
+        }
         due.into_iter().for_each(|victim| self.evict(held, victim));
         if tells {
             self.tell(held);
+        }
+    }
+
+    /// Why the stock filters would refuse the pod on the node of its hold, once its victims have left; `None` where they would
+    /// not, or nobody can say.
+    fn refusal(&self, held: &Held, stock: &StockSnapshot) -> Option<StockReason> {
+        let Hold { node, victims, .. } = &held.hold;
+        let coming = self.service.ledger().coming_to(node).to_vec();
+        match stock.verdict(
+            &held.uid,
+            stock.wants(&held.uid)?,
+            node,
+            &Freed { leaving: victims, coming: &coming },
+        ) {
+            Verdict::Refuses(reason) => Some(reason),
+            Verdict::Accepts | Verdict::CannotJudge(_) => None,
         }
     }
 
@@ -154,7 +201,7 @@ impl Planner {
         };
         let (control_plane, key) = (self.control_plane.clone(), victim.key.clone());
         let (holder, victim) = (held.uid.clone(), victim.uid.clone());
-        self.write(async move {
+        self.writes.add(victim.clone(), async move {
             let outcome = control_plane.evict(&key, &victim, &why).await;
             Some(Outcome::Evicted { holder, key, victim, outcome })
         });
@@ -162,17 +209,22 @@ impl Planner {
 
     /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
     pub(super) fn tell(&mut self, held: &Held) {
+        let hold = self.with_time_to_bind(held);
         let Some(course) = self.courses.get_mut(&held.uid) else { return };
         course.is_writing = true;
-        let node = held.hold.node.clone();
-        let mut change = StatusChange::nominate(node.clone()).and_touch();
+        let node = hold.node.clone();
+        // Whoever reads the condition after a restart goes by its deadline. A hold for which nobody leaves is written nowhere.
+        let is_news = hold != held.hold && !hold.victims.is_empty();
+        let change = if is_news { StatusChange::hold(hold.clone()) } else { StatusChange::default() };
+        let mut change = change.and_nominate(node.clone()).and_touch();
         let is_gated = held.gate == Gate::Planned;
         if is_gated {
+            course.placed_on = Some(node.clone());
             change.plan = Some(PlanState::Placed { node });
         }
         let (control_plane, key, uid) = (self.control_plane.clone(), held.key.clone(), held.uid.clone());
-        let (service, hold) = (self.service.clone(), held.hold.clone());
-        self.write(async move {
+        let service = self.service.clone();
+        self.writes.add(uid.clone(), async move {
             // It may have waited for its turn, and the room may be gone since.
             let stands = service.ledger().entry(&uid).is_some_and(|entry| entry.hold() == Some(&hold));
             if !stands {
@@ -187,6 +239,18 @@ impl Planner {
         });
     }
 
+    /// The hold, which lasts at least until the scheduler has had time to bind the pod.
+    fn with_time_to_bind(&mut self, held: &Held) -> Hold {
+        let Some(course) = self.courses.get_mut(&held.uid) else { return held.hold.clone() };
+        if std::mem::replace(&mut course.is_extended, true) {
+            return held.hold.clone();
+        }
+        let mut ledger = self.service.ledger();
+        let until = ledger.now() + TIME_TO_BIND;
+        ledger.extend_hold(&held.uid, until);
+        Hold { deadline: held.hold.deadline.max(until), ..held.hold.clone() }
+    }
+
     /// Gives the room up before its time, with nobody evicted for it in vain from here on.
     pub(super) fn call_off(&mut self, held: &Held, because: &str) {
         let mut ledger = self.service.ledger();
@@ -199,10 +263,13 @@ impl Planner {
         let course = self.courses.remove(&held.uid);
         let (key, uid) = (held.key.clone(), held.uid.clone());
         let told = |victim: &&Remaining| {
-            !victim.is_leaving
-                && course.as_ref().is_some_and(|course| course.evictions.contains_key(&victim.uid))
+            let attempt = course.as_ref().and_then(|course| course.evictions.get(&victim.uid));
+            !victim.is_leaving && attempt.is_some_and(Attempt::was_begun)
         };
-        held.remaining.iter().filter(told).for_each(|victim| self.say_that_it_stays(victim));
+        held.remaining
+            .iter()
+            .filter(told)
+            .for_each(|victim| self.say_that_it_stays(&victim.uid, &victim.key));
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone());
         }
@@ -214,7 +281,7 @@ impl Planner {
         });
         let control_plane = self.control_plane.clone();
         let change = StatusChange::end_hold_and_nomination();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None
@@ -222,10 +289,10 @@ impl Planner {
     }
 
     /// It was told that it leaves, and does not.
-    fn say_that_it_stays(&mut self, victim: &Remaining) {
-        let (control_plane, key, uid) = (self.control_plane.clone(), victim.key.clone(), victim.uid.clone());
+    pub(super) fn say_that_it_stays(&mut self, uid: &PodUid, key: &PodKey) {
+        let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
         let change = StatusChange::eviction(EvictionMark::CalledOff);
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             // Should it fail, its owner reads of an eviction that was not; it runs all the same.
             let _ = control_plane.write_status(&key, &uid, &change).await;
             None

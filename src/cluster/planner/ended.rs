@@ -2,21 +2,34 @@
 //! that is not whole gives back what it has, where the policy says so.
 
 use super::Planner;
-use crate::control_plane::{EvictionReason, Notice, NoticeKind, StatusChange};
-use crate::ids::{PodKey, PodUid};
+use super::course::Course;
+use crate::control_plane::{ControlPlane, Notice, NoticeKind, PlanState, StatusChange};
+use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, Phase, Waiting};
 use crate::scheduling::policy::WhenBroken;
 use crate::scheduling::stake::GroupKey;
 use std::collections::BTreeMap;
-use std::sync::Arc;
+
+const NOT_TAKEN: &str =
+    "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
+/// Where the scheduler says nothing of the pod.
+const NOT_BOUND: &str = "it was not bound there in time";
 
 /// What is left of a group of which one member's room was not taken in time.
-struct Broken {
+pub(super) struct Broken {
     /// Waiting with room of their own.
     holding: Vec<(PodUid, PodKey)>,
     bound: Vec<(PodUid, PodKey)>,
     /// On their way.
     assumed: usize,
+}
+
+/// Why a hold ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Late,
+    /// Another of its group came to nothing.
+    WithGroup,
 }
 
 impl Planner {
@@ -29,26 +42,30 @@ impl Planner {
             let (key, group) = (entry.key.clone(), entry.stake.group.clone());
             drop(ledger);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
-            let text = "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
-            self.end_one(uid, key, Some(text));
+            self.end_one(uid, key, Ending::Late);
         }
         for (group, (uid, key)) in groups {
             self.break_up(&group, uid, key);
         }
     }
 
-    fn end_one(&mut self, uid: PodUid, key: PodKey, text: Option<&str>) {
-        self.courses.remove(&uid);
-        if let Some(text) = text {
-            let (key, uid, text) = (key.clone(), uid.clone(), text.to_owned());
+    fn end_one(&mut self, uid: PodUid, key: PodKey, ending: Ending) {
+        let course = self.courses.remove(&uid);
+        let mut refused_on = None;
+        if ending == Ending::Late {
+            let (key, uid, text) = (key.clone(), uid.clone(), NOT_TAKEN.to_owned());
             self.control_plane.notify(Notice { key, uid, kind: NoticeKind::HoldEnded, text });
+            refused_on = course.and_then(Course::placed_on);
         }
         let mut change = StatusChange::end_hold();
         if is_nominated(&self.service.ledger(), &uid) {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
         let control_plane = self.control_plane.clone();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
+            if let Some(node) = refused_on {
+                change.plan = refused(&*control_plane, &key, &uid, node).await;
+            }
             // Should it fail, the condition shows at the pod's next change, runs out at once and is cleared again.
             if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                 tracing::warn!(pod = %key, %error, "the condition of a hold that ended was not cleared");
@@ -73,26 +90,30 @@ impl Planner {
             if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
         );
         self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
-        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, None));
+        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, Ending::WithGroup));
         if leaves {
-            let group: Arc<str> = group.to_string().into();
-            bound.into_iter().for_each(|(uid, key)| self.evict_remnant(uid, key, &group));
+            bound.into_iter().for_each(|(uid, key)| self.have_remnant_leave(uid, key, group));
         }
-    }
-
-    fn evict_remnant(&mut self, uid: PodUid, key: PodKey, group: &Arc<str>) {
-        let (control_plane, why) =
-            (self.control_plane.clone(), EvictionReason::GroupIncomplete { group: group.clone() });
-        self.write(async move {
-            let outcome = control_plane.evict(&key, &uid, &why).await;
-            tracing::info!(pod = %key, ?outcome, "evicted with its group");
-            None
-        });
     }
 }
 
+/// What a pod keeps that was placed by the planner and then not bound: the scheduler's own words. Nothing, if it was bound after
+/// all.
+async fn refused(
+    control_plane: &dyn ControlPlane,
+    key: &PodKey,
+    uid: &PodUid,
+    node: NodeName,
+) -> Option<PlanState> {
+    let why = match control_plane.read_pod(key).await {
+        Ok(record) => record.filter(|record| record.uid == *uid && record.node.is_none())?.refusal,
+        Err(_) => None,
+    };
+    Some(PlanState::Refused { node, why: why.unwrap_or_else(|| NOT_BOUND.into()) })
+}
+
 /// `None`, if the group has all that it takes without the one that is missing.
-fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
+pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
     let mut broken = Broken { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
     let mut size = None;
     for (uid, entry) in ledger.members(group) {

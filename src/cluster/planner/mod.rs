@@ -1,5 +1,7 @@
 //! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`course`]) until the
-//! pod is bound or its room is given up ([`ended`]). It has others leave engines under pressure ([`relieve`]).
+//! pod is bound or its room is given up ([`ended`]); for whom there is no place is told so ([`waits`]). It has others leave engines under pressure ([`relieve`]), and what is left of
+//! a group that will not be whole ([`remnants`]). What did not work is tried again later ([`attempt`]); of one pod nothing is
+//! written before what was asked for earlier ([`writes`]).
 //!
 //! ```text
 //!  pending pods ─► plan (pure, on a copy of the books) ─► hold, checked again under the lock
@@ -7,14 +9,22 @@
 //!     others leave ─► condition written ─► evict each ─► all are gone ─► nominate + touch, lift the gate
 //! ```
 //!
+//! A plan is made beside the ticks ([`run`]): whatever else is to be seen to does not wait for it.
+//!
 //! Everything but the counts of attempts follows from the ledger, tick after tick: a replica that begins to lead goes on where
 //! the last one stopped. It writes through the port and names no client.
 
+mod attempt;
 mod course;
 mod ended;
 mod outcome;
 mod relieve;
+mod remnants;
+mod run;
 mod seek;
+mod strays;
+mod waits;
+mod writes;
 
 #[cfg(test)]
 mod tests;
@@ -25,24 +35,30 @@ use crate::scheduling::plan::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
+use attempt::Attempt;
 use course::Course;
-use outcome::Outcome;
+use remnants::Remnant;
+use run::Run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tokio::task::JoinSet;
-
-/// Writes that are under way at once. An API server with its usual limits serves some hundreds.
-const WRITES_AT_ONCE: usize = 128;
+use strays::LetThrough;
+use waits::Said;
+use writes::Writes;
 
 pub struct Planner {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     /// How far each hold is, beyond what the ledger says.
     courses: BTreeMap<PodUid, Course>,
-    writes: JoinSet<Option<Outcome>>,
-    places: Arc<tokio::sync::Semaphore>,
+    run: Run,
+    remnants: BTreeMap<PodUid, Remnant>,
+    said: BTreeMap<PodUid, Said>,
+    writes: Writes,
     pressure: PressureWatch,
+    /// Neighbours of engines under pressure whose eviction came to nothing.
+    staying: BTreeMap<PodUid, Attempt>,
     look_at_pressure: Moment,
+    let_through: LetThrough,
 }
 
 impl Planner {
@@ -51,44 +67,55 @@ impl Planner {
             service,
             control_plane,
             courses: BTreeMap::new(),
-            writes: JoinSet::new(),
-            places: Arc::new(tokio::sync::Semaphore::new(WRITES_AT_ONCE)),
+            run: Run::default(),
+            remnants: BTreeMap::new(),
+            said: BTreeMap::new(),
+            writes: Writes::default(),
             pressure: PressureWatch::default(),
+            staying: BTreeMap::new(),
             look_at_pressure: Moment::default(),
+            let_through: LetThrough::default(),
         }
     }
 
     /// Looks at everyone who waits. Only for a replica that may act.
-    pub async fn tick(&mut self) {
+    pub fn tick(&mut self) {
         // In shadow mode nobody is placed, and nobody kept.
         if self.service.ledger().policy().mode == Mode::Shadow {
             return self.release_all();
         }
         self.see_holds_through();
+        self.see_remnants_off();
         self.relieve();
-        self.seek().await;
+        self.seek();
     }
 
     /// A replica that may not act forgets how far it was: another goes on.
     pub fn rest(&mut self) {
         self.courses.clear();
+        self.remnants.clear();
+        self.said.clear();
+        self.staying.clear();
+        self.run.give_up();
+        self.writes.forget_what_is_to_come();
         self.pressure = PressureWatch::default();
     }
 
-    /// Waits for the next of its writes to end, and notes what came of it. Never ends while none is under way.
-    pub async fn next_write(&mut self) {
-        match self.writes.join_next().await {
-            Some(done) => self.note(done.ok().flatten()),
-            None => std::future::pending().await,
+    /// Waits for a write or the planning run to end, and goes on from what came of it. Never ends while none is under way.
+    pub async fn go_on(&mut self) {
+        tokio::select! {
+            outcome = self.writes.next() => self.note(outcome),
+            planned = self.run.end() => self.put_into_force(planned),
         }
     }
 
-    /// Does a write beside the ticks, and notes what came of it.
-    fn write(&mut self, act: impl Future<Output = Option<Outcome>> + Send + 'static) {
-        let places = self.places.clone();
-        self.writes.spawn(async move {
-            let _place = places.acquire_owned().await.ok()?;
-            act.await
-        });
+    #[cfg(test)]
+    fn is_idle(&self) -> bool {
+        self.writes.is_empty() && self.run.is_idle()
+    }
+
+    /// The ledger's present: what is due by it is due here.
+    fn now(&self) -> Moment {
+        self.service.ledger().now()
     }
 }

@@ -1,9 +1,11 @@
 //! What came of the planner's writes, brought back into its state.
 
 use super::Planner;
+use super::attempt::{Attempt, Pauses};
+use super::course::{PAUSES, SHOWS_WITHIN};
 use crate::control_plane::{ControlPlaneError, EvictionOutcome};
 use crate::ids::{PodKey, PodUid};
-use crate::units::Millis;
+use crate::units::{Millis, Moment};
 use tracing::{info, warn};
 
 /// Of one write, or of two that belong together.
@@ -21,11 +23,25 @@ pub enum Outcome {
         victim: PodUid,
         outcome: EvictionOutcome,
     },
+    /// One that leaves though nobody has room held for it.
+    EvictedAlone {
+        by: Errand,
+        key: PodKey,
+        victim: PodUid,
+        outcome: EvictionOutcome,
+    },
     Told {
         key: PodKey,
         uid: PodUid,
         told: Result<(), ControlPlaneError>,
     },
+}
+
+/// What an eviction is for that makes room for nobody who waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errand {
+    Relief,
+    Remnant,
 }
 
 impl Planner {
@@ -35,6 +51,9 @@ impl Planner {
             Some(Outcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
             Some(Outcome::Evicted { holder, key, victim, outcome }) => {
                 self.note_evicted(&holder, &key, &victim, outcome);
+            }
+            Some(Outcome::EvictedAlone { by, key, victim, outcome }) => {
+                self.note_evicted_alone(by, &key, &victim, outcome);
             }
             Some(Outcome::Told { key, uid, told }) => self.note_told(&key, &uid, told),
         }
@@ -53,32 +72,29 @@ impl Planner {
     }
 
     fn note_evicted(&mut self, holder: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
-        let now = self.service.now();
+        let now = self.now();
+        if outcome == EvictionOutcome::Evicted {
+            self.service.ledger().note_evicted(victim);
+        }
         let Some(course) = self.courses.get_mut(holder) else { return };
-        match outcome {
-            EvictionOutcome::Evicted => {
-                info!(pod = %key, "evicted");
-                course.note_eviction(victim, now, None);
-                self.service.ledger().note_evicted(victim);
-            }
-            EvictionOutcome::Gone => course.note_eviction(victim, now, None),
-            EvictionOutcome::TryLater { after } => {
-                let after = after.map_or(0, |after| after.as_millis() as u64);
-                course.note_eviction(victim, now, Some(Millis(after)));
-            }
-            EvictionOutcome::Unknown { message } => {
-                warn!(pod = %key, message, "eviction unanswered");
-                course.note_eviction(victim, now, Some(Millis(0)));
-            }
-            EvictionOutcome::Refused { message } => {
-                warn!(pod = %key, message, "eviction refused");
-                self.give_up(holder, &format!("the eviction of pod {key} is refused: {message}"));
-            }
+        if let Err(message) = tried(course.attempt(victim), key, outcome, now, PAUSES) {
+            self.give_up(holder, &format!("the eviction of pod {key} is refused: {message}"));
+        }
+    }
+
+    fn note_evicted_alone(&mut self, by: Errand, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
+        let now = self.now();
+        if outcome == EvictionOutcome::Evicted {
+            self.service.ledger().note_evicted(victim);
+        }
+        match by {
+            Errand::Relief => self.note_relief(victim, key, outcome, now),
+            Errand::Remnant => self.note_remnant(victim, key, outcome, now),
         }
     }
 
     fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>) {
-        let now = self.service.now();
+        let now = self.now();
         let Some(course) = self.courses.get_mut(uid) else { return };
         course.note_told(now, told.is_ok());
         match told {
@@ -93,4 +109,35 @@ impl Planner {
         let held = self.service.ledger().held_by(uid);
         held.iter().for_each(|held| self.call_off(held, because));
     }
+}
+
+/// Notes what came of an eviction, and when to ask again, if the pod is still there by then. An error is what the API server
+/// refuses for good.
+pub(super) fn tried(
+    attempt: &mut Attempt,
+    key: &PodKey,
+    outcome: EvictionOutcome,
+    now: Moment,
+    pauses: Pauses,
+) -> Result<(), String> {
+    match outcome {
+        EvictionOutcome::Evicted => {
+            info!(pod = %key, "evicted");
+            attempt.done(now + SHOWS_WITHIN);
+        }
+        EvictionOutcome::Gone => attempt.done(now + SHOWS_WITHIN),
+        EvictionOutcome::TryLater { after } => {
+            let after = after.map_or(0, |after| u64::try_from(after.as_millis()).unwrap_or(u64::MAX));
+            attempt.failed(now, pauses, Millis(after));
+        }
+        EvictionOutcome::Unknown { message } => {
+            warn!(pod = %key, message, "eviction unanswered");
+            attempt.failed(now, pauses, Millis(0));
+        }
+        EvictionOutcome::Refused { message } => {
+            warn!(pod = %key, message, "eviction refused");
+            return Err(message);
+        }
+    }
+    Ok(())
 }

@@ -1,12 +1,21 @@
 //! Has preemptible neighbours leave engines that are under pressure.
+//!
+//! Whose eviction comes to nothing is asked again later and later; as long as it is not, another neighbour may go.
 
 use super::Planner;
-use crate::control_plane::EvictionReason;
+use super::attempt::Pauses;
+use super::outcome::{Errand, Outcome, tried};
+use crate::control_plane::{EvictionOutcome, EvictionReason};
+use crate::ids::{PodKey, PodUid};
 use crate::scheduling::plan::Relief;
-use crate::units::Millis;
+use crate::units::{Millis, Moment};
+use std::collections::BTreeSet;
 
 /// Agents report once a second: more often there is nothing new.
 const LOOK_EVERY: Millis = Millis::seconds(1);
+/// Nobody waits for a room: what a disruption budget refuses is seldom given within seconds, and a pod that is told twice a minute
+/// that it leaves is told nothing.
+const PAUSES: Pauses = Pauses { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
 impl Planner {
     pub(super) fn relieve(&mut self) {
@@ -15,7 +24,10 @@ impl Planner {
         if now < self.look_at_pressure {
             return;
         }
-        let leaving = self.pressure.look(&ledger);
+        self.staying.retain(|uid, _| ledger.entry(uid).is_some());
+        let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
+        let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
+        let leaving = self.pressure.look(&ledger, &not_now);
         drop(ledger);
         self.look_at_pressure = now + LOOK_EVERY;
         leaving.into_iter().for_each(|relief| self.have_leave(relief));
@@ -28,14 +40,20 @@ impl Planner {
             return tracing::warn!(pod = %key, %engine, "it stays: enough pods were evicted within the minute");
         }
         ledger.note_ordered(std::slice::from_ref(&uid));
-        ledger.note_evicted(&uid);
         drop(ledger);
+        self.staying.entry(uid.clone()).or_default().begin();
         let (control_plane, why) = (self.control_plane.clone(), EvictionReason::Pressure { engine, gpu });
-        self.write(async move {
-            // Should it fail, and the pressure last, its turn or another's comes again.
+        self.writes.add(uid.clone(), async move {
             let outcome = control_plane.evict(&key, &uid, &why).await;
-            tracing::info!(pod = %key, ?outcome, why = why.reason(), "evicted");
-            None
+            Some(Outcome::EvictedAlone { by: Errand::Relief, key, victim: uid, outcome })
         });
+    }
+
+    /// Should the pressure last, its turn comes again after a pause, or another's does before.
+    pub(super) fn note_relief(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
+        let attempt = self.staying.entry(uid.clone()).or_default();
+        if tried(attempt, key, outcome, now, PAUSES).is_err() {
+            attempt.failed(now, PAUSES, PAUSES.longest);
+        }
     }
 }

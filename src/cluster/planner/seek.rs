@@ -1,48 +1,77 @@
-//! Has waiting pods planned, and puts the steps into force: each hold is taken in the ledger itself, which checks it again,
-//! before anything is written.
+//! Has waiting pods planned beside the ticks, and puts the steps into force: each hold is taken in the ledger itself, which
+//! checks it again, before anything is written.
 
 use super::Planner;
 use super::course::Course;
-use super::ended::is_nominated;
 use super::outcome::Outcome;
+use super::run::{Began, Planned};
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase, Way};
-use crate::scheduling::plan::{Place, Step, Why, plan};
-use std::sync::Arc;
+use crate::scheduling::ledger::{Conflict, Gate, Ledger, Phase, Way};
+use crate::scheduling::plan::{Place, Step, plan};
+use crate::scheduling::policy::Mode;
 use tracing::{info, warn};
 
 /// Pods looked at in one go. A plan of this many takes a fraction of a second at a thousand nodes.
-const LOOKED_AT: usize = 256;
+pub(super) const LOOKED_AT: usize = 256;
+/// Gated pods that have been told where to go and are not bound. The scheduler binds some hundreds a second: of so many it has
+/// enough for now, and each that waits for its turn keeps room from others.
+const TOLD_AT_ONCE: usize = 512;
 
 impl Planner {
-    pub(super) async fn seek(&mut self) {
-        let Some((scratch, pending)) = self.queue() else { return };
-        let stock = self.service.stock().snapshot();
-        // The threads that answer filter are not for this.
-        let planned = tokio::task::spawn_blocking(move || plan(scratch, &stock, &pending)).await;
-        for step in planned.into_iter().flatten() {
-            match step {
-                Step::Place(places) => self.take(places),
-                Step::Wake { uid, key } => self.wake(uid, key),
-                Step::Wait { uid, key, why } => self.wait(uid, key, why),
-            }
+    /// Begins a planning run, if anyone is due and none is under way. Nobody is due twice as long as neither the books nor
+    /// their time have changed.
+    pub(super) fn seek(&mut self) {
+        let mut ledger = self.service.ledger();
+        if !self.run.may_begin(ledger.now()) {
+            return;
         }
+        let mut pending = ledger.pending(LOOKED_AT);
+        if self.courses.values().filter(|course| course.waits_to_be_bound()).count() > TOLD_AT_ONCE {
+            pending.retain(|pod| !matches!(pod.way, Way::Gated));
+        }
+        if pending.is_empty() {
+            return;
+        }
+        let scratch = ledger.scratch();
+        let began = Began { at: ledger.now(), generation: ledger.generation() };
+        drop(ledger);
+        let service = self.service.clone();
+        self.run.begin(began, move || {
+            let stock = service.stock().snapshot();
+            plan(scratch, &stock, &pending)
+        });
     }
 
-    /// Who is due, and a copy of the books to place them on.
-    fn queue(&self) -> Option<(Ledger, Vec<Pending>)> {
-        let mut ledger = self.service.ledger();
-        let pending = ledger.pending(LOOKED_AT);
-        (!pending.is_empty()).then(|| (ledger.clone(), pending))
+    /// What a run came to. It is nobody's business any more if this replica has stopped leading, or stopped placing, meanwhile.
+    pub(super) fn put_into_force(&mut self, planned: Option<Planned>) {
+        let ledger = self.service.ledger();
+        let (now, mode) = (ledger.now(), ledger.policy().mode);
+        drop(ledger);
+        self.run.rest(now);
+        let Some(Planned { steps, began }) = planned else { return };
+        if !self.service.gate.is_open() || mode == Mode::Shadow {
+            return;
+        }
+        for step in steps {
+            match step {
+                Step::Place(places) => self.take(places, began),
+                Step::Wake { uid, key } => self.wake(uid, key),
+                Step::Wait { uid, key, why } => self.wait(uid, key, why, began),
+            }
+        }
+        self.forget_what_was_said();
     }
 
     /// Holds the places, all or none.
-    fn take(&mut self, places: Vec<Place>) {
+    fn take(&mut self, mut places: Vec<Place>, began: Began) {
         let mut ledger = self.service.ledger();
+        // The deadlines are of when the run began.
+        let took = ledger.now().since(began.at);
+        places.iter_mut().for_each(|place| place.hold.deadline = place.hold.deadline + took);
         if let Err((place, conflict)) = hold_all(&mut ledger, &places) {
             info!(pod = %place.key, %conflict, "the room changed while the plan was made");
-            return places.iter().for_each(|place| ledger.note_sought(&place.uid));
+            return places.iter().for_each(|place| ledger.note_sought(&place.uid, began.generation));
         }
         places.iter().for_each(|place| ledger.note_ordered(&place.hold.victims));
         let now = ledger.now();
@@ -79,7 +108,7 @@ impl Planner {
             course.is_writing = true;
         }
         let control_plane = self.control_plane.clone();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             let written = control_plane.write_status(&key, &uid, &change).await;
             Some(Outcome::Held { key, uid, written })
         });
@@ -93,72 +122,22 @@ impl Planner {
     }
 
     fn wake(&mut self, uid: PodUid, key: PodKey) {
-        self.service.ledger().note_woken(&uid);
+        let mut ledger = self.service.ledger();
+        // It may have asked again while the plan was made.
+        if !ledger.entry(&uid).is_some_and(|entry| entry.refused().is_some() && entry.hold().is_none()) {
+            return;
+        }
+        ledger.note_woken(&uid);
+        drop(ledger);
+        // Any write wakes it.
+        if self.writes.concern(&uid) {
+            return;
+        }
         let control_plane = self.control_plane.clone();
-        self.write(async move {
+        self.writes.add(uid.clone(), async move {
             // Should it fail, the pod's turn comes again.
             if let Err(error) = control_plane.write_status(&key, &uid, &StatusChange::touch()).await {
                 warn!(pod = %key, %error, "a pod was not told that there is room for it");
-            }
-            None
-        });
-    }
-
-    /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
-    /// never be placed there.
-    fn wait(&mut self, uid: PodUid, key: PodKey, why: Why) {
-        let mut ledger = self.service.ledger();
-        ledger.note_sought(&uid);
-        let Some(entry) = ledger.entry(&uid) else { return };
-        let Phase::Waiting(waiting) = &entry.phase else { return };
-        let has_waited = ledger.now().since(waiting.since) >= ledger.policy().planning.gated_at_most;
-        let (is_gated, is_grouped) = (waiting.gate == Gate::Planned, entry.stake.group.is_some());
-        drop(ledger);
-        if !is_gated {
-            return;
-        }
-        if is_grouped {
-            let text = format!("The pod's group is not placed: {why}.");
-            return self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
-        }
-        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
-        if has_waited || is_hopeless {
-            self.release(uid, key, why);
-        }
-    }
-
-    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
-    pub(super) fn release_all(&mut self) {
-        let pending = self.service.ledger().pending(LOOKED_AT);
-        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
-            self.service.ledger().note_sought(&pod.uid);
-            self.release(pod.uid, pod.key, Why::Shadowing);
-        }
-    }
-
-    /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
-        let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
-        self.control_plane.notify(Notice {
-            key: key.clone(),
-            uid: uid.clone(),
-            kind: NoticeKind::PlanFailed,
-            text,
-        });
-        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
-        // Of an earlier plan, which came to nothing.
-        if is_nominated(&self.service.ledger(), &uid) {
-            change = change.and_clear_nomination();
-        }
-        let control_plane = self.control_plane.clone();
-        self.write(async move {
-            let released = async {
-                control_plane.write_status(&key, &uid, &change).await?;
-                control_plane.lift_gate(&key, &uid).await
-            };
-            // Should it fail, the pod's turn comes again.
-            if let Err(error) = released.await {
-                warn!(pod = %key, %error, "a gated pod was not let through");
             }
             None
         });

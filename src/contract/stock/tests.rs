@@ -247,7 +247,7 @@ fn objects_as_a_cluster_shows_them_make_a_verdict() {
     let uid = |uid: &str| PodUid::parse(uid).unwrap();
     let verdict = |view: &StockView, cpu: &str| {
         let name = NodeName::parse("a").unwrap();
-        view.verdict(&uid("new"), &requirements(&asks(cpu)), &name, &Freed::default())
+        view.snapshot().verdict(&uid("new"), &requirements(&asks(cpu)), &name, &Freed::default())
     };
     assert_eq!(verdict(&view, "4"), Verdict::Accepts);
     let mut bound = asks("1500m");

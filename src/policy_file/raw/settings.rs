@@ -112,7 +112,7 @@ pub struct Preemption {
     pub evictions_per_minute: Option<EvictionRates>,
 }
 
-/// How many pods Stowage itself may evict within a minute.
+/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage named them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvictionRates {

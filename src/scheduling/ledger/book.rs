@@ -6,25 +6,26 @@
 
 use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
+use super::shared::Entries;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
-use crate::scheduling::fit::usable;
+use crate::scheduling::fit::{shut, usable};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::{PluginDevices, PluginShare};
-use crate::scheduling::policy::{Admission, ClassSet, Policy, TenantId, Usage};
+use crate::scheduling::policy::{Admission, ClassId, ClassSet, Policy, TenantId, Usage};
 use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
 use crate::scheduling::request::{Companion, Demand, Sharing};
-use crate::units::{Bytes, MilliCpu, Moment};
-use rustc_hash::FxHashMap;
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-pub(super) type Entries = FxHashMap<PodUid, PodEntry>;
-
 /// Pods of a node that may end between two reports.
 const MAX_DEPARTED: usize = 256;
+
+/// Agents report every second: one that has not by then is not there.
+const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.
 pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> Usage {
@@ -65,6 +66,8 @@ pub(super) struct Book {
     pub pods: BTreeSet<PodUid>,
     /// Those of them that are charged here, in order of UID, as the last change left them.
     pub tenants: Vec<Tenant>,
+    /// Pods that are to come here and are not bound yet, as the last change left them: assumed, or with room held.
+    pub coming: Vec<PodUid>,
     /// What promises leave of each GPU, as the last change left it.
     promised: Vec<Gpu>,
     /// What each tenant's pods and holds use here, as the last change left it.
@@ -96,6 +99,14 @@ pub(super) struct Tenant {
     pub bound: Option<Moment>,
     /// On how many GPUs a reading must show it to say where it is, if no record does.
     pub sought_on: Option<u32>,
+    pub priority: i32,
+    pub class: ClassId,
+    pub grace: Millis,
+    /// What it uses of the node's GPUs, in thousandths of one.
+    pub milli_gpus: u64,
+    /// Since when what it does would be lost; `None` if it is not bound.
+    pub unsaved_since: Option<Moment>,
+    pub is_leaving: bool,
 }
 
 impl Book {
@@ -130,6 +141,7 @@ impl Book {
             departed: Vec::new(),
             pods: BTreeSet::new(),
             tenants: Vec::new(),
+            coming: Vec::new(),
             promised: Vec::new(),
             usage: Vec::new(),
             unbound: None,
@@ -181,12 +193,27 @@ impl Book {
         Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
     }
 
-    /// A pod has ended here. Without an agent nobody will ever say that its memory is free: then its end has to do.
+    /// Whether it makes sense that pods leave the node for such a one. Where an agent has fallen silent nobody would say that
+    /// their memory is free, and the room would be given up in the end.
+    pub fn can_be_cleared_for(&self, demand: &Demand) -> bool {
+        self.exists && self.freshness != Freshness::Expired && shut(&self.view, demand).is_ok()
+    }
+
+    /// A pod has ended here. Where no agent has ever spoken, nobody will say that its memory is free: then its end has to do.
     pub fn note_departed(&mut self, uid: &PodUid, at: Moment) {
-        if matches!(self.freshness, Freshness::Fresh | Freshness::Stale) {
-            self.departed.truncate(MAX_DEPARTED - 1);
-            self.departed.insert(0, (uid.clone(), at));
+        if self.freshness != Freshness::Unreported {
+            self.add_departed(uid, at);
         }
+    }
+
+    /// A pod had ended here before anybody looked. If there is an agent, it will speak soon.
+    pub fn note_missed(&mut self, uid: &PodUid, at: Moment) {
+        self.add_departed(uid, at);
+    }
+
+    fn add_departed(&mut self, uid: &PodUid, at: Moment) {
+        self.departed.truncate(MAX_DEPARTED - 1);
+        self.departed.insert(0, (uid.clone(), at));
     }
 
     /// Forgets whom a reading shows to be gone.
@@ -196,18 +223,23 @@ impl Book {
 
     /// Whether a pod that has ended here may still have memory: nothing that was sampled since says otherwise, or it is seen
     /// there still.
-    pub fn may_have_memory(&self, uid: &PodUid) -> bool {
+    pub fn may_have_memory(&self, uid: &PodUid, now: Moment) -> bool {
         let is_seen = || {
             let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
             is_believed && self.reading.as_ref().is_some_and(|reading| reading.shows(uid))
         };
-        self.departed.iter().any(|(departed, _)| departed == uid) || is_seen()
+        let awaits_a_reading =
+            |at: Moment| self.freshness != Freshness::Unreported || now < at + FIRST_REPORT_WITHIN;
+        let departed = self.departed.iter().find(|(departed, _)| departed == uid);
+        departed.is_some_and(|(_, at)| awaits_a_reading(*at)) || is_seen()
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.
     pub fn recount(&mut self, entries: &Entries, policy: &Policy) {
-        self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
         self.promised = self.promised(entries, policy, None);
+        self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
+        self.coming =
+            self.pods.iter().filter(|uid| entries[*uid].comes_to(&self.view.name)).cloned().collect();
         self.plugin = self.plugin_shares(entries);
         self.usage = self.usage(entries, policy);
     }
@@ -322,7 +354,22 @@ impl Book {
             sharing: entry.demand.sharing,
             bound: bound.map(|bound| bound.since),
             sought_on: is_sought.then_some(entry.demand.gpus),
+            priority: entry.demand.priority,
+            class: entry.demand.class,
+            grace: entry.demand.grace,
+            milli_gpus: self.use_on(entry, gpus).milli_gpus,
+            unsaved_since: entry.unsaved_since(),
+            is_leaving: bound.is_some_and(|bound| bound.leaving.is_some()),
         })
+    }
+
+    /// What its stake says has changed, and nothing that takes room.
+    pub fn note_stake(&mut self, uid: &PodUid, entry: &PodEntry) {
+        if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
+            let is_leaving = matches!(&entry.phase, Phase::Bound(bound) if bound.leaving.is_some());
+            let tenant = &mut self.tenants[found];
+            (tenant.unsaved_since, tenant.is_leaving) = (entry.unsaved_since(), is_leaving);
+        }
     }
 
     /// What promises leave of each GPU.

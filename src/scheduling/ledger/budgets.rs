@@ -4,19 +4,20 @@
 
 use super::Ledger;
 use crate::scheduling::budget::{Budget, BudgetSight};
+use std::sync::Arc;
 
 impl Ledger {
     /// A budget as it is now, in place of the one of that name.
     pub fn set_budget(&mut self, budget: Budget) {
         match self.place_of_budget(&budget.namespace, &budget.name) {
-            Ok(place) => self.budgets[place] = budget,
-            Err(place) => self.budgets.insert(place, budget),
+            Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
+            Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
         }
     }
 
     pub fn remove_budget(&mut self, namespace: &str, name: &str) {
         if let Ok(place) = self.place_of_budget(namespace, name) {
-            self.budgets.remove(place);
+            Arc::make_mut(&mut self.budgets).remove(place);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
-use crate::scheduling::stake::Stake;
+use crate::scheduling::stake::{Checkpoint, Stake};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -149,6 +149,24 @@ impl PodEntry {
             Phase::Assumed(assumed) => Some(&assumed.placement.node),
             Phase::Bound(bound) => Some(&bound.node),
         }
+    }
+
+    /// Whether it is to come to a node and is not bound yet.
+    pub fn comes_to(&self, node: &NodeName) -> bool {
+        match &self.phase {
+            Phase::Waiting(waiting) => waiting.hold.as_ref().is_some_and(|hold| hold.node == *node),
+            Phase::Assumed(assumed) => assumed.placement.node == *node,
+            Phase::Bound(_) => false,
+        }
+    }
+
+    /// Since when what it does would be lost: its last checkpoint, or its start.
+    pub fn unsaved_since(&self) -> Option<Moment> {
+        let Phase::Bound(bound) = &self.phase else { return None };
+        Some(match self.stake.checkpoint {
+            Checkpoint::At(moment) => bound.started.max(moment),
+            Checkpoint::Never => bound.started,
+        })
     }
 
     pub fn is_assumed(&self) -> bool {

@@ -6,6 +6,7 @@ use super::Ledger;
 use crate::ids::{OwnerUid, PodUid};
 use crate::units::Moment;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Evictions that are remembered at most, over all owners; the eldest are forgotten first. At the usual limit of sixty a minute it
 /// is more than a day's.
@@ -25,7 +26,7 @@ impl Ledger {
         let now = self.now;
         self.forget_old_evictions();
         if let Some(owner) = self.entries.get(uid).and_then(|entry| entry.stake.owner.clone()) {
-            self.evictions.add(now, owner);
+            Arc::make_mut(&mut self.evictions).add(now, owner);
         }
     }
 
@@ -41,7 +42,9 @@ impl Ledger {
 
     fn forget_old_evictions(&mut self) {
         let since = self.now.before(self.policy.eviction_costs.again_within);
-        self.evictions.forget(|when| when <= since);
+        if self.evictions.when.front().is_some_and(|(when, _)| *when <= since) {
+            Arc::make_mut(&mut self.evictions).forget(|when| when <= since);
+        }
     }
 }
 

@@ -27,16 +27,17 @@ impl Ledger {
         }
         self.leave_group(uid, &before);
         if let Some(group) = &after.group {
-            self.groups.entry(group.clone()).or_default().insert(uid.clone());
+            Arc::make_mut(&mut self.groups).entry(group.clone()).or_default().insert(uid.clone());
         }
     }
 
     pub(super) fn leave_group(&mut self, uid: &PodUid, stake: &Stake) {
         let Some(group) = &stake.group else { return };
-        if let Some(members) = self.groups.get_mut(group) {
+        let groups = Arc::make_mut(&mut self.groups);
+        if let Some(members) = groups.get_mut(group) {
             members.remove(uid);
             if members.is_empty() {
-                self.groups.remove(group);
+                groups.remove(group);
             }
         }
     }

@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// What a hold may last beyond its slack, whatever it says: longer than any pod should take to leave.
 const LONGEST_GRACE: Millis = Millis::seconds(3600);
 
+/// Two deadlines that differ by less are one.
+const SAME_DEADLINE: Millis = Millis::seconds(1);
+
 /// A pod that waits with room held for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Held {
@@ -105,6 +108,27 @@ impl Ledger {
                 .and_then(|id| self.policy.tenant(id))
                 .map(|tenant| tenant.name.as_str().into()),
         })
+    }
+
+    /// The pod was told late where its room is: that lasts until then at least.
+    pub fn extend_hold(&mut self, uid: &PodUid, until: Moment) {
+        let hold = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
+        if let Some(hold) = hold.filter(|hold| hold.deadline < until) {
+            self.set_hold(uid, Some(Hold { deadline: until, ..hold }));
+        }
+    }
+
+    /// The API server shows a later deadline than is known: whoever leads has extended the hold.
+    pub(super) fn note_deadline_shown(&mut self, uid: &PodUid, shown: Option<&Hold>) {
+        let known = self.entries.get(uid).and_then(|entry| entry.hold());
+        let Some((shown, known)) = shown.zip(known) else { return };
+        let is_it =
+            (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims);
+        // What is told by wall time wavers by some milliseconds.
+        if is_it && shown.deadline > known.deadline + SAME_DEADLINE {
+            let until = shown.deadline.min(self.latest_deadline());
+            self.extend_hold(uid, until);
+        }
     }
 
     /// By when a hold ends at the latest, whatever deadline was written down.

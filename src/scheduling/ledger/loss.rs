@@ -4,14 +4,13 @@
 use super::Ledger;
 use super::book::Book;
 use super::claim::Claim;
-use super::entry::{Phase, PodEntry};
+use super::entry::PodEntry;
 use crate::ids::PodUid;
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::policy::{EvictionCosts, Usage};
+use crate::scheduling::policy::{Class, EvictionCosts, Usage};
 use crate::scheduling::preempt::Loss;
 use crate::scheduling::reading::Freshness;
-use crate::scheduling::stake::Checkpoint;
-use crate::units::Millis;
+use crate::units::{Millis, Moment};
 
 impl Ledger {
     /// The parts of the price of one pod, which is on `book` and uses that much.
@@ -46,12 +45,11 @@ impl Ledger {
     /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
     /// it: more than the cap counts for nobody.
     fn unsaved(&self, entry: &PodEntry) -> Millis {
-        let Phase::Bound(bound) = &entry.phase else { return Millis::default() };
-        let since = match entry.stake.checkpoint {
-            Checkpoint::At(moment) => bound.started.max(moment),
-            Checkpoint::Never => bound.started,
-        };
         let class = self.policy.class(entry.demand.class);
+        entry.unsaved_since().map_or(Millis::default(), |since| self.work_lost(since, class))
+    }
+
+    pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
         let at_most = class.lost_work_at_most.unwrap_or(self.policy.eviction_costs.work_at_most);
         self.now.since(since).min(at_most)
     }

@@ -12,8 +12,8 @@
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom, [`loss`] what
 //! that costs, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately;
-//! here is how an entry changes.
+//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
+//! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
 mod book;
 mod budgets;
@@ -29,11 +29,13 @@ mod measured;
 mod occupants;
 mod plugin;
 mod promise;
+mod prospects;
 mod query;
 mod queue;
 mod rates;
 mod reload;
 mod room;
+mod shared;
 mod sight;
 mod tenancy;
 
@@ -45,6 +47,7 @@ pub use promise::{Assumption, Conflict};
 pub use query::Totals;
 pub use queue::{Group, Pending, Way};
 pub use reload::Judgements;
+pub use room::Survey;
 pub use sight::{DevicesRefused, Remark, Seen, SeenState, SeenWaiting};
 pub use tenancy::Tenancy;
 pub(super) use tenancy::is_allowed;
@@ -60,8 +63,8 @@ use super::worth::{Mix, Worth};
 use crate::ids::{NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
-use book::{Book, Entries};
 use evictions::Evictions;
+use shared::{Books, Entries};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -71,7 +74,7 @@ pub struct Ledger {
     /// What whoever holds the lock takes for the present.
     now: Moment,
     entries: Entries,
-    books: BTreeMap<NodeName, Book>,
+    books: Books,
     /// When hints, holds and start gates run out.
     deadlines: BTreeSet<(Moment, PodUid)>,
     /// Pods that may have been refused and not asked again since.
@@ -93,13 +96,13 @@ pub struct Ledger {
     /// What each tenant uses, by its place in the policy.
     usage: Vec<Usage>,
     /// Pods that belong together.
-    groups: BTreeMap<GroupKey, BTreeSet<PodUid>>,
+    groups: Arc<BTreeMap<GroupKey, BTreeSet<PodUid>>>,
     /// Who lost pods to eviction lately.
-    evictions: Evictions,
+    evictions: Arc<Evictions>,
     /// Whom Stowage had evicted within the last minute.
     ordered: rates::Ordered,
     /// In order of namespace and name.
-    budgets: Vec<Budget>,
+    budgets: Arc<Vec<Budget>>,
     budget_sight: BudgetSight,
     /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
     mix: Arc<Mix>,
@@ -122,6 +125,11 @@ impl Ledger {
         self.now = self.now.max(now);
     }
 
+    /// Rises with every change of what anyone could be promised.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// The cluster as it stands. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
@@ -136,6 +144,37 @@ impl Ledger {
         self.nodes_changed = false;
         self.changed.clear();
         self.published.clone()
+    }
+
+    /// A copy to plan on, made at once: it shares what neither side changes. The clocks and the queues stay behind, because
+    /// nobody runs out of time and nobody is due on a copy; its view of the cluster it makes itself.
+    pub fn scratch(&self) -> Self {
+        Self {
+            policy: self.policy.clone(),
+            now: self.now,
+            entries: self.entries.clone(),
+            books: self.books.clone(),
+            // Who holds room is found by them.
+            deadlines: self.deadlines.clone(),
+            refused: BTreeSet::new(),
+            looked_at: None,
+            gated: BTreeSet::new(),
+            aging: BTreeSet::new(),
+            generation: self.generation,
+            published: Arc::default(),
+            changed: BTreeSet::new(),
+            nodes_changed: true,
+            epoch: self.epoch,
+            usage: self.usage.clone(),
+            groups: self.groups.clone(),
+            evictions: self.evictions.clone(),
+            ordered: self.ordered.clone(),
+            budgets: self.budgets.clone(),
+            budget_sight: self.budget_sight,
+            // Who comes on a copy is nobody's demand.
+            mix: Arc::default(),
+            worth: self.worth.clone(),
+        }
     }
 
     fn set_hint(&mut self, uid: &PodUid, hint: Option<Hint>) {
@@ -179,11 +218,7 @@ impl Ledger {
             self.books.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
         }
         for node in &after.nodes {
-            self.books
-                .entry(node.clone())
-                .or_insert_with(|| Book::new(node.clone()))
-                .pods
-                .insert(uid.clone());
+            self.books.open(node).pods.insert(uid.clone());
         }
         for node in before.nodes.union(&after.nodes) {
             self.refresh(node);

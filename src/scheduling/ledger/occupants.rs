@@ -48,11 +48,7 @@ pub enum Presence {
 impl Ledger {
     /// The pod of that name; of two that have had it, the one with the lower UID.
     pub fn uid_of(&self, key: &PodKey) -> Option<PodUid> {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the least of those that match is the same in any order"
-        )]
-        let named = self.entries.iter().filter(|(_, entry)| entry.key == *key);
+        let named = self.entries.in_no_order().filter(|(_, entry)| entry.key == *key);
         named.map(|(uid, _)| uid).min().cloned()
     }
 

@@ -4,9 +4,10 @@
 //! none and is hinted none.
 
 use super::Ledger;
-use super::book::{Book, Entries};
+use super::book::Book;
 use super::claim::Claim;
 use super::entry::{Phase, PodEntry};
+use super::shared::Entries;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::fit::shut;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};

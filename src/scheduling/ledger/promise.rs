@@ -86,6 +86,13 @@ impl Conflict {
     }
 }
 
+/// What becomes of holds whose deadline has passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Overdue {
+    End,
+    Stand,
+}
+
 /// A promise that is in the books.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Assumption {
@@ -100,12 +107,20 @@ pub enum Assumption {
 impl Ledger {
     /// Lets hints, holds, start gates and readings run out. Answers whose holds did.
     pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
+        self.run_out(now, Overdue::End)
+    }
+
+    /// The same on a replica that does not act: holds stand until the API server shows that whoever acts has ended them, or until
+    /// this replica acts and ends them itself.
+    pub fn expire_but_holds(&mut self, now: Moment) {
+        self.run_out(now, Overdue::Stand);
+    }
+
+    fn run_out(&mut self, now: Moment, holds: Overdue) -> Vec<PodUid> {
         self.set_now(now);
         let mut ended = Vec::new();
-        while let Some((deadline, uid)) =
-            self.deadlines.first().cloned().filter(|(deadline, _)| *deadline <= self.now)
-        {
-            self.deadlines.pop_first();
+        while let Some((deadline, uid)) = self.next_due(holds) {
+            self.deadlines.remove(&(deadline, uid.clone()));
             let Some(entry) = self.entries.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(entry.starting) {
@@ -126,6 +141,18 @@ impl Ledger {
             }
         }
         ended
+    }
+
+    fn next_due(&self, holds: Overdue) -> Option<(Moment, PodUid)> {
+        let mut due = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= self.now);
+        let is_of_hold = |(deadline, uid): &(Moment, PodUid)| {
+            let entry = self.entries.get(uid);
+            entry.is_some_and(|entry| {
+                let hint_is_over = entry.hint().is_some_and(|hint| hint.expires <= *deadline);
+                !hint_is_over && entry.hold().is_some_and(|hold| hold.deadline <= *deadline)
+            })
+        };
+        due.find(|due| holds == Overdue::End || !is_of_hold(due)).cloned()
     }
 
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
@@ -418,7 +445,8 @@ impl Ledger {
     pub(super) fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
         let is_charged =
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
-        hold.victims.iter().filter(|victim| is_charged(victim) || book.may_have_memory(victim)).count() as u32
+        let is_there = |victim: &&PodUid| is_charged(victim) || book.may_have_memory(victim, self.now);
+        hold.victims.iter().filter(is_there).count() as u32
     }
 }
 

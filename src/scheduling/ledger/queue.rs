@@ -125,14 +125,8 @@ impl Ledger {
     }
 
     /// Pods that are to come to a node and are not bound yet: assumed, or with room held there.
-    pub fn coming_to(&self, node: &NodeName) -> Vec<PodUid> {
-        let Some(book) = self.books.get(node) else { return Vec::new() };
-        let comes = |uid: &&PodUid| match &self.entries[*uid].phase {
-            Phase::Waiting(waiting) => waiting.hold.as_ref().is_some_and(|hold| hold.node == *node),
-            Phase::Assumed(_) => true,
-            Phase::Bound(_) => false,
-        };
-        book.pods.iter().filter(comes).cloned().collect()
+    pub fn coming_to(&self, node: &NodeName) -> &[PodUid] {
+        self.books.get(node).map_or(&[], |book| &book.coming)
     }
 
     /// All pods of a group.
@@ -148,9 +142,9 @@ impl Ledger {
         }
     }
 
-    /// There was no place for the pod.
-    pub fn note_sought(&mut self, uid: &PodUid) {
-        let (at, generation) = (self.now, self.generation);
+    /// There was no place for the pod in the books of that generation.
+    pub fn note_sought(&mut self, uid: &PodUid, generation: u64) {
+        let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
             waiting.sought = Some(Sought { at, in_vain, generation });

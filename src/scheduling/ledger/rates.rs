@@ -1,5 +1,5 @@
-//! How many pods Stowage has had evicted within the last minute: over all, on a node, of a tenant. What the scheduler evicts is
-//! not counted; its own preemption is its own.
+//! How many pods Stowage has had evicted within the last minute: over all, on a node, of a tenant. Those count too that the
+//! scheduler evicts because the preempt verb named them.
 //!
 //! Not durable: a replica that begins to lead has a minute's evictions before it.
 

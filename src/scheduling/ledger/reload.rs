@@ -18,11 +18,7 @@ pub type Judgements = FxHashMap<Arc<Traits>, Judgement>;
 impl Ledger {
     /// What all pods show.
     pub fn to_judge(&self) -> Vec<Arc<Traits>> {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "each is judged by itself, and nothing follows from their order"
-        )]
-        self.entries.values().map(|entry| entry.demand.traits.clone()).collect()
+        self.entries.in_no_order().map(|(_, entry)| entry.demand.traits.clone()).collect()
     }
 
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
@@ -30,22 +26,20 @@ impl Ledger {
     pub fn set_policy(&mut self, mut policy: Policy, judged: &Judgements) {
         let version = self.policy.version + 1;
         policy.version = version;
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "each is judged by itself, and nothing follows from their order"
-        )]
-        for entry in self.entries.values_mut() {
+        self.entries.change_each(|entry| {
             let demand = &mut entry.demand;
             let known = judged.get(&demand.traits).map(|judgement| Judgement { version, ..*judgement });
             demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
-        }
+        });
         self.policy = Arc::new(policy);
         self.take_packing();
         // The sums are by tenants of the old policy.
         self.usage.clear();
-        self.books.values_mut().for_each(|book| book.usage.clear());
-        self.aging.clear();
         let names: Vec<NodeName> = self.books.keys().cloned().collect();
+        for name in &names {
+            self.books.get_mut(name).expect("it was just listed").usage.clear();
+        }
+        self.aging.clear();
         for name in &names {
             let book = self.books.get_mut(name).expect("it was just listed");
             book.admission = self.policy.admission(&book.labels);
@@ -74,5 +68,6 @@ impl Ledger {
         if let Some(Phase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             bound.started = bound.started.min(started);
         }
+        self.note_stake(uid);
     }
 }

@@ -9,7 +9,6 @@ use super::entry::{Phase, PodEntry};
 use super::tenancy::Bond;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::GpuSet;
-use crate::scheduling::fit::shut;
 use crate::scheduling::policy::Usage;
 use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
 use crate::scheduling::request::{Demand, Sharing};
@@ -26,7 +25,7 @@ struct Leavers {
 }
 
 /// One room on its way, and what was found of groups so far: their members are on many nodes.
-struct Survey<'l> {
+pub struct Survey<'l> {
     ledger: &'l Ledger,
     claim: &'l Claim,
     demand: &'l Demand,
@@ -60,8 +59,13 @@ impl Ledger {
         if demand.asks_plugin() {
             return Vec::new();
         }
-        let mut survey = Survey::new(self, claim, demand);
+        let mut survey = self.survey(claim, demand);
         nodes.into_iter().filter_map(|node| survey.room(node)).collect()
+    }
+
+    /// The same, one node after the other.
+    pub fn survey<'l>(&'l self, claim: &'l Claim, demand: &'l Demand) -> Survey<'l> {
+        Survey::new(self, claim, demand)
     }
 
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
@@ -174,9 +178,10 @@ impl<'l> Survey<'l> {
         Self { ledger, claim, demand, groups: BTreeMap::new(), coverage, spent }
     }
 
-    fn room(&mut self, node: &NodeName) -> Option<Room> {
+    /// A node with everyone on it who may be evicted; `None` if the pod may not be placed there at all.
+    pub fn room(&mut self, node: &NodeName) -> Option<Room> {
         let Self { ledger, claim, demand, .. } = *self;
-        let book = ledger.books.get(node).filter(|book| book.exists && shut(&book.view, demand).is_ok())?;
+        let book = ledger.books.get(node).filter(|book| book.can_be_cleared_for(demand))?;
         let asks = claim.uid.as_ref()?;
         let gpus = match book.pods.contains(asks) {
             true => book.gpus_without(asks, &ledger.entries, &ledger.policy),

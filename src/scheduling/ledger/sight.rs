@@ -72,7 +72,7 @@ pub enum Remark {
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
     pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
-        let book = self.books.entry(name.clone()).or_insert_with(|| Book::new(name.clone()));
+        let book = self.books.open(name);
         if !book.exists || book.kind != kind {
             book.exists = true;
             book.kind = kind;
@@ -191,8 +191,13 @@ impl Ledger {
         self.note_arrival(&uid, &seen.demand);
         let remark = match seen.state {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
+                let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
+                if !held_before {
+                    self.look_for_victims(&uid);
+                }
                 self.note_hold_shown(&uid, hold.as_ref());
+                self.note_deadline_shown(&uid, hold.as_ref());
                 self.note_gate(&uid, gate, nominated);
                 Remark::Nothing
             }
@@ -226,6 +231,7 @@ impl Ledger {
             let by = leaving.by(now);
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
         }
+        self.note_stake(uid);
     }
 
     /// The pod is gone or finished; what it held is free.
@@ -240,6 +246,24 @@ impl Ledger {
             entries.remove(uid);
         });
         Some(entry)
+    }
+
+    /// Brings the node's page to what the pod has at stake now.
+    pub(super) fn note_stake(&mut self, uid: &PodUid) {
+        let Some(entry) = self.entries.get(uid) else { return };
+        if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
+            book.note_stake(uid, entry);
+        }
+    }
+
+    /// A hold of before this process began may have victims that ended before it, too: nobody told it of their end, and their
+    /// memory may be there still.
+    fn look_for_victims(&mut self, holder: &PodUid) {
+        let Some(hold) = self.entries.get(holder).and_then(PodEntry::hold) else { return };
+        if let Some(book) = self.books.get_mut(&hold.node) {
+            let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(victim));
+            unknown.for_each(|victim| book.note_missed(victim, self.now));
+        }
     }
 
     fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
@@ -286,7 +310,7 @@ impl Ledger {
                 let phase = Phase::Waiting(Waiting { since: now, ..Waiting::default() });
                 let stake = Arc::<Stake>::default();
                 let fresh = PodEntry { key, demand: demand.clone(), stake, phase, starting: None };
-                let entry = entries.entry(uid).or_insert(fresh);
+                let entry = entries.get_or_insert(uid, fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
                     // A hold is taken from the API server only where none is known: what is known is never older.
@@ -341,7 +365,7 @@ impl Ledger {
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
         let remark = if is_unplaced { Remark::Unplaced } else { Remark::Nothing };
         let node = bound.node.clone();
-        let book = self.books.entry(node.clone()).or_insert_with(|| Book::new(node));
+        let book = self.books.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
         let until = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
             Some(entry) => entry.starting,
@@ -349,7 +373,6 @@ impl Ledger {
         };
         let starting = until.filter(|_| is_starting);
         let is_by_index = book.reported && !bound.is_recorded();
-        let node = bound.node.clone();
         self.change(&uid.clone(), |entries| {
             let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
             entries.insert(uid, PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting });

@@ -137,7 +137,7 @@ impl Ledger {
     /// The pods that live on their tenants' guarantees.
     fn guaranteed(&self) -> BTreeSet<PodUid> {
         let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
-        for (name, book) in &self.books {
+        for (name, book) in self.books.iter() {
             for (uid, entry) in book.pods.iter().map(|uid| (uid, &self.entries[uid])) {
                 let is_here = entry.node() == Some(name);
                 if let Some((tenant, started)) = entry.demand.tenant.zip(started(entry)).filter(|_| is_here) {

@@ -24,8 +24,10 @@ impl Scratch<'_> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
-        let names = snapshot.nodes().iter().map(|node| &node.name).collect();
-        let rooms = self.rooms_by(pod, &demand, &self.ledger.claim_to_move(&pod.uid), names);
+        let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim_to_move(&pod.uid));
+        let mut look = self.looking(&kind, &snapshot, &demand, &claim);
+        let rooms: Vec<Room> = snapshot.nodes().iter().filter_map(|node| look(&node.name)).collect();
+        drop(look);
         let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()

@@ -8,75 +8,37 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Claim, Pending};
 use crate::scheduling::preempt::{self, Effort, Room, Rules, VictimSet};
 use crate::scheduling::request::Demand;
+use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::Freed;
 use std::collections::BTreeSet;
-
-/// What was found of the nodes for pods of one kind, as long as it holds.
-#[derive(Debug, Default)]
-pub(super) struct KnownRooms {
-    known: Option<(Kind, Vec<Room>)>,
-    /// Nodes to be looked at again.
-    changed: BTreeSet<NodeName>,
-}
-
-impl KnownRooms {
-    pub fn forget(&mut self) {
-        *self = Self::default();
-    }
-
-    pub fn note_changed(&mut self, node: &NodeName) {
-        if self.known.is_some() {
-            self.changed.insert(node.clone());
-        }
-    }
-
-    fn keep(&mut self, kind: Kind, rooms: Vec<Room>) {
-        *self = Self { known: Some((kind, rooms)), changed: BTreeSet::new() };
-    }
-
-    fn take(&mut self, kind: &Kind) -> Option<(Vec<Room>, BTreeSet<NodeName>)> {
-        let (of, rooms) = self.known.take()?;
-        let changed = std::mem::take(&mut self.changed);
-        of.is_like(kind).then_some((rooms, changed))
-    }
-}
 
 impl Scratch<'_> {
     /// The node where the cheapest pods leave, held on the scratch ledger.
     pub(super) fn evicting(&mut self, pod: &Pending) -> Option<Place> {
-        let mut rooms = self.rooms_for(pod);
-        let found = loop {
-            let Some(set) = preempt::cheapest(&rooms, &pod.demand, Rules::Keep, Effort::default()) else {
-                break None;
-            };
-            let is_in_order = self.is_enough(pod, &set) && self.ledger.may_order(&set.everyone());
-            if is_in_order {
-                break Some(set);
+        let snapshot = self.ledger.snapshot();
+        let mut not_there = BTreeSet::new();
+        let set = loop {
+            let set = self.cheapest_beside(pod, &snapshot, &not_there)?;
+            if self.is_enough(pod, &set) && self.ledger.may_order(&set.everyone()) {
+                break set;
             }
-            rooms.retain(|room| room.node != set.node);
+            not_there.insert(set.node);
         };
-        self.rooms.keep(Kind::of(pod, self.stock), rooms);
-        let set = found?;
         self.hold(pod, self.hold_of(&set)?, set.price, set.exact)
     }
 
-    /// The rooms that the pod's kind could have, of which most are known from the pod before.
-    fn rooms_for(&mut self, pod: &Pending) -> Vec<Room> {
-        let snapshot = self.ledger.snapshot();
+    fn cheapest_beside(
+        &self,
+        pod: &Pending,
+        snapshot: &Snapshot,
+        not_there: &BTreeSet<NodeName>,
+    ) -> Option<VictimSet> {
         let claim = self.ledger.claim(&pod.uid);
-        let is_alike = self.ledger.policy().tenants().is_empty();
-        let known = self.rooms.take(&Kind::of(pod, self.stock)).filter(|_| is_alike);
-        match known {
-            None => {
-                let names: Vec<&NodeName> = snapshot.nodes().iter().map(|node| &node.name).collect();
-                self.rooms_by(pod, &pod.demand, &claim, names)
-            }
-            Some((mut rooms, changed)) => {
-                rooms.retain(|room| !changed.contains(&room.node));
-                rooms.extend(self.rooms_by(pod, &pod.demand, &claim, changed.iter().collect()));
-                rooms
-            }
-        }
+        let kind = Kind::of(pod, self.stock);
+        let mut look = self.looking(&kind, snapshot, &pod.demand, &claim);
+        let look = |node: &NodeName| (!not_there.contains(node)).then(|| look(node)).flatten();
+        let prospects = self.ledger.prospects(&claim, &pod.demand);
+        preempt::cheapest_among(prospects, &pod.demand, Rules::Keep, Effort::default(), look)
     }
 
     /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
@@ -105,31 +67,27 @@ impl Scratch<'_> {
         })
     }
 
-    /// Nodes that the pod could go to if all left who may.
-    pub(super) fn rooms_by(
-        &mut self,
-        pod: &Pending,
-        demand: &Demand,
-        claim: &Claim,
-        names: Vec<&NodeName>,
-    ) -> Vec<Room> {
-        let snapshot = self.ledger.snapshot();
-        let kind = Kind::of(pod, self.stock);
+    /// Finds nodes that pods of a kind could go to if all left who may, one by one.
+    pub(super) fn looking<'l>(
+        &'l self,
+        kind: &'l Kind,
+        snapshot: &'l Snapshot,
+        demand: &'l Demand,
+        claim: &'l Claim,
+    ) -> impl FnMut(&NodeName) -> Option<Room> + 'l {
         let question = kind.question(self.stock);
-        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
-        let mut rooms = self.ledger.rooms_for_demand(claim, demand, names);
-        rooms.retain(|room| {
-            let place = snapshot.place_of(room.node.as_str());
+        let mut survey = self.ledger.survey(claim, demand);
+        move |node| {
+            let mut room = survey.room(node)?;
+            let seeing = Seeing { ledger: &self.ledger, snapshot };
             let leaving: Vec<PodUid> =
                 room.candidates.iter().chain(&room.awaited).map(|resident| resident.uid.clone()).collect();
-            place.is_some_and(|place| kind.admits(place, &seeing, question.as_ref(), &leaving).is_ok())
-        });
-        for room in &mut rooms {
-            let coming = self.ledger.coming_to(&room.node);
-            let beside = Freed { leaving: &[], coming: &coming };
-            let lack = question.as_ref().map(|question| question.lack(&room.node, &beside));
+            let place = snapshot.place_of(node.as_str())?;
+            kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
+            let beside = Freed { leaving: &[], coming: self.ledger.coming_to(node) };
+            let lack = question.as_ref().map(|question| question.lack(node, &beside));
             room.shortfall.companion = lack.unwrap_or_default();
+            Some(room)
         }
-        rooms
     }
 }

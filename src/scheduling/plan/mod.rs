@@ -74,6 +74,10 @@ pub enum Why {
     ByPlugin,
     #[error("in shadow mode Stowage places nobody")]
     Shadowing,
+    #[error("the pod asks for no GPU, and the planner places nobody else")]
+    AsksForNoGpu,
+    #[error("what the pod asks for cannot be understood; the answer to its filter request says why")]
+    NotUnderstood,
     #[error("no node is one that the pod could go to, whatever is free there")]
     NoNode,
     #[error("of {nodes} node(s) that the pod could go to, none has room; on one of them {nearest}")]
@@ -109,6 +113,8 @@ impl Why {
             Self::CannotJudge(_)
             | Self::ByPlugin
             | Self::Shadowing
+            | Self::AsksForNoGpu
+            | Self::NotUnderstood
             | Self::NoNode
             | Self::BeyondLimit { .. } => self.to_string(),
             Self::NoRoom { nearest, .. } => {
@@ -125,6 +131,8 @@ impl Why {
             Self::CannotJudge(_) => "cannot-judge",
             Self::ByPlugin => "by-plugin",
             Self::Shadowing => "shadowing",
+            Self::AsksForNoGpu => "asks-for-no-gpu",
+            Self::NotUnderstood => "not-understood",
             Self::NoNode => "no-node",
             Self::NoRoom { .. } => "no-room",
             Self::BeyondLimit { .. } => "beyond-limit",

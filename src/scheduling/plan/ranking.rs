@@ -90,7 +90,7 @@ impl Kind {
         }
         let coming = seeing.ledger.coming_to(&node.name);
         let verdict = question.map_or(Verdict::CannotJudge(Unjudged::Unseen), |question| {
-            question.verdict(&node.name, &Freed { leaving, coming: &coming })
+            question.verdict(&node.name, &Freed { leaving, coming })
         });
         match verdict {
             Verdict::Accepts => Ok(()),

@@ -11,7 +11,7 @@ use crate::scheduling::policy::{Eviction, PressureRules};
 use crate::scheduling::preempt::{Price, Resident};
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::units::Moment;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Which GPUs are under pressure, and since when: what has to be remembered between two looks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -30,8 +30,9 @@ pub struct Relief {
 }
 
 impl PressureWatch {
-    /// Who leaves now. Whoever is named is expected to be told: the next is named only when their leaving has had time to help.
-    pub fn look(&mut self, ledger: &Ledger) -> Vec<Relief> {
+    /// Who leaves now, `not_now` excepted. Whoever is named is expected to be told: the next is named only when their leaving has
+    /// had time to help.
+    pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<Relief> {
         let Some(rules) = ledger.policy().planning.pressure else {
             self.pressed.clear();
             return Vec::new();
@@ -47,8 +48,9 @@ impl PressureWatch {
                     continue;
                 }
                 let since = since.unwrap_or(now);
-                let relief =
-                    (since + rules.lasts <= now).then(|| relieve(ledger, name, &device.uuid)).flatten();
+                let relief = (since + rules.lasts <= now)
+                    .then(|| relieve(ledger, name, &device.uuid, not_now))
+                    .flatten();
                 still.insert(place, if relief.is_some() { now } else { since });
                 leaving.extend(relief);
             }
@@ -76,7 +78,7 @@ fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
 }
 
 /// The cheapest neighbour of the most important engine on a GPU that may leave for it.
-fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
+fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid, not_now: &BTreeSet<PodUid>) -> Option<Relief> {
     let there = ledger.pods_on(node, gpu);
     let policy = ledger.policy();
     let serves = |uid: &&PodUid| {
@@ -99,7 +101,8 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid) -> Option<Relief> {
     let may_go = |resident: &&Resident| {
         let budgets = &resident.budgets;
         let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
-        resident.gang.is_none() && room.budgets_known && budgets.iter().all(has_left)
+        let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
+        may_be_asked && room.budgets_known && budgets.iter().all(has_left)
     };
     let here = room.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
     let cheapest =

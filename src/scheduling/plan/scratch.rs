@@ -1,6 +1,5 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
-use super::evict::KnownRooms;
 use super::ranking::{Kind, Ranking, Seat};
 use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
@@ -22,7 +21,6 @@ pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
-    pub rooms: KnownRooms,
     /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
     pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
@@ -31,8 +29,7 @@ pub(super) struct Scratch<'a> {
 
 impl<'a> Scratch<'a> {
     pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
-        let (rankings, rooms, hopeless) = (Vec::new(), KnownRooms::default(), Vec::new());
-        Self { ledger, stock, rankings, rooms, hopeless, done: BTreeSet::new() }
+        Self { ledger, stock, rankings: Vec::new(), hopeless: Vec::new(), done: BTreeSet::new() }
     }
 
     /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
@@ -141,9 +138,6 @@ impl<'a> Scratch<'a> {
         }
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.hold.victims);
-        if place.hold.victims.iter().any(|victim| concerns_others(&self.ledger, victim)) {
-            self.rooms.forget();
-        }
         self.look_again(&place.hold.node);
         Some(place)
     }
@@ -151,7 +145,6 @@ impl<'a> Scratch<'a> {
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
-        self.rooms.forget();
         self.hopeless.clear();
         self.look_again(&place.hold.node);
     }
@@ -170,7 +163,6 @@ impl<'a> Scratch<'a> {
     }
 
     fn look_again(&mut self, node: &NodeName) {
-        self.rooms.note_changed(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
@@ -218,11 +210,4 @@ impl<'a> Scratch<'a> {
         let is_due = matches!(pod.way, Way::Refused { .. });
         is_due.then(|| Step::Wake { uid: pod.uid.clone(), key: pod.key.clone() })
     }
-}
-
-/// Whether the pod's leaving changes who may leave other nodes: its group leaves as well, or a budget has less to give.
-fn concerns_others(ledger: &Ledger, victim: &PodUid) -> bool {
-    let Some(entry) = ledger.entry(victim) else { return true };
-    let is_covered = || ledger.budgets().iter().any(|budget| budget.covers(&entry.demand.traits));
-    entry.stake.group.is_some() || is_covered()
 }

@@ -3,6 +3,7 @@
 use super::testing::{placed, roomy, steps};
 use super::*;
 use crate::ids::{GpuUuid, NodeName, OwnerUid};
+use crate::scheduling::budget::Budget;
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
 use crate::scheduling::node::NodeKind;
@@ -10,9 +11,11 @@ use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::selector::Selector;
 use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
 use crate::scheduling::stock::{Requirements, StockView};
 use crate::units::{Millis, Moment, Percent};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 struct Cluster {
@@ -381,7 +384,7 @@ fn shares_a_gpu() -> Cluster {
 }
 
 fn who_leaves(cluster: &Cluster, watch: &mut PressureWatch) -> Vec<String> {
-    watch.look(&cluster.ledger).into_iter().map(|relief| relief.uid.to_string()).collect()
+    watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
 }
 
 #[test]
@@ -427,5 +430,64 @@ fn pressure_that_falls_below_its_end_begins_anew() {
 #[test]
 fn what_nobody_measures_presses_nobody() {
     let (cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    assert!(watch.look(&cluster.ledger).is_empty());
+    assert!(watch.look(&cluster.ledger, &BTreeSet::new()).is_empty());
+}
+
+#[test]
+fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressure() {
+    let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
+    let on_n = || SeenState::Bound {
+        node: node("n"),
+        devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
+        starting: false,
+        ran: Some(Millis::seconds(600)),
+    };
+    cluster.see("small", job(10), on_n(), group("g", None));
+    cluster.see("smaller", job(5), on_n(), group("g", None));
+    pressed(&mut cluster, 97, 0);
+    who_leaves(&cluster, &mut watch);
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
+    let namespace = cluster.ledger.entry(&uid("large")).unwrap().demand.traits.namespace.clone();
+    let budget = |allowed| Budget {
+        namespace: namespace.clone(),
+        name: "one".into(),
+        selector: Selector::EVERYTHING,
+        allowed,
+    };
+    cluster.ledger.set_budget(budget(0));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), Vec::<String>::new());
+    cluster.ledger.set_budget(budget(1));
+    cluster.pass(10);
+    pressed(&mut cluster, 97, 0);
+    assert_eq!(who_leaves(&cluster, &mut watch), ["large"]);
+}
+
+#[test]
+fn names_that_the_scheduler_asked_about_license_a_free_place_and_no_eviction() {
+    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    cluster.refused("a", shared(50, 100), &["n"]);
+    let mut stock = StockView::default();
+    let spreads = || Requirements { unjudged: Some(Unjudged::TopologySpread), ..Requirements::default() };
+    stock.set_waiting(uid("a"), spreads());
+    for name in ["n", "m"] {
+        stock.set_machine(crate::scheduling::stock::Machine {
+            name: node(name),
+            labels: Arc::default(),
+            taints: Arc::new([]),
+            allocatable: Default::default(),
+            pods: 110,
+        });
+    }
+    cluster.pass(2);
+    assert_eq!(cluster.plan_by(&stock.snapshot()), ["a on n"], "m was not asked about");
+    cluster.bound("job", "n", 0, job(60));
+    assert_eq!(
+        cluster.plan_by(&stock.snapshot()),
+        ["a waits: no-room"],
+        "who leaves may be what it came for"
+    );
 }

@@ -28,7 +28,7 @@ pub enum ViolateBudgets {
     WhenNothingElse,
 }
 
-/// The most pods that Stowage itself evicts within a minute.
+/// The most pods that are evicted within a minute, by Stowage itself or by the scheduler because Stowage named them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionRates {
     pub cluster: u32,

@@ -149,15 +149,22 @@ pub fn floor(room: &Room, demand: &Demand) -> Option<Price> {
 
 fn seat_floor(room: &Room, place: usize, demand: &Demand) -> Option<Price> {
     let gpu = &room.gpus[place];
-    let need = seat_need(gpu, demand);
+    let awaited = room.awaited.iter().map(|resident| (resident, Price::default()));
+    let candidates = room.candidates.iter().map(|resident| (resident, Price::default().plus(resident)));
+    let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
+    least_on_seat(
+        seat_need(gpu, demand),
+        there.map(|(resident, price)| (relief(resident, gpu, demand), price)),
+    )
+}
+
+/// Less than what it costs to cover the need on a seat by those who give back so much each, at that price each.
+pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, Price)>) -> Option<Price> {
     if need == 0 {
         return Some(Price::default());
     }
     let (mut left, mut best) = (need, None::<Price>);
-    let awaited = room.awaited.iter().map(|resident| (resident, Price::default()));
-    let candidates = room.candidates.iter().map(|resident| (resident, Price::default().plus(resident)));
-    for (resident, price) in awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place)) {
-        let amount = relief(resident, gpu, demand);
+    for (amount, price) in who_goes {
         left = left.saturating_sub(amount);
         let cost = u128::from(price.cost) * u128::from(need) / u128::from(amount.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);

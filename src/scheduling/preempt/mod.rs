@@ -2,14 +2,17 @@
 //! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
 //!
 //! [`room`] is what is known of one node, [`price`] what makes one set better than another. Pods that leave together are one
-//! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them.
+//! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them, and [`lazy`] at few nodes.
 
 mod bound;
+mod lazy;
 pub mod price;
 pub mod room;
 mod search;
 mod unit;
 
+pub use bound::{least_on_seat, seat_need};
+pub use lazy::{Prospect, cheapest, cheapest_among};
 pub use price::{Loss, Price, Standing};
 pub use room::{Bar, Gang, Resident, Room, Shortfall, TenantRoom, discharge, settle_bars};
 
@@ -17,10 +20,7 @@ use super::device::GpuSet;
 use super::request::Demand;
 use crate::ids::{NodeName, PodUid};
 use crate::units::Millis;
-use bound::floor;
-use search::Search;
 use serde::{Deserialize, Serialize};
-use unit::Case;
 
 /// What to make of disruption budgets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,25 +84,7 @@ impl VictimSet {
     }
 }
 
-/// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
-/// first by name. It may be empty, if nobody has to leave; `None` if no set is enough in any room.
-pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
-    let floors = rooms.iter().filter_map(|room| Some((floor(room, demand)?, room)));
-    let mut floors: Vec<(Price, &Room)> = floors.collect();
-    floors.sort_by(|(a, a_room), (b, b_room)| (a, &a_room.node).cmp(&(b, &b_room.node)));
-    let mut search = Search::new(effort);
-    for (floor, room) in floors {
-        if !search.beats(floor, room) {
-            continue;
-        }
-        if let Some(case) = Case::new(room, demand, rules) {
-            search.try_room(&case);
-        }
-    }
-    search.best()
-}
-
-/// The same in one room.
+/// The cheapest set of one room; see [`cheapest`]. It may be empty, if nobody has to leave.
 pub fn cheapest_victims(room: &Room, demand: &Demand, rules: Rules) -> Option<VictimSet> {
     cheapest(std::slice::from_ref(room), demand, rules, Effort::default())
 }

@@ -5,10 +5,10 @@
 
 use super::bound::{Lack, seat_need, sum_need};
 use super::price::Price;
-use super::room::{Room, Shortfall, settle_bars};
+use super::room::{Shortfall, settle_bars};
 use super::unit::{Case, Unit};
 use super::{Effort, Rules, VictimSet};
-use crate::ids::PodUid;
+use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::ledger::used_on;
 use crate::scheduling::policy::Usage;
@@ -62,7 +62,7 @@ impl Search {
     }
 
     pub fn try_room(&mut self, case: &Case<'_>) {
-        if self.beats(case.least, case.room) {
+        if self.beats(case.least, &case.room.node) {
             let mut visit = Visit { search: self, case, steps: 0 };
             let _ = visit.for_each_seats(&case.seats, &mut Vec::new());
         }
@@ -75,8 +75,8 @@ impl Search {
 
     /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
     /// one node the first that is found, which is always the same.
-    pub fn beats(&self, price: Price, room: &Room) -> bool {
-        self.best.as_ref().is_none_or(|best| (price, &room.node) < (best.price, &best.node))
+    pub fn beats(&self, price: Price, node: &NodeName) -> bool {
+        self.best.as_ref().is_none_or(|best| (price, node) < (best.price, &best.node))
     }
 }
 
@@ -88,7 +88,7 @@ impl<'a> Visit<'_, 'a> {
             return self.try_seats(chosen);
         }
         for (place, seat) in seats.iter().enumerate().take((seats.len() + 1).saturating_sub(missing)) {
-            if !self.search.beats(seat.least, self.case.room) {
+            if !self.search.beats(seat.least, &self.case.room.node) {
                 break;
             }
             chosen.push(seat);
@@ -126,7 +126,7 @@ impl<'a> Visit<'_, 'a> {
             return self.offer(branch);
         }
         let least = branch.least(self.case);
-        if least.is_none_or(|least| !self.search.beats(least, self.case.room)) {
+        if least.is_none_or(|least| !self.search.beats(least, &self.case.room.node)) {
             return;
         }
         if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
@@ -146,7 +146,7 @@ impl<'a> Visit<'_, 'a> {
         branch.open[unit as usize] = false;
         branch.take(self.case, unit);
         let is_kept = self.case.rules == Rules::Violate || branch.price.violations == 0;
-        if is_kept && self.search.beats(branch.price, self.case.room) {
+        if is_kept && self.search.beats(branch.price, &self.case.room.node) {
             self.descend(branch, next + 1);
         }
         branch.put_back(self.case, before);
@@ -173,7 +173,7 @@ impl<'a> Visit<'_, 'a> {
     fn offer(&mut self, branch: &Branch<'a>) {
         let needed = self.without_idle(branch);
         let price = needed.price;
-        if self.search.beats(price, self.case.room) {
+        if self.search.beats(price, &self.case.room.node) {
             self.search.best = Some(needed.victim_set(self.case));
         }
     }

@@ -10,9 +10,10 @@ use crate::scheduling::ledger::{Gate, Ledger, Phase, Seen, SeenState, SeenWaitin
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::{Place, Step, plan};
 use crate::scheduling::policy::{Eviction, EvictionRates, Policy};
+use crate::scheduling::preempt::{Effort, Rules, cheapest, cheapest_among, cheapest_victims};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::{Requirement, Selector};
-use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
+use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
 use crate::scheduling::stock::{Amounts, Footprint, Machine, Requirements, StockSnapshot, StockView};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use proptest::prelude::*;
@@ -192,6 +193,18 @@ impl Bench {
         self.pods.insert(uid(name), pod.clone());
     }
 
+    /// A resident saves its work, or is deleted.
+    fn tell(&mut self, name: &str, saved: Millis, leaves: bool) {
+        let Some(entry) = self.ledger.entry(&uid(name)) else { return };
+        let (key, demand) = (entry.key.clone(), entry.demand.clone());
+        let devices = entry.devices().cloned();
+        let state =
+            SeenState::Bound { node: entry.node().unwrap().clone(), devices, starting: false, ran: None };
+        let leaving = leaves.then_some(Leaving { asked_ago: Millis::seconds(1), grace: Millis::seconds(20) });
+        let shown = Shown { stake: stake(&self.pods[&uid(name)]), stamp: Stamp::Ago(saved), leaving };
+        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: Some(shown) });
+    }
+
     /// Pods that are bound to a node.
     fn on(&self, n: u8) -> impl Iterator<Item = &Pod> {
         let bound = move |uid: &PodUid| {
@@ -327,6 +340,33 @@ proptest! {
                 let has_cpu = pod.cpu == 0 || used + pod.cpu <= CPU;
                 prop_assert!(!(fits && takes && has_cpu), "{} waits, and node-{} is free", uid, n);
             }
+        }
+    }
+
+    #[test]
+    fn a_search_that_looks_at_few_nodes_finds_what_one_that_looks_at_all_of_them_finds(
+        world in world(),
+        told in prop::collection::vec((0..12usize, 0..3000u64, any::<bool>()), 0..8),
+    ) {
+        let mut bench = Bench::new(&world);
+        for (n, seconds, leaves) in told {
+            bench.tell(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
+        }
+        let nodes: Vec<NodeName> = (0..NODES).map(node).collect();
+        let waiting = bench.pods.keys().filter(|uid| bench.ledger.entry(uid).unwrap().node().is_none());
+        for uid in waiting {
+            let (demand, claim) = (&bench.ledger.entry(uid).unwrap().demand, bench.ledger.claim(uid));
+            let rooms = bench.ledger.rooms_for(&claim, &nodes);
+            let prospects = bench.ledger.prospects(&claim, demand);
+            for room in &rooms {
+                if let Some(set) = cheapest_victims(room, demand, Rules::Keep) {
+                    let floor = prospects.iter().find(|prospect| prospect.node == room.node).map(|found| found.floor);
+                    prop_assert!(floor.is_some_and(|floor| floor <= set.price), "{:?} {:?}", floor, set);
+                }
+            }
+            let mut survey = bench.ledger.survey(&claim, demand);
+            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, |node| survey.room(node));
+            prop_assert_eq!(lazily, cheapest(&rooms, demand, Rules::Keep, Effort::UNLIMITED));
         }
     }
 }

@@ -170,17 +170,6 @@ impl StockView {
         Some(Companion { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
     }
 
-    /// See [`StockSnapshot::verdict`].
-    pub fn verdict(
-        &self,
-        pod: &PodUid,
-        wants: &Requirements,
-        node: &NodeName,
-        beside: &Freed<'_>,
-    ) -> Verdict {
-        self.seen.verdict(pod, wants, node, beside)
-    }
-
     /// See [`StockSnapshot::wants`].
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.seen.wants(pod)

@@ -337,7 +337,7 @@ fn run(case: &Case) -> (Verdict, Vec<&'static str>, bool) {
     let expected = world.bound.iter().map(|(uid, _)| uid).chain(world.waiting.iter().map(|(uid, _)| uid));
     assert_eq!(known, expected.collect());
     let beside = Freed { leaving: &case.leaving, coming: &case.coming };
-    let verdict = view.verdict(&case.pod, &case.wants, &case.node, &beside);
+    let verdict = view.snapshot().verdict(&case.pod, &case.wants, &case.node, &beside);
     let (refusals, unjudged) = world.judge(case);
     (verdict, refusals, unjudged)
 }
@@ -370,7 +370,7 @@ proptest! {
         for name in ["n1", "n2", "n3", "n4"] {
             let node = NodeName::parse(name).unwrap();
             let beside = Freed { leaving: &case.leaving, coming: &case.coming };
-            let alone = view.verdict(&case.pod, &case.wants, &node, &beside);
+            let alone = view.snapshot().verdict(&case.pod, &case.wants, &node, &beside);
             prop_assert_eq!(question.verdict(&node, &beside), alone);
         }
     }

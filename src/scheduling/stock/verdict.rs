@@ -49,12 +49,6 @@ pub(super) struct Present<'a, P> {
     pub unjudged: Option<Unjudged>,
 }
 
-impl Verdict {
-    pub fn accepts(&self) -> bool {
-        *self == Self::Accepts
-    }
-}
-
 impl StockReason {
     /// A short name for metrics and conditions, the same on every node.
     pub fn code(&self) -> &'static str {
@@ -67,11 +61,6 @@ impl StockReason {
             Self::TooLittle { .. } => "too-little",
             Self::PortTaken { .. } => "port-taken",
         }
-    }
-
-    /// Whether it could end when pods leave the node.
-    pub fn may_end_by_eviction(&self) -> bool {
-        matches!(self, Self::TooManyPods { .. } | Self::TooLittle { .. } | Self::PortTaken { .. })
     }
 }
 

@@ -17,7 +17,7 @@ pub const WINDOW: u16 = 2000;
 /// Pods that must have been seen before anything is believed of those to come.
 pub const ENOUGH: usize = 10;
 /// After so many more arrivals it is worth learning again: a twentieth of what is remembered.
-const EVERY: u64 = 100;
+pub const EVERY: u64 = 100;
 
 /// What one pod asks for, as far as its place is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

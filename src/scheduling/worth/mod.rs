@@ -25,7 +25,7 @@ pub mod mix;
 pub mod potential;
 pub mod setting;
 
-pub use mix::{Mix, Wish};
+pub use mix::{EVERY, Mix, Wish};
 pub use potential::{Appraisal, Loss, Site};
 
 use blocks::Block;

@@ -1,8 +1,11 @@
 //! The openb trace: the nodes and pods of a production cluster whose GPUs are shared (Alibaba's cluster-trace-gpu-v2023, of
 //! "Beware of Fragmentation", Weng, Yang et al., USENIX ATC 2023), read from the texts of its files; and, where there is no such
-//! trace, a small one that is made up ([`built_in`]). What is played on it is not known here.
+//! trace, a small one that is made up ([`built_in`]). Of runs of others there are their dice ([`go_dice`]) and what they came
+//! to ([`published`]). What is played on it is not known here.
 
 pub mod built_in;
+pub mod go_dice;
+pub mod published;
 mod rows;
 mod table;
 
@@ -14,6 +17,16 @@ use std::sync::Arc;
 pub const NODES: &str = "openb_node_list_gpu_node.csv";
 /// The file of its pods as they were submitted.
 pub const PODS: &str = "openb_pod_list_default.csv";
+
+/// The file of a variant's pods.
+pub fn pods_of(variant: &str) -> String {
+    format!("openb_pod_list_{variant}.csv")
+}
+
+/// The variant whose pods a file of this name holds.
+pub fn variant_of(file: &str) -> Option<&str> {
+    file.strip_prefix("openb_pod_list_")?.strip_suffix(".csv").filter(|variant| !variant.is_empty())
+}
 
 /// A whole GPU, in the trace's own measure.
 pub const WHOLE_GPU: u32 = 1000;
@@ -82,6 +95,12 @@ pub enum TraceError {
     NoNumber { file: String, line: usize, column: &'static str, text: String },
     #[error("{file}, line {line}: {column} is {text}, less than nothing; write 0 or more")]
     Negative { file: String, line: usize, column: &'static str, text: String },
+    #[error("{file}, line {line}: {column} is {text:?}; write a number from 0 to 100, such as 95.23")]
+    NoShare { file: String, line: usize, column: &'static str, text: String },
+    #[error(
+        "{file}, line {line}: it names row {row}, and the pods are rows 0 to {last}; give both files of one trace"
+    )]
+    NoSuchRow { file: String, line: usize, row: u64, last: usize },
     #[error("{file}, line {line}: {column} is {text}; write at most {most}")]
     TooLarge { file: String, line: usize, column: &'static str, text: String, most: u64 },
     #[error("{file}, line {line}: {column} is {text:?}: {why}")]

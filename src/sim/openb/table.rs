@@ -79,6 +79,18 @@ impl<'a> Row<'a> {
         self.fields[column.place]
     }
 
+    /// A share in hundredths, with or without decimals.
+    pub fn hundredths(&self, column: Column) -> Result<f64, TraceError> {
+        let text = self.text(column);
+        let share = text.parse::<f64>().ok().filter(|share| (0.0..=100.0).contains(share));
+        share.ok_or_else(|| TraceError::NoShare {
+            file: self.file.into(),
+            line: self.line,
+            column: column.name,
+            text: text.into(),
+        })
+    }
+
     /// A whole number from 0 to `most`.
     pub fn number(&self, column: Column, most: u64) -> Result<u64, TraceError> {
         let text = self.text(column);

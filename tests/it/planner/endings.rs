@@ -4,8 +4,11 @@
 use super::world::{World, dying_slowly, gated, haunting, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
+use stowage::demo::agents::Agents;
 use stowage::demo::api_server::faults::{Fault, Operation};
 use stowage::demo::dying;
+use stowage::demo::stowage::Stowage;
+use stowage::scheduling::policy::Policy;
 
 /// The one on `a` has the lower priority, and is the cheaper.
 async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
@@ -123,5 +126,43 @@ async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_f
     gate.set_leading(true);
     world.bound("serving").await;
     assert_eq!(world.pods().len(), 2);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
+    let world = World::new(&[machine("a", 2)]).await;
+    let api = &world.setup().api;
+    let second = Stowage::start(api, Policy::default(), None).unwrap();
+    let (first_leads, second_leads) = (&world.setup().stowage.service.gate, &second.service.gate);
+    world.until_so("the second knows the cluster", |_| second_leads.is_open()).await;
+    second_leads.set_leading(false);
+    let _agents = Agents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
+    let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();
+
+    world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+    world.create(gated(serving("serving", 40)));
+    world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
+    let leaving = world.leaving();
+    first_leads.set_leading(false);
+    assert_eq!(["evict", "hold", "nomination", "gate"].map(written), [0; 4]);
+    second_leads.set_leading(true);
+    world.until_so("the pod is let through", |world| !world.is_gated("serving")).await;
+    assert_eq!(world.planned("serving").as_deref(), Some("Placed"));
+    assert_eq!(world.writes("gate"), 0, "it was the second that did it");
+    let stays: Vec<&str> = ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
+    assert_eq!(world.pods(), names([stays[0], "serving"]), "nobody else leaves");
+    assert_eq!(second.service.ledger().totals().holds, 1);
+
+    // The scheduler asks the first.
+    second_leads.set_leading(false);
+    first_leads.set_leading(true);
+    world.bound("serving").await;
+    world
+        .until_so("nothing is held by either", |world| {
+            world.holds() == 0 && second.service.ledger().totals().holds == 0
+        })
+        .await;
+    second.stop().await.unwrap();
     world.stop().await;
 }

@@ -389,6 +389,41 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
 }
 
 #[test]
+fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_have_spoken() {
+    let mut bench = Bench::new();
+    let demand = bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(60);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let state = SeenState::Waiting(SeenWaiting { hold: Some(hold), ..SeenWaiting::default() });
+    bench.ledger.see(Seen { uid: uid("urgent"), key: key("urgent"), demand, state, shown: None });
+    assert!(!bench.ledger.held()[0].is_free, "nobody has looked");
+    bench.pass(9);
+    assert!(!bench.ledger.held()[0].is_free);
+    bench.pass(2);
+    assert!(bench.ledger.held()[0].is_free, "there is no agent");
+}
+
+#[test]
+fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.bind("job", 80, -1);
+    bench.read([(80, &[("job", 80)]), (0, &[])]);
+    bench.wait("urgent", 60, 5);
+    let deadline = bench.now + Millis::seconds(600);
+    let hold =
+        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.pass(40);
+    assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
+    bench.ledger.release(&uid("job"));
+    bench.pass(60);
+    assert!(!bench.ledger.held()[0].is_free, "nobody has looked since it ended");
+    bench.read([(0, &[]), (0, &[])]);
+    assert!(bench.ledger.held()[0].is_free);
+}
+
+#[test]
 fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
     let mut bench = Bench::new();
     bench.see_bound("other", 85, Some(&["GPU-b"]), false);

@@ -1,0 +1,218 @@
+//! `stowage simulate packing`: how full GPUs become under several policies, as a table, an object or a picture. What is played
+//! is in `sim::packing`; here are what is asked for, and the runs side by side.
+//!
+//! [`source`] reads the trace and what lies beside it, [`through_extender`] asks the verbs, [`table`] writes for people, [`picture`]
+//! draws.
+
+mod picture;
+mod source;
+mod table;
+mod through_extender;
+
+use super::{Seeds, side_by_side};
+use crate::sim::packing::churn::churn;
+use crate::sim::packing::placer::Placer;
+use crate::sim::packing::report::Losses;
+use crate::sim::packing::{Arrivals, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
+use anyhow::Result;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use picture::PictureFile;
+use serde::Serialize;
+use source::Source;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use through_extender::ThroughExtender;
+
+#[derive(Debug, Args)]
+pub struct PackingArgs {
+    /// The directory of the openb trace; without it a small trace is played that is made up
+    #[arg(long, value_name = "DIR")]
+    trace: Option<PathBuf>,
+
+    /// Which of the trace's lists of pods: NAME of openb_pod_list_NAME.csv
+    #[arg(long, value_name = "NAME", default_value = "default", requires = "trace")]
+    variant: String,
+
+    /// What to play, separated by commas [default: all]: random, dot-product, clustering, packing, best-fit, fgd, stowage
+    #[arg(long, value_name = "P", value_delimiter = ',')]
+    policy: Vec<PackingPolicy>,
+
+    /// One seed, or a range with both its ends
+    #[arg(long, value_name = "A..B", default_value = "42..51")]
+    seeds: Seeds,
+
+    /// Let pods end, at this load of all GPUs, and tell what is turned away: 0.95 for 95 %
+    #[arg(long, value_name = "LOAD", conflicts_with = "preempt_best_effort")]
+    churn: Option<Load>,
+
+    /// Let Stowage evict best-effort pods for those that serve
+    #[arg(long)]
+    preempt_best_effort: bool,
+
+    /// Ask Stowage through its HTTP verbs, as the stock scheduler would: scores 0 to 10, ties at random
+    #[arg(long, conflicts_with = "preempt_best_effort")]
+    through_extender: bool,
+
+    /// Draw what is allocated and what is in fragments, over what pods have asked for
+    #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
+    plot: Option<PictureFile>,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// One object; `L` is what a policy came to.
+#[derive(Debug, Serialize)]
+struct Page<'a, L> {
+    variant: &'a str,
+    results: &'a [L],
+}
+
+/// All that runs have in common.
+struct Stage {
+    source: Source,
+    setting: Setting,
+    typical: Typical,
+    arrivals: Vec<Arrivals>,
+    policies: Vec<PackingPolicy>,
+    eviction: Eviction,
+    way: Way,
+}
+
+/// How Stowage is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    InProcess,
+    ThroughExtender,
+}
+
+impl PackingArgs {
+    pub fn run(self) -> Result<ExitCode> {
+        let stage = self.stage()?;
+        let mut out = std::io::stdout().lock();
+        match self.churn {
+            None => {
+                let lines = stage.replays()?;
+                if let Some(picture) = &self.plot {
+                    picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
+                }
+                let text = || table::allocation(&stage.source, &stage.setting, &lines);
+                self.print(&mut out, &stage, &lines, text)?;
+            }
+            Some(load) => {
+                let losses = stage.churns(load)?;
+                let text = || table::losses(&stage.source, &stage.setting, &losses);
+                self.print(&mut out, &stage, &losses, text)?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn stage(&self) -> Result<Stage> {
+        let source = match &self.trace {
+            Some(directory) => Source::read(directory, &self.variant)?,
+            None => Source::built_in(),
+        };
+        let setting = Setting::of(&source.trace);
+        let mut policies =
+            if self.policy.is_empty() { PackingPolicy::USUAL.to_vec() } else { self.policy.clone() };
+        // Each once, in the order in which they were asked for.
+        let asked = policies.clone();
+        let mut place = 0;
+        policies.retain(|policy| {
+            place += 1;
+            !asked[..place - 1].contains(policy)
+        });
+        Ok(Stage {
+            arrivals: self.seeds.0.iter().map(|seed| Arrivals::of(&setting, *seed)).collect(),
+            typical: Typical::of(&setting),
+            eviction: if self.preempt_best_effort { Eviction::OfBestEffort } else { Eviction::Never },
+            way: if self.through_extender { Way::ThroughExtender } else { Way::InProcess },
+            source,
+            setting,
+            policies,
+        })
+    }
+
+    fn print<L: Serialize>(
+        &self,
+        out: &mut impl Write,
+        stage: &Stage,
+        results: &[L],
+        text: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if self.json {
+            let page = Page { variant: &stage.source.variant, results };
+            writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
+        } else {
+            write!(out, "{}", text())?;
+        }
+        Ok(())
+    }
+}
+
+impl Stage {
+    fn replays(&self) -> Result<Vec<Line>> {
+        let run = |policy: PackingPolicy, arrivals: &Arrivals| {
+            let mut placer = self.placer(policy, arrivals)?;
+            Ok(replay(&self.setting, arrivals, &self.typical, &mut *placer))
+        };
+        let shows_admission = self.eviction != Eviction::Never;
+        let line = |(policy, replays): (PackingPolicy, Vec<_>)| Line::of(policy, &replays, shows_admission);
+        Ok(self.each(run)?.into_iter().map(line).collect())
+    }
+
+    fn churns(&self, load: Load) -> Result<Vec<Losses>> {
+        let run = |policy: PackingPolicy, arrivals: &Arrivals| {
+            let mut placer = self.placer(policy, arrivals)?;
+            Ok((arrivals.seed, churn(&self.setting, arrivals, load, &mut *placer)))
+        };
+        Ok(self.each(run)?.into_iter().map(|(policy, runs)| Losses::of(policy, load, &runs)).collect())
+    }
+
+    fn placer<'s>(&'s self, policy: PackingPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
+        Ok(match (policy, self.way) {
+            (PackingPolicy::Stowage, Way::ThroughExtender) => {
+                Box::new(ThroughExtender::new(&self.setting, arrivals)?)
+            }
+            _ => policy.placer(&self.setting, &self.typical, arrivals, self.eviction),
+        })
+    }
+
+    /// Every policy with every seed, side by side; by policy, in the order of the seeds.
+    fn each<R: Send>(
+        &self,
+        run: impl Fn(PackingPolicy, &Arrivals) -> Result<R> + Sync,
+    ) -> Result<Vec<(PackingPolicy, Vec<R>)>> {
+        let tasks: Vec<(PackingPolicy, &Arrivals)> = self
+            .policies
+            .iter()
+            .flat_map(|policy| self.arrivals.iter().map(|arrivals| (*policy, arrivals)))
+            .collect();
+        let progress = progress(tasks.len() as u64);
+        let results = side_by_side(&tasks, |(policy, arrivals)| {
+            let result = run(*policy, arrivals);
+            progress.inc(1);
+            result
+        });
+        progress.finish_and_clear();
+        let mut results = results.into_iter();
+        let mut of = |policy: &PackingPolicy| {
+            let of_it: Result<Vec<R>> = results.by_ref().take(self.arrivals.len()).collect();
+            Ok((*policy, of_it?))
+        };
+        self.policies.iter().map(&mut of).collect()
+    }
+}
+
+/// On a terminal, and nowhere else.
+fn progress(runs: u64) -> ProgressBar {
+    let style = ProgressStyle::with_template("{wide_bar} {pos} of {len} runs, {eta} left");
+    ProgressBar::new(runs).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Two panels for a slide, 16 by 9: what is allocated and what is in fragments, over what pods have asked for; one line for each
+//! policy, with its name and last figure at its end. SVG for pages, PNG for everything else; the PNG has its letters from a
+//! font that is built in, so that it is the same on a machine without fonts.
+
+mod panel;
+
+use crate::sim::packing::Line;
+use crate::sim::packing::curve::Point;
+use anyhow::{Context, Result, anyhow};
+use kuva::backend::raster::RasterBackend;
+use kuva::backend::svg::SvgBackend;
+use kuva::render::render::{Primitive, Scene, TextAnchor};
+use panel::Panel;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+const WIDTH: f64 = 1600.0;
+const HEIGHT: f64 = 900.0;
+const TITLE_HEIGHT: f64 = 80.0;
+/// Below, nothing has been dropped yet and all lines are one.
+const FIRST_LOAD: u64 = 70;
+
+/// A file for a picture, of a kind that can be drawn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PictureFile {
+    path: PathBuf,
+    kind: PictureKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PictureKind {
+    Svg,
+    Png,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a picture's name ends in .svg or .png, and {name:?} does not")]
+pub struct BadPictureName {
+    name: String,
+}
+
+impl FromStr for PictureFile {
+    type Err = BadPictureName;
+
+    fn from_str(name: &str) -> Result<Self, BadPictureName> {
+        let path = PathBuf::from(name);
+        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let kind = match ending.to_ascii_lowercase().as_str() {
+            "svg" => PictureKind::Svg,
+            "png" => PictureKind::Png,
+            _ => return Err(BadPictureName { name: name.into() }),
+        };
+        Ok(Self { path, kind })
+    }
+}
+
+impl PictureFile {
+    /// Draws and writes it.
+    pub fn write(&self, title: &str, lines: &[Line]) -> Result<()> {
+        let scene = scene(title, lines);
+        let bytes = match self.kind {
+            PictureKind::Svg => SvgBackend::default().render_scene(&scene).into_bytes(),
+            PictureKind::Png => {
+                let drawn = RasterBackend { scale: 1.0 }.render_scene(&scene);
+                drawn.map_err(|why| anyhow!("the picture cannot be drawn: {why}"))?
+            }
+        };
+        let unwritable =
+            || format!("{} cannot be written; give --plot a place that can", self.path.display());
+        std::fs::write(&self.path, bytes).with_context(unwritable)
+    }
+}
+
+fn scene(title: &str, lines: &[Line]) -> Scene {
+    let mut scene = Scene::new(WIDTH, HEIGHT);
+    scene.font_family = Some("DejaVu Sans, Verdana, sans-serif".into());
+    scene.add(Primitive::Text {
+        x: 40.0,
+        y: 52.0,
+        content: title.into(),
+        size: 26,
+        anchor: TextAnchor::Start,
+        rotate: None,
+        bold: true,
+        color: None,
+    });
+    let (width, height) = (WIDTH / 2.0, HEIGHT - TITLE_HEIGHT);
+    let allocated = Panel { title: "GPUs allocated, %", of: |point: &Point| point.allocated };
+    let fragmented =
+        Panel { title: "GPUs free but of no use to typical pods, %", of: |point| point.fragmented };
+    for (place, panel) in [allocated, fragmented].into_iter().enumerate() {
+        let drawn = panel.draw(lines, FIRST_LOAD, (width, height));
+        let transform = Some(format!("translate({},{TITLE_HEIGHT})", place as f64 * width));
+        scene.add(Primitive::GroupStart { transform, title: None, extra_attrs: None });
+        drawn.elements.into_iter().for_each(|element| scene.add(element));
+        scene.add(Primitive::GroupEnd);
+        scene.defs.extend(drawn.defs);
+    }
+    scene
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::packing::PackingPolicy;
+
+    fn lines() -> Vec<Line> {
+        let point = |load| Point { load, allocated: (load as f64).min(92.0), fragmented: 5.0 };
+        let points: Vec<Point> = (0..=130).map(point).collect();
+        let line = |policy| Line { points: points.clone(), ..Line::of(policy, &[], false) };
+        vec![line(PackingPolicy::Fgd), line(PackingPolicy::Stowage)]
+    }
+
+    #[test]
+    fn both_kinds_are_drawn_and_each_line_is_named_at_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let written = |name: &str| {
+            let path = directory.path().join(name);
+            let file: PictureFile = path.to_str().unwrap().parse().unwrap();
+            file.write("a <title>", &lines()).unwrap();
+            std::fs::read(path).unwrap()
+        };
+        let svg = String::from_utf8(written("a.svg")).unwrap();
+        for said in ["a &lt;title&gt;", "stowage 92.0", "fgd 92.0", "GPUs allocated, %"] {
+            assert!(svg.contains(said), "{said}");
+        }
+        assert!(written("a.PNG").starts_with(b"\x89PNG\r\n\x1a\n"));
+    }
+
+    #[test]
+    fn another_ending_is_refused_with_those_that_exist() {
+        for name in ["a.pdf", "a", ".svg", ""] {
+            let error = name.parse::<PictureFile>().unwrap_err().to_string();
+            assert!(error.contains("ends in .svg or .png"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_written_is_named() {
+        let file: PictureFile = "/nowhere/at/all.svg".parse().unwrap();
+        let error = file.write("", &lines()).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/at/all.svg cannot be written"), "{error}");
+    }
+}

@@ -1,0 +1,59 @@
+//! Where pods and nodes come from: the files of a trace, or what is made up; and what runs of others came to, where that lies
+//! beside the trace.
+
+use crate::cli::simulate::{file_in, trace_in};
+use crate::sim::openb::published::{self, Means, PUBLISHED, Run};
+use crate::sim::openb::{Trace, built_in, pods_of, variant_of};
+use crate::sim::packing::PackingPolicy;
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+
+pub struct Source {
+    pub variant: String,
+    /// Whether it is made up.
+    pub is_built_in: bool,
+    pub trace: Trace,
+    published: Vec<Run>,
+}
+
+impl Source {
+    pub fn built_in() -> Self {
+        Self { variant: "made-up".into(), is_built_in: true, trace: built_in::trace(), published: Vec::new() }
+    }
+
+    pub fn read(directory: &Path, variant: &str) -> Result<Self> {
+        let variants = variants_in(directory)?;
+        if !variants.iter().any(|one| one == variant) {
+            let found = if variants.is_empty() { "none".into() } else { variants.join(", ") };
+            bail!("there is no variant {variant:?} in {}; it has {found}", directory.display());
+        }
+        let trace = trace_in(directory, &pods_of(variant))?;
+        Ok(Self {
+            published: match directory.join(PUBLISHED).is_file() {
+                true => published::read(file_in(directory, PUBLISHED)?.as_text())?,
+                false => Vec::new(),
+            },
+            variant: variant.into(),
+            is_built_in: false,
+            trace,
+        })
+    }
+
+    /// What runs of a policy with these seeds came to elsewhere.
+    pub fn published(&self, policy: PackingPolicy, seeds: &[u64]) -> Option<Means> {
+        published::means(&self.published, &self.variant, policy.published_as()?, seeds)
+    }
+}
+
+/// In order of name.
+fn variants_in(directory: &Path) -> Result<Vec<String>> {
+    let unreadable =
+        || format!("{} cannot be read; --trace is the directory of openb's files", directory.display());
+    let mut variants = Vec::new();
+    for entry in std::fs::read_dir(directory).with_context(unreadable)? {
+        let name = entry.with_context(unreadable)?.file_name();
+        variants.extend(name.to_str().and_then(variant_of).map(str::to_owned));
+    }
+    variants.sort_unstable();
+    Ok(variants)
+}

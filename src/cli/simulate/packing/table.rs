@@ -1,0 +1,87 @@
+//! Results as people read them: one line for each policy, beside what was published of it.
+
+use super::source::Source;
+use crate::sim::openb::published::Means;
+use crate::sim::packing::report::Losses;
+use crate::sim::packing::{Line, Setting};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+
+const LEGEND: &str = "\
+at 100 %, 130 %: GPUs allocated, in per cent of all, when pods have asked for so much of them; means over seeds
+fragmented: free, and of no use to a pod drawn from the typical ones, at 130 %";
+const ADMISSION: &str = "\
+admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they got; evicted: best-effort pods that left for them";
+const CHURN: &str = "\
+turned away: of the GPUs that pods asked for, the part that found no room, in per cent; mean over seeds";
+
+pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String {
+    let shows_admission = lines.iter().any(|line| line.high_priority_admitted.is_some());
+    let mut head = vec!["policy", "at 100 %", "published", "at 130 %", "published", "fragmented"];
+    let mut legend = LEGEND.to_owned();
+    if shows_admission {
+        head.extend(["admitted", "evicted"]);
+        legend = format!("{legend}\n{ADMISSION}");
+    }
+    let rows = lines.iter().map(|line| {
+        let published = source.published(line.policy, &line.seeds);
+        let was = |of: fn(&Means) -> f64| figure(published.as_ref().map(of));
+        let mut row = vec![
+            line.policy.name().into(),
+            figure(line.at_100),
+            was(|means| means.at_100),
+            figure(line.at_130),
+            was(|means| means.at_130),
+            figure(line.fragmented_at_130),
+        ];
+        if shows_admission {
+            row.push(figure(line.high_priority_admitted));
+            row.push(line.evicted.map_or_else(String::new, |evicted| format!("{evicted:.0}")));
+        }
+        row
+    });
+    let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
+    format!("{}\n\n{}\n\n{legend}\n", title(source, setting, seeds), table(&head, rows))
+}
+
+pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
+    let rows = losses.iter().map(|line| vec![line.policy.name().to_owned(), figure(Some(line.rejected))]);
+    let first = losses.first();
+    let seeds = first.map_or(&[][..], |line| &line.seeds);
+    let load = first.map_or(0.0, |line| line.load) * 100.0;
+    format!(
+        "{}; pods end, and would keep {load:.1} % of the GPUs busy\n\n{}\n\n{CHURN}\n",
+        title(source, setting, seeds),
+        table(&["policy", "turned away"], rows)
+    )
+}
+
+/// What was played.
+pub fn title(source: &Source, setting: &Setting, seeds: &[u64]) -> String {
+    let of = match source.is_built_in {
+        true => "made up (with --trace DIR the openb trace is played)".to_owned(),
+        false => format!("openb, {}", source.variant),
+    };
+    let seeds = match seeds {
+        [one] => format!("seed {one}"),
+        [first, .., last] => format!("seeds {first} to {last}"),
+        [] => "no seed".into(),
+    };
+    let (nodes, gpus) = (setting.sites.len(), setting.capacity() / 1000);
+    format!("{of}: {nodes} nodes, {gpus} GPUs, {} pods; {seeds}", setting.pods.len())
+}
+
+fn table(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING);
+    table.set_header(head.iter().copied());
+    rows.for_each(|row| {
+        table.add_row(row);
+    });
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+fn figure(figure: Option<f64>) -> String {
+    figure.map_or_else(String::new, |figure| format!("{figure:.2}"))
+}

@@ -1,0 +1,127 @@
+//! What the command prints, and what it says of what it cannot play.
+
+use super::*;
+use clap::Parser;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+#[derive(Debug, Parser)]
+struct Words {
+    #[command(flatten)]
+    packing: PackingArgs,
+}
+
+fn args(words: &[&str]) -> Result<PackingArgs, String> {
+    let words = ["packing"].iter().chain(words);
+    Words::try_parse_from(words).map(|line| line.packing).map_err(|error| error.to_string())
+}
+
+fn page(args: &PackingArgs) -> Value {
+    let stage = args.stage().unwrap();
+    let lines = stage.replays().unwrap();
+    serde_json::to_value(Page { variant: &stage.source.variant, results: &lines }).unwrap()
+}
+
+const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,T4\nn1,96000,393216,8,G2\n";
+const PODS: &str = "name,cpu_milli,memory_mib,num_gpu,gpu_milli\np0,4000,8192,1,460\np1,4000,8192,2,1000\n";
+
+fn trace(pods: &str) -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("openb_node_list_gpu_node.csv"), NODES).unwrap();
+    fs::write(directory.path().join("openb_pod_list_tiny.csv"), pods).unwrap();
+    directory
+}
+
+fn refusal(directory: &Path, variant: &str) -> String {
+    let path = directory.to_str().unwrap();
+    args(&["--trace", path, "--variant", variant]).unwrap().stage().err().unwrap().to_string()
+}
+
+#[test]
+fn the_object_names_the_variant_and_ours_is_stowage() {
+    let args = args(&["--policy", "best-fit,stowage", "--seeds", "42..43"]).unwrap();
+    let page = page(&args);
+    assert_eq!(page["variant"], "made-up");
+    let policies: Vec<&Value> =
+        page["results"].as_array().unwrap().iter().map(|line| &line["policy"]).collect();
+    assert_eq!(policies, ["best-fit", "stowage"]);
+    for line in page["results"].as_array().unwrap() {
+        assert_eq!(line["seeds"], json!([42, 43]));
+        let at_130 = line["at_130"].as_f64().unwrap();
+        assert!((80.0..=100.0).contains(&at_130), "{line}");
+    }
+}
+
+#[test]
+fn without_a_policy_all_are_played_and_one_that_is_named_twice_once() {
+    assert_eq!(args(&[]).unwrap().stage().unwrap().policies, PackingPolicy::USUAL);
+    let twice = args(&["--policy", "fgd,random,fgd"]).unwrap().stage().unwrap();
+    assert_eq!(twice.policies, [PackingPolicy::Fgd, PackingPolicy::Random]);
+}
+
+#[test]
+fn the_table_stands_beside_what_was_published() {
+    let directory = trace(PODS);
+    let published = "trace,policy,seed,a100,a130\ntiny,BestFit,42,91.5,92.5\n";
+    fs::write(directory.path().join("published_alloc_ratio.csv"), published).unwrap();
+    let path = directory.path().to_str().unwrap();
+    let args = args(&["--trace", path, "--variant", "tiny", "--policy", "best-fit,stowage", "--seeds", "42"])
+        .unwrap();
+    let stage = args.stage().unwrap();
+    let text = table::allocation(&stage.source, &stage.setting, &stage.replays().unwrap());
+    assert!(text.starts_with("openb, tiny: 2 nodes, 10 GPUs, 2 pods; seed 42"), "{text}");
+    let line = text.lines().find(|line| line.contains("best-fit")).unwrap();
+    assert!(line.contains("91.50") && line.contains("92.50"), "{line}");
+}
+
+#[test]
+fn the_made_up_trace_is_said_to_be_made_up() {
+    let stage = args(&["--policy", "best-fit", "--seeds", "1"]).unwrap().stage().unwrap();
+    let text = table::losses(&stage.source, &stage.setting, &stage.churns("0.9".parse().unwrap()).unwrap());
+    assert!(text.starts_with("made up (with --trace DIR"), "{text}");
+    assert!(text.contains("would keep 90.0 % of the GPUs busy"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_asked_for_is_refused_with_the_way_out() {
+    let cases: [(&[&str], &str); 6] = [
+        (
+            &["--policy", "worst-fit"],
+            "there is no policy \"worst-fit\"; write one or several of random, dot-product",
+        ),
+        (&["--seeds", "51..42"], "51 is larger than 42; write 42..51"),
+        (&["--seeds", "one"], "write a whole number"),
+        (&["--variant", "default"], "--trace <DIR>"),
+        (&["--churn", "95"], "from 0.01 to 10, such as 0.95"),
+        (&["--churn", "0.9", "--preempt-best-effort"], "cannot be used with"),
+    ];
+    for (words, said) in cases {
+        let error = args(words).unwrap_err();
+        assert!(error.contains(said), "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn an_unknown_variant_is_answered_with_those_that_are_there() {
+    let directory = trace(PODS);
+    let error = refusal(directory.path(), "default");
+    assert!(error.contains("no variant \"default\"") && error.ends_with("it has tiny"), "{error}");
+    let error = refusal(&directory.path().join("elsewhere"), "tiny");
+    assert!(error.contains("--trace is the directory of openb's files"), "{error}");
+}
+
+#[test]
+fn a_bad_trace_is_told_with_file_line_and_way_out() {
+    let cases = [
+        (PODS.replace("num_gpu,", "gpus,"), "line 1: there is no column \"num_gpu\""),
+        (PODS.replace("460", "-460"), "line 2: gpu_milli is -460, less than nothing; write 0 or more"),
+        (PODS.replace("2,1000", "16,1000"), "line 3: pod p1 wants 16 GPU(s)"),
+        (String::new(), "is empty; it should begin with a line of column names"),
+    ];
+    for (pods, said) in cases {
+        let directory = trace(&pods);
+        let error = refusal(directory.path(), "tiny");
+        assert!(error.contains("openb_pod_list_tiny.csv") && error.contains(said), "{error}");
+    }
+}

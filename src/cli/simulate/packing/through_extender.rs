@@ -1,0 +1,241 @@
+//! Stowage as the stock scheduler meets it: every pod goes through the router of the HTTP verbs, request and answer in JSON, in
+//! this process. Filter is asked about the nodes that the stock filters let the pod come to, prioritize about those that are
+//! left, and of the nodes with the highest of the scores 0 to 10 one is taken at random, as the scheduler takes it.
+
+use crate::control_plane::{
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
+    PodOnRecord, StatusChange,
+};
+use crate::extender::Extender;
+use crate::extender::request::Limits;
+use crate::extender::server::scheduler_router;
+use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::ledger::SeenState;
+use crate::scheduling::policy::Policy;
+use crate::service::Service;
+use crate::sim::packing::arrivals::{Arrivals, Dice};
+use crate::sim::packing::cluster::{Cluster, Seat};
+use crate::sim::packing::cpu_only::CpuOnly;
+use crate::sim::packing::kinds::{Kind, Setting};
+use crate::sim::packing::placer::{Arrival, Placed, Placer};
+use crate::sim::packing::shipped::{accepted, books};
+use crate::sim::random::Random;
+use anyhow::{Context, Result, ensure};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Method, Request, header};
+use futures::future::{BoxFuture, ready};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+pub struct ThroughExtender<'s> {
+    setting: &'s Setting,
+    service: Arc<Service>,
+    router: Router,
+    /// Binds are tasks of their own.
+    runtime: Runtime,
+    /// By rank.
+    names: Vec<NodeName>,
+    policy: Policy,
+    cpu_only: CpuOnly<'s>,
+    dice: Random,
+}
+
+impl<'s> ThroughExtender<'s> {
+    pub fn new(setting: &'s Setting, arrivals: &Arrivals) -> Result<Self> {
+        let policy = Policy::default();
+        let service = Service::new(policy.clone());
+        let names = books::names(setting, &arrivals.ranks);
+        books::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
+        service.gate.set_leading(true);
+        service.gate.set_synced();
+        let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), Limits::default());
+        Ok(Self {
+            router: scheduler_router(extender),
+            runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
+            service,
+            names,
+            policy,
+            cpu_only: CpuOnly::new(setting),
+            dice: Dice::Policy.of(arrivals.seed),
+            setting,
+        })
+    }
+
+    fn schedule(&mut self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Result<Option<Seat>> {
+        let pod = pod(uid, kind, &self.policy);
+        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
+        let passed = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }))?;
+        let passed: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
+        let node = match passed.as_slice() {
+            [] => return Ok(None),
+            // The scheduler asks nobody which of one is best.
+            [only] => only.clone(),
+            several => {
+                let request = json!({ "Pod": pod, "Nodes": null, "NodeNames": several });
+                self.best(&self.ask("prioritize", &request)?)?
+            }
+        };
+        let binding =
+            json!({ "PodName": uid.as_str(), "PodNamespace": "sim", "PodUID": uid.as_str(), "Node": node });
+        let bound = self.ask("bind", &binding)?;
+        ensure!(bound["Error"] == "", "pod {uid} is not bound to {node}: {}", bound["Error"]);
+        self.started(uid).map(Some)
+    }
+
+    /// One of the nodes with the highest score.
+    fn best(&mut self, scores: &Value) -> Result<String> {
+        let scores = scores.as_array().context("prioritize answers an array")?;
+        let highest = scores.iter().filter_map(|one| one["Score"].as_u64()).max();
+        let best: Vec<&str> = scores
+            .iter()
+            .filter(|one| one["Score"].as_u64() == highest)
+            .filter_map(|one| one["Host"].as_str())
+            .collect();
+        let taken = best.get(self.dice.below(best.len())).context("prioritize answers hosts with scores")?;
+        Ok((*taken).to_owned())
+    }
+
+    /// The pod runs, as the watch would show, and its engine answers at once.
+    fn started(&self, uid: &PodUid) -> Result<Seat> {
+        let mut ledger = self.service.ledger();
+        let entry = ledger.entry(uid).context("a pod that was bound is in the books")?;
+        let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
+        let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
+        let seat = books::seat(&ledger, &self.names, &node, &devices);
+        let state = SeenState::Bound { node, devices: Some(devices), starting: false, ran: None };
+        ledger.see(books::seen(uid, demand, state));
+        Ok(seat)
+    }
+
+    fn ask(&self, verb: &str, request: &Value) -> Result<Value> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("/scheduler/{verb}"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(serde_json::to_vec(request)?))?;
+        self.runtime.block_on(async {
+            let answer = self.router.clone().oneshot(request).await?;
+            let status = answer.status();
+            let body = to_bytes(answer.into_body(), usize::MAX).await?;
+            ensure!(status.is_success(), "{verb} answers {status}: {}", String::from_utf8_lossy(&body));
+            Ok(serde_json::from_slice(&body)?)
+        })
+    }
+}
+
+impl Placer for ThroughExtender<'_> {
+    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+        let setting = self.setting;
+        let kind = &setting.kinds[arrival.kind];
+        if kind.gpus == 0 {
+            return self.cpu_only.place(cluster, arrival);
+        }
+        let uid = books::uid(arrival.number);
+        let seat = self.schedule(cluster, &uid, kind);
+        let seat = seat.expect("the verbs answer a well-formed request from one who leads");
+        if seat.is_none() {
+            self.service.ledger().release(&uid);
+        }
+        seat.map(Placed::alone)
+    }
+
+    fn end(&mut self, number: usize) {
+        self.service.ledger().release(&books::uid(number));
+    }
+}
+
+/// Its manifest.
+fn pod(uid: &PodUid, kind: &Kind, policy: &Policy) -> Value {
+    let resources = json!({
+        "cpu": format!("{}m", kind.cpu),
+        "memory": kind.memory.to_string(),
+        "stowage.dev/vram": books::vram(kind, policy).0.to_string(),
+    });
+    let annotations = json!({
+        "stowage.dev/gpus": kind.gpus.to_string(),
+        "stowage.dev/exclusive": books::is_exclusive(kind).to_string(),
+    });
+    json!({
+        "metadata": { "name": uid.as_str(), "namespace": "sim", "uid": uid.as_str(), "annotations": annotations },
+        "spec": {
+            "schedulerName": "stowage",
+            "priority": 1000,
+            "containers": [{ "name": "main", "resources": { "limits": resources, "requests": resources } }],
+        },
+    })
+}
+
+/// A control plane that takes every Binding, and is asked for nothing else.
+struct AlwaysWritten;
+
+impl ControlPlane for AlwaysWritten {
+    fn bind<'a>(&'a self, _: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
+        Box::pin(ready(BindOutcome::Written))
+    }
+
+    fn read_pod<'a>(
+        &'a self,
+        _: &'a PodKey,
+    ) -> BoxFuture<'a, Result<Option<PodOnRecord>, ControlPlaneError>> {
+        Box::pin(ready(Ok(None)))
+    }
+
+    fn write_status<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+        _: &'a StatusChange,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn evict<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+        _: &'a EvictionReason,
+    ) -> BoxFuture<'a, EvictionOutcome> {
+        let message = "nobody is evicted here".into();
+        Box::pin(ready(EvictionOutcome::Refused { message }))
+    }
+
+    fn lift_gate<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    fn notify(&self, _: Notice) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::openb::built_in;
+    use crate::sim::packing::{Eviction, PackingPolicy, Replay, Typical, replay};
+
+    #[test]
+    fn through_the_verbs_pods_go_where_the_core_puts_them() {
+        let setting = Setting::of(&built_in::trace());
+        let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
+        let mut in_process = PackingPolicy::Stowage.placer(&setting, &typical, &arrivals, Eviction::Never);
+        let expected: Replay = replay(&setting, &arrivals, &typical, &mut *in_process);
+        let mut through = ThroughExtender::new(&setting, &arrivals).unwrap();
+        assert_eq!(replay(&setting, &arrivals, &typical, &mut through), expected);
+    }
+
+    #[test]
+    fn of_nodes_with_the_highest_score_each_is_taken_sometimes() {
+        let setting = Setting::of(&built_in::trace());
+        let mut through = ThroughExtender::new(&setting, &Arrivals::of(&setting, 42)).unwrap();
+        let scores = json!([
+            { "Host": "a", "Score": 9 }, { "Host": "b", "Score": 3 }, { "Host": "c", "Score": 9 }
+        ]);
+        let mut taken: Vec<String> = (0..40).map(|_| through.best(&scores).unwrap()).collect();
+        taken.sort_unstable();
+        taken.dedup();
+        assert_eq!(taken, ["a", "c"]);
+        assert!(through.best(&json!([])).is_err());
+    }
+}

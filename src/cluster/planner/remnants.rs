@@ -1,0 +1,89 @@
+//! Pods of a group that will not be whole leave, where the policy keeps no part of one: each is evicted like any other, within
+//! the rates, and asked again with back-off until it leaves.
+//!
+//! Not durable: a replica that begins to lead knows of no group that was broken before.
+
+use super::Planner;
+use super::attempt::Attempt;
+use super::course::PAUSES;
+use super::ended::broken;
+use super::outcome::{Errand, Outcome, tried};
+use crate::control_plane::{EvictionOutcome, EvictionReason};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::Phase;
+use crate::scheduling::stake::GroupKey;
+use crate::units::{Millis, Moment};
+use tracing::warn;
+
+/// A disruption budget that gives nothing for so long will not. The pod stays, and is told so.
+const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
+
+#[derive(Debug)]
+pub struct Remnant {
+    key: PodKey,
+    group: GroupKey,
+    since: Moment,
+    /// It counts in the rates once, however often it is asked.
+    is_ordered: bool,
+    attempt: Attempt,
+}
+
+impl Planner {
+    pub(super) fn have_remnant_leave(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
+        let (group, since) = (group.clone(), self.now());
+        let remnant = Remnant { key, group, since, is_ordered: false, attempt: Attempt::default() };
+        self.remnants.entry(uid).or_insert(remnant);
+    }
+
+    pub(super) fn see_remnants_off(&mut self) {
+        let now = self.now();
+        for uid in self.remnants.keys().cloned().collect::<Vec<_>>() {
+            self.see_off(&uid, now);
+        }
+    }
+
+    fn see_off(&mut self, uid: &PodUid, now: Moment) {
+        let Some(remnant) = self.remnants.get_mut(uid) else { return };
+        let mut ledger = self.service.ledger();
+        let is_there = ledger
+            .entry(uid)
+            .is_some_and(|entry| matches!(&entry.phase, Phase::Bound(bound) if bound.leaving.is_none()));
+        // Another member may have been bound in the missing one's place.
+        if !is_there || broken(&ledger, &remnant.group).is_none() {
+            self.remnants.remove(uid);
+            return;
+        }
+        if remnant.since + GIVEN_UP_AFTER <= now {
+            drop(ledger);
+            return self.keep_remnant(uid, "nothing let it leave in time");
+        }
+        let one = std::slice::from_ref(uid);
+        if !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
+            return;
+        }
+        if !std::mem::replace(&mut remnant.is_ordered, true) {
+            ledger.note_ordered(one);
+        }
+        drop(ledger);
+        remnant.attempt.begin();
+        let why = EvictionReason::GroupIncomplete { group: remnant.group.to_string().into() };
+        let (control_plane, key, uid) = (self.control_plane.clone(), remnant.key.clone(), uid.clone());
+        self.writes.add(uid.clone(), async move {
+            let outcome = control_plane.evict(&key, &uid, &why).await;
+            Some(Outcome::EvictedAlone { by: Errand::Remnant, key, victim: uid, outcome })
+        });
+    }
+
+    pub(super) fn note_remnant(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
+        let Some(remnant) = self.remnants.get_mut(uid) else { return };
+        if let Err(message) = tried(&mut remnant.attempt, key, outcome, now, PAUSES) {
+            self.keep_remnant(uid, &message);
+        }
+    }
+
+    fn keep_remnant(&mut self, uid: &PodUid, because: &str) {
+        let Some(Remnant { key, group, .. }) = self.remnants.remove(uid) else { return };
+        warn!(pod = %key, %group, because, "it stays, though its group is not whole");
+        self.say_that_it_stays(uid, &key);
+    }
+}

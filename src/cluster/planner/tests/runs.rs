@@ -1,0 +1,76 @@
+//! Planning runs beside the ticks: nothing waits for them, and what they say is checked again.
+
+use super::*;
+use std::collections::BTreeSet;
+
+#[tokio::test]
+async fn a_plan_that_is_being_made_holds_up_no_deadline() {
+    let mut bench = Bench::new(&["n", "m"]);
+    bench.show(gated("held", 50, 0));
+    bench.tick().await;
+    bench.show(gated("next", 50, 0));
+    let service = bench.service.clone();
+    let stock = service.stock();
+    bench.planner.tick();
+    assert!(!bench.planner.is_idle(), "the run waits for the view that is locked");
+    bench.pass(31);
+    bench.planner.tick();
+    drop(stock);
+    let outcome = bench.planner.writes.next().await;
+    bench.planner.note(outcome);
+    assert_eq!(bench.recorder.written(), ["held: end hold"]);
+    let mut written = Vec::new();
+    while !bench.planner.is_idle() {
+        bench.planner.go_on().await;
+        written.extend(bench.recorder.written());
+    }
+    assert!(written.contains(&"next: lift".to_owned()), "{written:?}");
+}
+
+#[tokio::test]
+async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_is_written() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.planner.tick();
+    bench.show(bound("faster", "n", 40, 0));
+    while !bench.planner.is_idle() {
+        bench.planner.go_on().await;
+    }
+    // The copy is of before: it placed the pod, and the books did not take it.
+    assert_eq!(bench.recorder.written(), Vec::<String>::new());
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(gated("a", 50, 0));
+    bench.planner.tick();
+    bench.planner.rest();
+    bench.planner.go_on().await;
+    assert!(bench.planner.is_idle());
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    // Nobody has told the planner yet.
+    bench.planner.tick();
+    bench.service.gate.set_leading(false);
+    bench.planner.go_on().await;
+    assert!(bench.planner.is_idle());
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+}
+
+#[tokio::test]
+async fn no_more_gated_pods_are_placed_than_the_scheduler_can_bind() {
+    let nodes = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
+    let mut bench = Bench::new(&nodes);
+    (0..850).for_each(|n| bench.show(gated(&format!("pod-{n:03}"), 1, -10)));
+    let mut told = BTreeSet::new();
+    for _ in 0..5 {
+        told.extend(bench.tick().await.into_iter().filter(|write| write.ends_with("lift")));
+    }
+    assert_eq!(told.len(), 768, "the third look was the first with too many");
+    let names: Vec<String> = (0..300).map(|n| format!("pod-{n:03}")).collect();
+    for name in names {
+        bench.gone(&name);
+    }
+    assert!(!bench.tick().await.is_empty(), "it goes on when they are bound, or gone");
+}

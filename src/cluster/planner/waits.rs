@@ -1,0 +1,127 @@
+//! Pods behind the gate for which there is no place: they are told why, and let through when they have waited long enough, or
+//! would wait for ever.
+
+use super::Planner;
+use super::ended::is_nominated;
+use super::run::Began;
+use super::seek::LOOKED_AT;
+use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
+use crate::ids::{PodKey, PodUid};
+use crate::scheduling::ledger::{Gate, Phase, Waiting, Way};
+use crate::scheduling::plan::Why;
+use crate::units::{Millis, Moment};
+use std::sync::Arc;
+use tracing::warn;
+
+/// Most pods have a place by then, and word that they wait would be a write for nothing.
+const WORTH_SAYING: Millis = Millis::seconds(2);
+/// With each reading another node may be the nearest to have room, for another reason. Nobody reads faster than this.
+const SAID_AGAIN: Millis = Millis::seconds(30);
+
+/// What a pod was last told of why it waits.
+#[derive(Debug)]
+pub struct Said {
+    why: Arc<str>,
+    at: Moment,
+}
+
+impl Planner {
+    /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
+    /// never be placed there.
+    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: Why, began: Began) {
+        let mut ledger = self.service.ledger();
+        ledger.note_sought(&uid, began.generation);
+        let Some(entry) = ledger.entry(&uid).filter(|entry| entry.hold().is_none()) else { return };
+        let Phase::Waiting(waiting) = &entry.phase else { return };
+        let waited = ledger.now().since(waiting.since);
+        let has_waited = waited >= ledger.policy().planning.gated_at_most;
+        let (is_gated, is_grouped) = (waiting.gate == Gate::Planned, entry.stake.group.is_some());
+        drop(ledger);
+        if !is_gated {
+            return;
+        }
+        if is_grouped {
+            let text = format!("The pod's group is not placed: {why}.");
+            let (key, uid) = (key.clone(), uid.clone());
+            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
+        }
+        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
+        match !is_grouped && (has_waited || is_hopeless) {
+            true => self.release(uid, key, why),
+            false => self.say_why(uid, key, why, waited),
+        }
+    }
+
+    /// Once for each reason, however often it is looked for a place.
+    fn say_why(&mut self, uid: PodUid, key: PodKey, why: Why, waited: Millis) {
+        let (at, why) = (self.now(), Arc::<str>::from(why.said()));
+        let is_news = match self.said.get(&uid) {
+            None => waited >= WORTH_SAYING,
+            Some(said) => said.why != why && said.at + SAID_AGAIN <= at,
+        };
+        if !is_news || self.writes.concern(&uid) {
+            return;
+        }
+        self.said.insert(uid.clone(), Said { why: why.clone(), at });
+        let (control_plane, change) =
+            (self.control_plane.clone(), StatusChange::plan(PlanState::Waiting { why }));
+        self.writes.add(uid.clone(), async move {
+            // Should it fail, the pod says why it waits when the reason is another.
+            let _ = control_plane.write_status(&key, &uid, &change).await;
+            None
+        });
+    }
+
+    /// Of those who do not wait behind the gate any more nothing is to be remembered.
+    pub(super) fn forget_what_was_said(&mut self) {
+        let ledger = self.service.ledger();
+        let waits = |uid: &PodUid| {
+            let phase = ledger.entry(uid).map(|entry| &entry.phase);
+            matches!(phase, Some(Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, .. })))
+        };
+        self.said.retain(|uid, _| waits(uid));
+    }
+
+    /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
+    pub(super) fn release_all(&mut self) {
+        let pending = self.service.ledger().pending(LOOKED_AT);
+        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
+            let mut ledger = self.service.ledger();
+            let generation = ledger.generation();
+            ledger.note_sought(&pod.uid, generation);
+            drop(ledger);
+            self.release(pod.uid, pod.key, Why::Shadowing);
+        }
+    }
+
+    /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
+        if self.writes.concern(&uid) {
+            return;
+        }
+        let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
+        self.control_plane.notify(Notice {
+            key: key.clone(),
+            uid: uid.clone(),
+            kind: NoticeKind::PlanFailed,
+            text,
+        });
+        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        // Of an earlier plan, which came to nothing.
+        if is_nominated(&self.service.ledger(), &uid) {
+            change = change.and_clear_nomination();
+        }
+        let control_plane = self.control_plane.clone();
+        self.writes.add(uid.clone(), async move {
+            let released = async {
+                control_plane.write_status(&key, &uid, &change).await?;
+                control_plane.lift_gate(&key, &uid).await
+            };
+            // Should it fail, the pod's turn comes again.
+            if let Err(error) = released.await {
+                warn!(pod = %key, %error, "a gated pod was not let through");
+            }
+            None
+        });
+    }
+}

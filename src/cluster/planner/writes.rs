@@ -1,0 +1,163 @@
+//! The planner's writes under way: many at once, but of each pod one after the other, in the order in which they were asked for.
+//!
+//! Two patches of one pod's status that are sent at once may arrive in any order, and the last one stands: a hold that was
+//! written and given up would be back. Nothing here knows what is written.
+
+use super::outcome::Outcome;
+use crate::ids::PodUid;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use tokio::task::{Id, JoinSet};
+
+/// Of all pods together: as many as keep an API server at work, and few beside what others ask of it.
+const AT_ONCE: usize = 32;
+
+type Act = BoxFuture<'static, Option<Outcome>>;
+
+#[derive(Debug)]
+pub struct Writes {
+    under_way: JoinSet<Option<Outcome>>,
+    /// Whom each of them is about.
+    about: FxHashMap<Id, PodUid>,
+    /// What comes after it, of each pod that has one under way.
+    next: BTreeMap<PodUid, Queue>,
+    places: Arc<Semaphore>,
+}
+
+/// Acts that have not begun.
+#[derive(Default)]
+struct Queue(VecDeque<Act>);
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} to come", self.0.len())
+    }
+}
+
+impl Default for Writes {
+    fn default() -> Self {
+        let places = Arc::new(Semaphore::new(AT_ONCE));
+        Self { under_way: JoinSet::new(), about: FxHashMap::default(), next: BTreeMap::new(), places }
+    }
+}
+
+impl Writes {
+    /// Does it, after all that was asked for about this pod before.
+    pub fn add(&mut self, about: PodUid, act: impl Future<Output = Option<Outcome>> + Send + 'static) {
+        match self.next.get_mut(&about) {
+            Some(queue) => queue.0.push_back(act.boxed()),
+            None => {
+                self.next.insert(about.clone(), Queue::default());
+                self.begin(about, act.boxed());
+            }
+        }
+    }
+
+    /// Whether anything about the pod is under way or to come.
+    pub fn concern(&self, uid: &PodUid) -> bool {
+        self.next.contains_key(uid)
+    }
+
+    /// What came of the next that ends. Never ends while none is under way.
+    pub async fn next(&mut self) -> Option<Outcome> {
+        let Some(done) = self.under_way.join_next_with_id().await else {
+            return std::future::pending().await;
+        };
+        let (id, outcome) = done.unwrap_or_else(|error| (error.id(), None));
+        if let Some(about) = self.about.remove(&id) {
+            match self.next.get_mut(&about).and_then(|queue| queue.0.pop_front()) {
+                Some(act) => self.begin(about, act),
+                None => drop(self.next.remove(&about)),
+            }
+        }
+        outcome
+    }
+
+    /// What has not begun is not done any more.
+    pub fn forget_what_is_to_come(&mut self) {
+        self.next.values_mut().for_each(|queue| queue.0.clear());
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.under_way.is_empty()
+    }
+
+    fn begin(&mut self, about: PodUid, act: Act) {
+        let places = self.places.clone();
+        let task = self.under_way.spawn(async move {
+            let _place = places.acquire_owned().await.ok()?;
+            act.await
+        });
+        self.about.insert(task.id(), about);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use parking_lot::Mutex;
+    use tokio::sync::oneshot;
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn what_is_asked_of_one_pod_is_done_in_that_order_and_of_another_meanwhile() {
+        let done = Arc::new(Mutex::new(Vec::new()));
+        let (open, opened) = oneshot::channel::<()>();
+        let mut writes = Writes::default();
+        let note = |name: &'static str| {
+            let done = done.clone();
+            async move {
+                done.lock().push(name);
+                None
+            }
+        };
+        let slow = {
+            let note = note("hold");
+            async move {
+                let _ = opened.await;
+                note.await
+            }
+        };
+        writes.add(uid("a"), slow);
+        writes.add(uid("a"), note("end hold"));
+        writes.add(uid("a"), note("again"));
+        writes.add(uid("b"), note("of another"));
+        writes.next().await;
+        assert_eq!(*done.lock(), ["of another"]);
+        open.send(()).unwrap();
+        for _ in 0..3 {
+            writes.next().await;
+        }
+        assert_eq!(*done.lock(), ["of another", "hold", "end hold", "again"]);
+        assert!(writes.is_empty() && !writes.concern(&uid("a")));
+    }
+
+    #[tokio::test]
+    async fn one_that_panics_does_not_hold_up_what_comes_after_it() {
+        let mut writes = Writes::default();
+        writes.add(uid("a"), async { panic!("in a test") });
+        writes.add(uid("a"), async { None });
+        writes.next().await;
+        assert!(writes.concern(&uid("a")));
+        writes.next().await;
+        assert!(!writes.concern(&uid("a")));
+    }
+
+    #[tokio::test]
+    async fn what_has_not_begun_when_the_replica_rests_is_not_done() {
+        let mut writes = Writes::default();
+        writes.add(uid("a"), async { None });
+        writes.add(uid("a"), async { panic!("it was forgotten") });
+        writes.forget_what_is_to_come();
+        writes.next().await;
+        assert!(writes.is_empty() && !writes.concern(&uid("a")));
+    }
+}

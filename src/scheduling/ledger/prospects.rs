@@ -1,0 +1,87 @@
+//! On which nodes others could leave for a pod, and what that costs at least: found from the pages alone, without a look at each
+//! pod's entry. Most nodes need no closer look.
+
+use super::Ledger;
+use super::book::{Book, Tenant};
+use super::claim::Claim;
+use crate::scheduling::device::Gpu;
+use crate::scheduling::fit::usable;
+use crate::scheduling::policy::Eviction;
+use crate::scheduling::preempt::{Price, Prospect, least_on_seat, seat_need};
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::Bytes;
+
+impl Ledger {
+    /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
+    /// first. Who stays for another reason than priority and class is not looked for here.
+    pub fn prospects(&self, claim: &Claim, demand: &Demand) -> Vec<Prospect> {
+        let books = self.books.values().filter(|book| book.can_be_cleared_for(demand));
+        let mut prospects: Vec<Prospect> = books
+            .filter_map(|book| {
+                Some(Prospect { floor: self.floor(book, claim, demand)?, node: book.view.name.clone() })
+            })
+            .collect();
+        prospects.sort_unstable();
+        prospects
+    }
+
+    fn floor(&self, book: &Book, claim: &Claim, demand: &Demand) -> Option<Price> {
+        let asks = claim.uid.as_ref()?;
+        let own_view;
+        let gpus = match book.pods.contains(asks) {
+            true => {
+                own_view = book.gpus_without(asks, &self.entries, &self.policy);
+                own_view.as_slice()
+            }
+            false => &book.view.gpus,
+        };
+        let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
+        let mut floors: Vec<Price> =
+            places.filter_map(|place| self.seat_floor(book, gpus, place, demand)).collect();
+        floors.sort_unstable();
+        floors.get((demand.gpus as usize).checked_sub(1)?).copied()
+    }
+
+    fn seat_floor(&self, book: &Book, gpus: &[Gpu], place: usize, demand: &Demand) -> Option<Price> {
+        let gpu = &gpus[place];
+        let there = book.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
+        let who_goes = there.filter_map(|tenant| {
+            let price = self.least_price(tenant, demand)?;
+            Some((most_given_back(tenant, gpu, demand), price))
+        });
+        least_on_seat(seat_need(gpu, demand), who_goes)
+    }
+
+    /// Less than what one pod's leaving costs; `None` if it stays whatever else is known of it.
+    fn least_price(&self, tenant: &Tenant, preemptor: &Demand) -> Option<Price> {
+        if tenant.is_leaving {
+            return Some(Price::default());
+        }
+        let class = self.policy.class(tenant.class);
+        let since = tenant.unsaved_since?;
+        let stays = !preemptor.may_preempt
+            || class.eviction == Eviction::Never
+            || tenant.priority >= preemptor.priority;
+        if stays {
+            return None;
+        }
+        let work = self.work_lost(since, class);
+        let drain = tenant.grace + class.drain_time;
+        let of_its_gpus = |seconds: u64| tenant.milli_gpus.saturating_mul(seconds);
+        let cost = self.policy.eviction_costs.per_pod.0;
+        let cost =
+            cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
+        Some(Price { priority: tenant.priority.abs_diff(i32::MIN), cost, ..Price::default() })
+    }
+}
+
+/// No more than this comes free on a GPU when the tenant leaves: what it was promised, and all that is used beyond promises.
+fn most_given_back(tenant: &Tenant, gpu: &Gpu, demand: &Demand) -> u64 {
+    match demand.sharing {
+        Sharing::Exclusive => 1,
+        Sharing::Shared => {
+            let promised: Bytes = gpu.price(tenant.per_gpu, tenant.sharing);
+            (promised + gpu.taken).0
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Who is in the books and the books' pages, kept so that a copy of the ledger is made at once: a copy shares what neither side
+//! has changed since.
+//!
+//! A plan works on a copy that is made while everyone else waits for the lock. Of entries, of which there may be a hundred
+//! thousand, only shelves are counted then; whoever changes one afterwards copies its shelf, and no other. What entries and
+//! pages mean is not known here.
+
+use super::book::Book;
+use super::entry::PodEntry;
+use crate::ids::{NodeName, PodUid};
+use rustc_hash::{FxBuildHasher, FxHashMap};
+use std::collections::BTreeMap;
+use std::hash::BuildHasher;
+use std::ops::Index;
+use std::sync::Arc;
+
+/// So many that a shelf of a large cluster has some hundreds of entries, and few enough to be counted in a microsecond.
+const SHELVES: usize = 256;
+
+type Shelf = FxHashMap<PodUid, Arc<PodEntry>>;
+
+/// All pods, by UID.
+#[derive(Debug, Clone)]
+pub(super) struct Entries {
+    shelves: Box<[Arc<Shelf>]>,
+}
+
+/// All nodes' pages, in order of name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Books {
+    pages: BTreeMap<NodeName, Arc<Book>>,
+}
+
+impl Default for Entries {
+    fn default() -> Self {
+        Self { shelves: std::iter::repeat_with(Arc::default).take(SHELVES).collect() }
+    }
+}
+
+impl Entries {
+    pub fn get(&self, uid: &PodUid) -> Option<&PodEntry> {
+        self.shelves[shelf_of(uid)].get(uid).map(|entry| &**entry)
+    }
+
+    pub fn contains_key(&self, uid: &PodUid) -> bool {
+        self.shelves[shelf_of(uid)].contains_key(uid)
+    }
+
+    pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodEntry> {
+        let shelf = &mut self.shelves[shelf_of(uid)];
+        // Whoever is not there is not worth a copy.
+        if !shelf.contains_key(uid) {
+            return None;
+        }
+        Arc::make_mut(shelf).get_mut(uid).map(Arc::make_mut)
+    }
+
+    pub fn get_or_insert(&mut self, uid: PodUid, entry: PodEntry) -> &mut PodEntry {
+        let shelf = Arc::make_mut(&mut self.shelves[shelf_of(&uid)]);
+        Arc::make_mut(shelf.entry(uid).or_insert_with(|| Arc::new(entry)))
+    }
+
+    pub fn insert(&mut self, uid: PodUid, entry: PodEntry) {
+        Arc::make_mut(&mut self.shelves[shelf_of(&uid)]).insert(uid, Arc::new(entry));
+    }
+
+    pub fn remove(&mut self, uid: &PodUid) {
+        let shelf = &mut self.shelves[shelf_of(uid)];
+        if shelf.contains_key(uid) {
+            Arc::make_mut(shelf).remove(uid);
+        }
+    }
+
+    /// Everyone, in no order: for sums, and for what is put into an order afterwards.
+    #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
+    pub fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodEntry)> {
+        self.shelves.iter().flat_map(|shelf| shelf.iter()).map(|(uid, entry)| (uid, &**entry))
+    }
+
+    /// Changes everyone, each by itself.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "each is changed by itself, and nothing follows from their order"
+    )]
+    pub fn change_each(&mut self, mut change: impl FnMut(&mut PodEntry)) {
+        for shelf in &mut self.shelves {
+            Arc::make_mut(shelf).values_mut().for_each(|entry| change(Arc::make_mut(entry)));
+        }
+    }
+}
+
+impl Index<&PodUid> for Entries {
+    type Output = PodEntry;
+
+    fn index(&self, uid: &PodUid) -> &PodEntry {
+        self.get(uid).expect("a pod that is named in the books has an entry")
+    }
+}
+
+/// By bits of the hash that the shelf itself does not go by.
+fn shelf_of(uid: &PodUid) -> usize {
+    (FxBuildHasher.hash_one(uid) >> 40) as usize % SHELVES
+}
+
+impl Books {
+    pub fn get(&self, name: &NodeName) -> Option<&Book> {
+        self.pages.get(name).map(|page| &**page)
+    }
+
+    pub fn get_mut(&mut self, name: &NodeName) -> Option<&mut Book> {
+        self.pages.get_mut(name).map(Arc::make_mut)
+    }
+
+    /// The node's page, which is an empty one if it had none.
+    pub fn open(&mut self, name: &NodeName) -> &mut Book {
+        let page = self.pages.entry(name.clone());
+        Arc::make_mut(page.or_insert_with(|| Arc::new(Book::new(name.clone()))))
+    }
+
+    pub fn remove(&mut self, name: &NodeName) {
+        self.pages.remove(name);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Book)> {
+        self.pages.iter().map(|(name, page)| (name, &**page))
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &Book> {
+        self.pages.values().map(|page| &**page)
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = &NodeName> {
+        self.pages.keys()
+    }
+}
+
+impl Index<&NodeName> for Books {
+    type Output = Book;
+
+    fn index(&self, name: &NodeName) -> &Book {
+        self.get(name).expect("a node that is named in the books has a page")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PodKey;
+    use crate::scheduling::ledger::entry::{Phase, Waiting};
+    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::request::Sharing;
+
+    fn uid(n: usize) -> PodUid {
+        PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
+    }
+
+    fn entry(n: usize) -> PodEntry {
+        let key = PodKey::parse("default", &format!("pod-{n}")).unwrap();
+        let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
+        let phase = Phase::Waiting(Waiting::default());
+        PodEntry { key, demand, stake: Arc::default(), phase, starting: None }
+    }
+
+    fn filled(count: usize) -> Entries {
+        let mut entries = Entries::default();
+        (0..count).for_each(|n| entries.insert(uid(n), entry(n)));
+        entries
+    }
+
+    fn tries(entries: &Entries, n: usize) -> u32 {
+        match &entries[&uid(n)].phase {
+            Phase::Waiting(waiting) => waiting.tries,
+            _ => 0,
+        }
+    }
+
+    fn try_again(entries: &mut Entries, n: usize) {
+        if let Some(Phase::Waiting(waiting)) = entries.get_mut(&uid(n)).map(|entry| &mut entry.phase) {
+            waiting.tries += 1;
+        }
+    }
+
+    #[test]
+    fn what_one_side_changes_the_other_does_not_see() {
+        let mut entries = filled(1000);
+        let mut copy = entries.clone();
+        try_again(&mut entries, 7);
+        try_again(&mut copy, 8);
+        copy.remove(&uid(9));
+        entries.insert(uid(1000), entry(1000));
+        assert_eq!([tries(&entries, 7), tries(&entries, 8)], [1, 0]);
+        assert_eq!([tries(&copy, 7), tries(&copy, 8)], [0, 1]);
+        assert!(entries.get(&uid(9)).is_some() && copy.get(&uid(9)).is_none());
+        assert!(entries.get(&uid(1000)).is_some() && copy.get(&uid(1000)).is_none());
+        assert_eq!((entries.in_no_order().count(), copy.in_no_order().count()), (1001, 999));
+    }
+
+    #[test]
+    fn a_change_copies_one_shelf_and_one_entry_and_what_is_not_there_none() {
+        let mut entries = filled(1000);
+        let copy = entries.clone();
+        let shared = |entries: &Entries| {
+            let shelves = entries.shelves.iter().zip(copy.shelves.iter());
+            shelves.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
+        };
+        assert!(entries.get_mut(&uid(5000)).is_none());
+        entries.remove(&uid(5000));
+        assert_eq!(shared(&entries), SHELVES);
+        try_again(&mut entries, 7);
+        assert_eq!(shared(&entries), SHELVES - 1);
+        let all = || copy.in_no_order().map(|(uid, entry)| (uid, std::ptr::from_ref(entry)));
+        let same = all().filter(|(uid, entry)| std::ptr::from_ref(&entries[*uid]) == *entry).count();
+        assert_eq!(same, 999);
+    }
+
+    #[test]
+    fn shelves_fill_evenly() {
+        let most = filled(10_000).shelves.iter().map(|shelf| shelf.len()).max().unwrap();
+        assert!(most < 100, "of 39 on the average one has {most}");
+    }
+}

@@ -1,0 +1,80 @@
+//! The search over many nodes of which little is known yet: each is looked at closely only when it could be cheaper than what
+//! was found. The answer is that of a close look at all of them.
+
+use super::bound::floor;
+use super::price::Price;
+use super::room::Room;
+use super::search::Search;
+use super::unit::Case;
+use super::{Effort, Rules, VictimSet};
+use crate::ids::NodeName;
+use crate::scheduling::request::Demand;
+use std::borrow::Borrow;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// A node, and less than what any set of victims costs there. In order, the one that could be cheapest comes first.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Prospect {
+    pub floor: Price,
+    pub node: NodeName,
+}
+
+/// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
+/// first by name. `prospects` stand in order; of those that could be cheapest, `look` finds the rooms, if they are any.
+pub fn cheapest_among<R: Borrow<Room>>(
+    prospects: Vec<Prospect>,
+    demand: &Demand,
+    rules: Rules,
+    effort: Effort,
+    mut look: impl FnMut(&NodeName) -> Option<R>,
+) -> Option<VictimSet> {
+    let mut search = Search::new(effort);
+    let mut distant = prospects.into_iter().peekable();
+    // Rooms that have been looked at, and what they cost at least by what is known now.
+    let mut rooms: Vec<Option<R>> = Vec::new();
+    let mut near: BinaryHeap<Reverse<(Prospect, usize)>> = BinaryHeap::new();
+    loop {
+        let next = near.peek().map(|Reverse((prospect, _))| prospect);
+        if let Some(prospect) = distant.next_if(|prospect| next.is_none_or(|next| prospect <= next)) {
+            if !search.beats(prospect.floor, &prospect.node) {
+                // All that come after it could only be dearer.
+                distant = Vec::new().into_iter().peekable();
+                continue;
+            }
+            let Some(room) = look(&prospect.node) else { continue };
+            if let Some(floor) = floor(room.borrow(), demand) {
+                debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
+                near.push(Reverse((Prospect { floor, ..prospect }, rooms.len())));
+                rooms.push(Some(room));
+            }
+            continue;
+        }
+        let Some(Reverse((prospect, place))) = near.pop() else { break };
+        let room = rooms[place].take().expect("each room stands in the queue once");
+        if !search.beats(prospect.floor, &prospect.node) {
+            break;
+        }
+        if let Some(case) = Case::new(room.borrow(), demand, rules) {
+            search.try_room(&case);
+        }
+    }
+    search.best()
+}
+
+/// The same of rooms that are all known.
+pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
+    let floors = rooms.iter().filter_map(|room| Some((floor(room, demand)?, room)));
+    let mut floors: Vec<(Price, &Room)> = floors.collect();
+    floors.sort_by(|(a, a_room), (b, b_room)| (a, &a_room.node).cmp(&(b, &b_room.node)));
+    let mut search = Search::new(effort);
+    for (floor, room) in floors {
+        if !search.beats(floor, &room.node) {
+            break;
+        }
+        if let Some(case) = Case::new(room, demand, rules) {
+            search.try_room(&case);
+        }
+    }
+    search.best()
+}

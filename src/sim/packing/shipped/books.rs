@@ -1,0 +1,133 @@
+//! The trace's nodes and pods as the ledger meets them. All GPUs count alike, and a thousandth of one is a thousandth of the
+//! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
+
+use super::Standing;
+use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::budget::BudgetSight;
+use crate::scheduling::device::{Device, Health};
+use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::Policy;
+use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::stake::{Shown, Stake, Stamp};
+use crate::sim::openb::WHOLE_GPU;
+use crate::sim::packing::cluster::Seat;
+use crate::sim::packing::kinds::{Kind, Setting};
+use crate::units::{Bytes, Millis};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// A size that GPUs have; every figure is a part of it.
+const GPU: Bytes = Bytes::gib(80);
+/// What Kubernetes gives a pod that says nothing.
+const GRACE: Millis = Millis::seconds(30);
+
+/// Names whose order is that of the ranks.
+pub fn names(setting: &Setting, ranks: &[usize]) -> Vec<NodeName> {
+    let width = ranks.len().to_string().len();
+    let name = |(rank, site): (usize, &usize)| {
+        let name = &setting.sites[*site].name;
+        // A name that is too long to have its rank before it is left out.
+        NodeName::parse(&format!("{rank:0width$}-{name}"))
+            .or_else(|_| NodeName::parse(&format!("{rank:0width$}")))
+            .expect("digits are a name")
+    };
+    ranks.iter().enumerate().map(name).collect()
+}
+
+/// The nodes with their GPUs, under these names.
+pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[NodeName]) {
+    // Nobody wrote a budget, and everybody knows it.
+    ledger.set_budget_sight(BudgetSight::Complete);
+    for (rank, site) in ranks.iter().enumerate() {
+        let site = &setting.sites[*site];
+        let device = |index: u32| Device {
+            uuid: GpuUuid::parse(&format!("GPU-{rank}-{index}")).expect("digits are a name"),
+            index,
+            model: setting.models[site.model].clone(),
+            parent: None,
+            total: GPU,
+            reserved: Bytes::ZERO,
+            health: Health::Healthy,
+            island: None,
+        };
+        ledger.set_node(&names[rank], NodeKind::Stowage, None);
+        let reported = ledger.report_devices(&names[rank], (0..site.gpus).map(device).collect());
+        debug_assert!(reported.is_ok(), "a trace's nodes have no more GPUs than a node may");
+    }
+}
+
+/// What such a pod's manifest asks for, by [`Standing`]; nothing of Stowage's if it has no GPU.
+pub fn demands(setting: &Setting, kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
+    let models: Arc<[GpuModel]> = match kind.models.iter().all(|accepted| *accepted) {
+        true => Arc::default(),
+        false => setting
+            .models
+            .iter()
+            .zip(&kind.models)
+            .filter(|(_, accepted)| **accepted)
+            .map(|(model, _)| model.clone())
+            .collect(),
+    };
+    let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
+    (kind.gpus > 0).then(|| Standing::ALL.map(demand))
+}
+
+pub fn uid(number: usize) -> PodUid {
+    PodUid::parse(&format!("pod-{number}")).expect("digits are a name")
+}
+
+pub fn seen(uid: &PodUid, demand: Demand, state: SeenState) -> Seen {
+    let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
+    let shown = Some(Shown { stake: Stake::default(), stamp: Stamp::None, leaving: None });
+    Seen { uid: uid.clone(), key, demand, state, shown }
+}
+
+/// What a pod asks for over all its GPUs.
+pub fn vram(kind: &Kind, policy: &Policy) -> Bytes {
+    let promisable = GPU.minus(policy.headroom.default.of(GPU));
+    let per_gpu = promisable.0 * u64::from(kind.milli) / u64::from(WHOLE_GPU);
+    Bytes(per_gpu).times(kind.gpus.into())
+}
+
+/// Whether it wants its GPUs to itself.
+pub fn is_exclusive(kind: &Kind) -> bool {
+    kind.milli == WHOLE_GPU
+}
+
+/// Where a pod is, as its cluster's rank of nodes and places of GPUs.
+pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> Seat {
+    let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
+    let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();
+    let chosen = |place: &usize| devices.contains(&there[*place].uuid);
+    Seat { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
+}
+
+fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
+    let (vram, gpus) = (vram(kind, policy).0.to_string(), kind.gpus.to_string());
+    let (cpu, memory) = (format!("{}m", kind.cpu), kind.memory.to_string());
+    let container = ContainerRequest {
+        name: "main",
+        role: ContainerRole::Main,
+        vram: Some(&vram),
+        plugin: PluginAmount::None,
+        cpu: Some(&cpu),
+        memory: Some(&memory),
+    };
+    let pod = PodRequest {
+        namespace: "sim",
+        labels: &BTreeMap::new(),
+        priority_class: None,
+        priority: standing.priority(),
+        may_preempt: standing == Standing::Preemptor,
+        grace: GRACE,
+        containers: &[container],
+        gpus: Some(&gpus),
+        exclusive: is_exclusive(kind).then_some("true"),
+        model: None,
+        kv_cache: None,
+        service_account: None,
+        resources: &BTreeSet::from(["stowage.dev/vram"]),
+    };
+    Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
+}

@@ -1,0 +1,80 @@
+//! Room for a pod that serves, where nobody has any: the shipped search for the cheapest who leave, of the nodes that would
+//! suit the pod if they did.
+
+use super::cpu_pods::less;
+use super::{Shipped, books};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::ledger::Ledger;
+use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
+use crate::scheduling::request::Companion;
+use crate::sim::packing::cluster::{Cluster, Node};
+use crate::sim::packing::kinds::Kind;
+use crate::sim::packing::placer::{Arrival, Placed};
+use crate::units::{Bytes, MilliCpu};
+
+impl Shipped<'_> {
+    /// Who leaves is gone at once.
+    pub(super) fn make_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
+        let kind = &self.setting.kinds[arrival.kind];
+        let set = self.cheapest(cluster, uid, kind)?;
+        let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
+        self.ledger.hold(uid, hold(&self.ledger, &set)?).ok()?;
+        let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
+        set.evicted().for_each(|victim| {
+            self.ledger.release(victim);
+        });
+        cpu_pods.iter().for_each(|number| self.cpu_pods.remove(*number));
+        evicted.extend(cpu_pods);
+        let placement = self.bind(uid, &set.node)?;
+        Some(Placed { seat: self.seat(&placement), evicted })
+    }
+
+    /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
+    fn cpu_pods_leaving(&self, cluster: &Cluster, set: &VictimSet, kind: &Kind) -> Vec<usize> {
+        let rank = self.rank_of(&set.node);
+        let companion = |victim: &PodUid| self.ledger.entry(victim).map(|entry| entry.demand.companion);
+        let freed = set.victims.iter().filter_map(companion);
+        self.cpu_pods.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
+    }
+
+    fn rank_of(&self, node: &NodeName) -> usize {
+        self.names.binary_search(node).expect("a room is one of a node that is there")
+    }
+
+    fn cheapest(&self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Option<VictimSet> {
+        let entry = self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?;
+        let of_model = |rank: &usize| kind.models[cluster.nodes()[*rank].model];
+        let names = (0..cluster.nodes().len()).filter(of_model).map(|rank| &self.names[rank]);
+        let mut rooms = self.ledger.rooms_for(&self.ledger.claim(uid), names);
+        for room in &mut rooms {
+            let rank = self.rank_of(&room.node);
+            let lack = lack(&cluster.nodes()[rank], kind);
+            room.shortfall.companion = self.cpu_pods.lack_without(rank, lack);
+        }
+        preempt::cheapest(&rooms, &entry.demand, Rules::Keep, Effort::default())
+    }
+}
+
+/// What the stock scheduler's filters miss of CPU and memory: whoever leaves must free that too.
+fn lack(node: &Node, kind: &Kind) -> Companion {
+    Companion {
+        cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),
+        memory: Bytes(kind.memory.saturating_sub(node.memory)),
+    }
+}
+
+fn hold(ledger: &Ledger, set: &VictimSet) -> Option<Hold> {
+    let node = ledger.node(&set.node)?;
+    Some(Hold {
+        node: set.node.clone(),
+        devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
+        victims: set.everyone().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().hold_slack,
+    })
+}
+
+/// The other way from [`books::uid`].
+fn number(uid: &PodUid) -> Option<usize> {
+    uid.as_str().strip_prefix("pod-")?.parse().ok().filter(|number| books::uid(*number) == *uid)
+}

@@ -1,0 +1,212 @@
+//! Stowage, played: a ledger with the trace's nodes, and of each pod the very calls that filter, prioritize and bind make.
+//! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
+//! pod slot. No rule of Stowage's own is here.
+//!
+//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_pods`] knows whom the
+//! books do not.
+
+pub mod books;
+mod cpu_pods;
+mod evict;
+mod learning;
+
+use super::cluster::{Cluster, Seat};
+use super::cpu_only::CpuOnly;
+use super::kinds::{Kind, Setting};
+use super::placer::{Arrival, Placed, Placer};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::decision::Placement;
+use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
+use crate::scheduling::policy::{Limit, Policy};
+use crate::scheduling::rank::{self, Attempt};
+use crate::scheduling::request::Demand;
+use crate::scheduling::worth::Mix;
+use crate::sim::openb::Qos;
+use crate::units::Millis;
+use cpu_pods::CpuPods;
+use std::sync::Arc;
+
+/// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
+/// else.
+const BETWEEN_ARRIVALS: Millis = Millis(1);
+
+/// Whether pods may be evicted for others.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Eviction {
+    #[default]
+    Never,
+    /// Best-effort pods, for those that serve.
+    OfBestEffort,
+}
+
+pub struct Shipped<'s> {
+    setting: &'s Setting,
+    eviction: Eviction,
+    pub ledger: Ledger,
+    policy: Arc<Policy>,
+    /// By rank: in order, so that of equal nodes the lower rank is taken here too.
+    names: Vec<NodeName>,
+    /// By kind and [`Standing`]; none of pods without GPUs.
+    demands: Vec<Option<[Demand; 3]>>,
+    cpu_only: CpuOnly<'s>,
+    /// Those that may be evicted.
+    cpu_pods: CpuPods,
+    knowledge: Knowledge,
+    /// By rank: as which version of a node the ledger knows what CPU and memory it has left.
+    versions: Vec<u32>,
+}
+
+/// What it knows of the pods to come.
+#[derive(Debug, Clone, Default)]
+pub enum Knowledge {
+    /// What it has seen of those before them.
+    #[default]
+    Learned,
+    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
+    /// arrivals.
+    Told { mix: Arc<Mix>, next_at: u64 },
+}
+
+/// What a pod is to the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It serves; others may be evicted for it.
+    Preemptor,
+    /// Neither.
+    Bystander,
+    /// It may be evicted.
+    BestEffort,
+}
+
+impl Standing {
+    pub const ALL: [Self; 3] = [Self::Preemptor, Self::Bystander, Self::BestEffort];
+
+    fn of(qos: Option<Qos>) -> Self {
+        match qos {
+            Some(Qos::LatencySensitive | Qos::Guaranteed) => Self::Preemptor,
+            Some(Qos::BestEffort) => Self::BestEffort,
+            Some(Qos::Burstable) | None => Self::Bystander,
+        }
+    }
+
+    fn priority(self) -> i32 {
+        match self {
+            Self::Preemptor | Self::Bystander => 1000,
+            Self::BestEffort => -10,
+        }
+    }
+}
+
+impl<'s> Shipped<'s> {
+    pub fn new(setting: &'s Setting, ranks: &[usize], eviction: Eviction) -> Self {
+        Self::knowing(setting, ranks, eviction, Knowledge::Learned)
+    }
+
+    pub fn knowing(setting: &'s Setting, ranks: &[usize], eviction: Eviction, knowledge: Knowledge) -> Self {
+        let policy = Arc::new(Policy::default());
+        let names = books::names(setting, ranks);
+        let mut ledger = Ledger::new(policy.clone());
+        books::fill(&mut ledger, setting, ranks, &names);
+        Self {
+            eviction,
+            ledger,
+            demands: setting.kinds.iter().map(|kind| books::demands(setting, kind, &policy)).collect(),
+            policy,
+            names,
+            setting,
+            cpu_only: CpuOnly::new(setting),
+            cpu_pods: CpuPods::default(),
+            knowledge,
+            versions: vec![0; ranks.len()],
+        }
+    }
+
+    fn place_on_cpus(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+        let placed = self.cpu_only.place(cluster, arrival)?;
+        if Standing::of(self.setting.pods[arrival.pod].qos) == Standing::BestEffort {
+            self.cpu_pods.put(placed.seat.node, arrival.number, &self.setting.kinds[arrival.kind]);
+        }
+        Some(placed)
+    }
+
+    /// Filter, prioritize and bind.
+    fn place_in_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
+        let node = self.best(cluster, uid, arrival)?;
+        let placement = self.bind(uid, &node)?;
+        Some(Placed::alone(self.seat(&placement)))
+    }
+
+    fn best(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<NodeName> {
+        let kind = &self.setting.kinds[arrival.kind];
+        self.ledger.begin_attempt(uid);
+        let snapshot = self.ledger.snapshot();
+        let demand = &self.ledger.entry(uid)?.demand;
+        let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
+        let attempt = Attempt {
+            limit: usize::from(self.policy.shortlist),
+            just_failed: None,
+            own_room: None,
+            policy: &self.policy,
+            allowance: Limit::default(),
+        };
+        let list = rank::shortlist(&snapshot, demand, names.into_iter(), attempt);
+        list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
+    }
+
+    /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
+    fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
+        let Ok(Assumption::New(placement)) = self.ledger.assume(uid, node) else { return None };
+        let devices = placement.recorded();
+        self.ledger.confirm(uid, node, devices.clone());
+        let demand = self.ledger.entry(uid)?.demand.clone();
+        let state = SeenState::Bound { node: node.clone(), devices, starting: false, ran: None };
+        self.ledger.see(books::seen(uid, demand, state));
+        Some(placement)
+    }
+
+    fn seat(&self, placement: &Placement) -> Seat {
+        books::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
+    }
+
+    /// Where nobody is evicted all are equal.
+    fn demand(&self, arrival: Arrival) -> Option<Demand> {
+        let standing = match self.eviction {
+            Eviction::Never => Standing::Bystander,
+            Eviction::OfBestEffort => Standing::of(self.setting.pods[arrival.pod].qos),
+        };
+        self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
+    }
+}
+
+impl Placer for Shipped<'_> {
+    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+        self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
+        self.look_at_nodes(cluster);
+        self.learn();
+        let Some(demand) = self.demand(arrival) else { return self.place_on_cpus(cluster, arrival) };
+        let uid = books::uid(arrival.number);
+        self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
+        let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
+            Eviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+            Eviction::Never => None,
+        });
+        if placed.is_none() {
+            self.ledger.release(&uid);
+        }
+        placed
+    }
+
+    fn end(&mut self, number: usize) {
+        self.ledger.release(&books::uid(number));
+        self.cpu_pods.remove(number);
+    }
+}
+
+/// Ranks of the nodes that the stock scheduler's filters let the pod come to.
+pub fn accepted(cluster: &Cluster, kind: &Kind) -> impl Iterator<Item = usize> {
+    let nodes = cluster.nodes().iter().enumerate();
+    nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,107 @@
+//! The shipped manifests before a real API server and scheduler: what they accept, and what the admission policies refuse.
+
+use super::processes::{eventually, run};
+use super::world::{World, manifest, yaml};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
+    let Some(world) = World::start().await else { return };
+    println!("{}", world.versions());
+    config_map_is_the_shipped_configuration();
+    let accepted = |file: &str, flags: &[&str]| {
+        let applied = world.kubectl(&[&["apply", "-f", manifest(file).to_str().unwrap()], flags].concat());
+        assert!(applied.ok, "{file}: {}", applied.said);
+    };
+    for file in ["priority-classes.yaml", "stowage.yaml", "agent.yaml", "admission-policy.yaml"] {
+        accepted(file, &["--dry-run=server"]);
+        accepted(file, &[]);
+    }
+    let runtime =
+        "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
+    assert!(world.apply(runtime, &[]).ok);
+    accepted("example-pod.yaml", &["--dry-run=server"]);
+    scheduler_reads_the_shipped_configuration(&world);
+    policies_are_without_type_errors(&world).await;
+    forgeries_are_refused(&world).await;
+}
+
+fn config_map_is_the_shipped_configuration() {
+    let shipped = std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap();
+    let stowage = std::fs::read_to_string(manifest("stowage.yaml")).unwrap();
+    let config_map = stowage.split("\n---\n").map(yaml).find(|object| object["kind"] == "ConfigMap").unwrap();
+    assert_eq!(config_map["data"]["kube-scheduler-config.yaml"], shipped);
+}
+
+/// It is no object of the API server's: the scheduler itself reads it, strictly, and writes out what it understood.
+fn scheduler_reads_the_shipped_configuration(world: &World) {
+    let understood = world.folder().join("understood.yaml");
+    let mut command = world.command("kube-scheduler");
+    command.arg("--config").arg(world.scheduler_config()).arg("--write-config-to").arg(&understood);
+    let ran = run(&mut command);
+    assert!(ran.ok, "{}", ran.said);
+    let understood = yaml(&std::fs::read_to_string(understood).unwrap());
+    assert_eq!(understood["profiles"][0]["percentageOfNodesToScore"], 100);
+    let extender = &understood["extenders"][0];
+    assert_eq!((&extender["nodeCacheCapable"], &extender["ignorable"]), (&json!(true), &Value::Null));
+    assert_eq!(extender["managedResources"], json!([{ "name": "stowage.dev/vram" }]));
+}
+
+async fn policies_are_without_type_errors(world: &World) {
+    let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
+    let policies = yaml(&policies.said);
+    let policies = policies["items"].as_array().unwrap();
+    assert_eq!(policies.len(), 4);
+    assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
+}
+
+async fn forgeries_are_refused(world: &World) {
+    let example = std::fs::read_to_string(manifest("example-pod.yaml")).unwrap();
+    let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
+    let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
+    let devices = "only Stowage writes";
+    eventually("the admission policy is in force", async || {
+        (!world.apply(&forged("stowage.dev/devices"), &["--dry-run=server"]).ok).then_some(())
+    })
+    .await;
+    let refused = |text: &str, reason: &str| {
+        assert_ne!(text, example);
+        let applied = world.apply(text, &["--dry-run=server"]);
+        assert!(!applied.ok && applied.said.contains(reason), "{}", applied.said);
+    };
+    for key in ["devices", "vram-granted", "gpu-memory-fraction", "visible-devices"] {
+        refused(&forged(&format!("stowage.dev/{key}")), devices);
+    }
+    refused(&forged("nvidia.cdi.k8s.io/container.engine"), devices);
+    let on_a_node =
+        |pod: &str| pod.replace("schedulerName: stowage", "schedulerName: stowage\n  nodeName: a");
+    refused(&on_a_node(&example), "must not set spec.nodeName");
+    refused(&example.replace("schedulerName: stowage", "schedulerName: other"), "needs spec.schedulerName");
+    let others = plain.replace("schedulerName: stowage", "nodeName: a");
+    let applied = world.apply(&others, &["--dry-run=server"]);
+    assert!(applied.ok, "a pod that asks for no VRAM is nobody's business: {}", applied.said);
+
+    assert!(world.apply(&example, &[]).ok);
+    let annotate = |pair: &str| world.kubectl(&["annotate", "pod", "llama-3-1-8b", pair]);
+    assert!(annotate("example.com/note=fine").ok);
+    assert!(annotate("stowage.dev/devices=GPU-1").said.contains(devices));
+    let status = json!({ "metadata": { "annotations": { "stowage.dev/devices": "GPU-1" } } }).to_string();
+    let patch = ["patch", "pod", "llama-3-1-8b", "--subresource=status", "--type=merge", "-p", &status];
+    assert!(world.kubectl(&patch).said.contains(devices));
+    let binding = bind_with_devices(&world.client).await.unwrap_err().to_string();
+    assert!(binding.contains(devices), "{binding}");
+}
+
+/// What somebody with the right to bind would try.
+async fn bind_with_devices(client: &Client) -> kube::Result<Value> {
+    let pods: Api<Pod> = Api::default_namespaced(client.clone());
+    let annotations = json!({ "stowage.dev/devices": "GPU-1" });
+    let binding = json!({
+        "metadata": { "name": "llama-3-1-8b", "annotations": annotations },
+        "target": { "kind": "Node", "name": "a" },
+    });
+    pods.create_subresource("binding", "llama-3-1-8b", &PostParams::default(), &binding).await
+}

@@ -1,0 +1,46 @@
+//! The packing simulator on the real trace, where it lies beside the checkout: pods come as they came in the published runs, and
+//! the published policies come to what was published.
+
+use crate::shared;
+use stowage::sim::openb::published::{self, PUBLISHED};
+use stowage::sim::openb::{NODES, PODS, Trace, TraceText};
+use stowage::sim::packing::{Arrivals, Eviction, PackingPolicy, Setting, Typical, replay};
+
+fn text(name: &str) -> Option<String> {
+    shared::text(&format!("traces/openb/{name}"))
+}
+
+fn setting() -> Option<Setting> {
+    let (nodes, pods) = (text(NODES)?, text(PODS)?);
+    let of = |file, text| TraceText { file, text };
+    Some(Setting::of(&Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap()))
+}
+
+#[test]
+fn pods_come_in_the_order_of_the_published_runs() {
+    let (Some(setting), Some(orders)) = (setting(), text("default_arrivals_130pct.csv")) else { return };
+    let mut seeds = 0;
+    for line in orders.lines().skip(1) {
+        let (seed, rows) = line.split_once(',').unwrap();
+        let rows: Vec<usize> = rows.split(' ').map(|row| row.parse().unwrap()).collect();
+        assert!(Arrivals::of(&setting, seed.parse().unwrap()).pods == rows, "seed {seed}");
+        seeds += 1;
+    }
+    assert_eq!(seeds, 10);
+}
+
+#[test]
+fn a_published_policy_comes_to_what_was_published() {
+    let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else { return };
+    let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
+    let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
+    for policy in [PackingPolicy::BestFit, PackingPolicy::Packing] {
+        let mut placer = policy.placer(&setting, &typical, &arrivals, Eviction::Never);
+        let curve = replay(&setting, &arrivals, &typical, &mut *placer).curve;
+        let was = published::means(&runs, "default", policy.published_as().unwrap(), &[42]).unwrap();
+        for (load, was) in [(100, was.at_100), (130, was.at_130)] {
+            let ours = curve.at(load).unwrap().allocated;
+            assert!((ours - was).abs() < 0.0051, "{policy:?} at {load} %: {ours} where {was} was published");
+        }
+    }
+}
