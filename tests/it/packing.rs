@@ -4,7 +4,7 @@
 use crate::shared;
 use stowage::sim::openb::published::{self, PUBLISHED};
 use stowage::sim::openb::{NODES, PODS, Trace, TraceText};
-use stowage::sim::packing::{Arrivals, Eviction, PackingPolicy, Setting, Typical, replay};
+use stowage::sim::packing::{Arrivals, CpuRule, Eviction, PackingPolicy, Setting, Typical, replay};
 
 fn text(name: &str) -> Option<String> {
     shared::text(&format!("traces/openb/{name}"))
@@ -35,7 +35,7 @@ fn a_published_policy_comes_to_what_was_published() {
     let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
     let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
     for policy in [PackingPolicy::BestFit, PackingPolicy::Packing] {
-        let mut placer = policy.placer(&setting, &typical, &arrivals, Eviction::Never);
+        let mut placer = policy.placer(&setting, &typical, &arrivals, Eviction::Never, CpuRule::default());
         let curve = replay(&setting, &arrivals, &typical, &mut *placer).curve;
         let was = published::means(&runs, "default", policy.published_as().unwrap(), &[42]).unwrap();
         for (load, was) in [(100, was.at_100), (130, was.at_130)] {

@@ -19,7 +19,6 @@ pub mod arrivals;
 pub mod baseline;
 pub mod churn;
 pub mod cluster;
-pub mod cpu_only;
 pub mod curve;
 pub mod fragmentation;
 pub mod kinds;
@@ -37,7 +36,7 @@ pub use kinds::Setting;
 pub use policy::PackingPolicy;
 pub use replay::{Replay, replay};
 pub use report::Line;
-pub use shipped::Eviction;
+pub use shipped::{CpuRule, Eviction};
 
 #[cfg(test)]
 mod testing;

@@ -9,7 +9,8 @@ use super::baseline::scored::Scored;
 use super::fragmentation::Typical;
 use super::kinds::Setting;
 use super::placer::Placer;
-use super::shipped::{Eviction, Knowledge, Shipped};
+use super::shipped::learning::Knowledge;
+use super::shipped::{CpuRule, Eviction, Shipped};
 use serde::Serialize;
 use std::str::FromStr;
 
@@ -90,6 +91,7 @@ impl PackingPolicy {
         typical: &'s Typical,
         arrivals: &Arrivals,
         eviction: Eviction,
+        cpu_rule: CpuRule,
     ) -> Box<dyn Placer + 's> {
         match self {
             Self::Random => Box::new(AtRandom::new(setting, Dice::Policy.of(arrivals.seed))),
@@ -98,11 +100,18 @@ impl PackingPolicy {
             Self::Packing => Box::new(Scored::new(setting, Packing)),
             Self::BestFit => Box::new(Scored::new(setting, BestFit)),
             Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
-            Self::Stowage => Box::new(Shipped::new(setting, &arrivals.ranks, eviction)),
-            Self::StowageTold => {
-                let told = Knowledge::of_all(setting);
-                Box::new(Shipped::knowing(setting, &arrivals.ranks, eviction, told))
+            Self::Stowage | Self::StowageTold => {
+                let knowledge = self.knowledge(setting);
+                Box::new(Shipped::new(setting, &arrivals.ranks, eviction, cpu_rule, knowledge))
             }
+        }
+    }
+
+    /// What Stowage knows of the pods to come.
+    pub fn knowledge(self, setting: &Setting) -> Knowledge {
+        match self {
+            Self::StowageTold => Knowledge::of_all(setting),
+            _ => Knowledge::Learned,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::sim::openb::built_in;
 
 fn run(setting: &Setting, policy: PackingPolicy, arrivals: &Arrivals) -> Replay {
     let typical = Typical::of(setting);
-    let mut placer = policy.placer(setting, &typical, arrivals, Eviction::Never);
+    let mut placer = policy.placer(setting, &typical, arrivals, Eviction::Never, CpuRule::default());
     replay(setting, arrivals, &typical, &mut *placer)
 }
 

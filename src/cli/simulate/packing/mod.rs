@@ -13,9 +13,9 @@ use super::{Seeds, side_by_side};
 use crate::sim::packing::churn::churn;
 use crate::sim::packing::placer::Placer;
 use crate::sim::packing::report::Losses;
-use crate::sim::packing::{Arrivals, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
+use crate::sim::packing::{Arrivals, CpuRule, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use picture::PictureFile;
 use serde::Serialize;
@@ -55,6 +55,10 @@ pub struct PackingArgs {
     #[arg(long, conflicts_with = "preempt_best_effort")]
     through_extender: bool,
 
+    /// Who places pods without GPUs where Stowage places the others: one who goes by what free VRAM is worth, or best fit
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPods::Worth)]
+    cpu_pods: CpuPods,
+
     /// Draw what is allocated and what is in fragments, over what pods have asked for
     #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
     plot: Option<PictureFile>,
@@ -80,6 +84,22 @@ struct Stage {
     policies: Vec<PackingPolicy>,
     eviction: Eviction,
     way: Way,
+    cpu_rule: CpuRule,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CpuPods {
+    Worth,
+    BestFit,
+}
+
+impl From<CpuPods> for CpuRule {
+    fn from(pods: CpuPods) -> Self {
+        match pods {
+            CpuPods::Worth => Self::Worth,
+            CpuPods::BestFit => Self::BestFit,
+        }
+    }
 }
 
 /// How Stowage is asked.
@@ -131,6 +151,7 @@ impl PackingArgs {
             typical: Typical::of(&setting),
             eviction: if self.preempt_best_effort { Eviction::OfBestEffort } else { Eviction::Never },
             way: if self.through_extender { Way::ThroughExtender } else { Way::InProcess },
+            cpu_rule: self.cpu_pods.into(),
             source,
             setting,
             policies,
@@ -174,11 +195,12 @@ impl Stage {
     }
 
     fn placer<'s>(&'s self, policy: PackingPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
+        let Self { setting, typical, cpu_rule, .. } = self;
         Ok(match (policy, self.way) {
-            (PackingPolicy::Stowage, Way::ThroughExtender) => {
-                Box::new(ThroughExtender::new(&self.setting, arrivals)?)
+            (PackingPolicy::Stowage | PackingPolicy::StowageTold, Way::ThroughExtender) => {
+                Box::new(ThroughExtender::new(setting, arrivals, *cpu_rule, policy.knowledge(setting))?)
             }
-            _ => policy.placer(&self.setting, &self.typical, arrivals, self.eviction),
+            _ => policy.placer(setting, typical, arrivals, self.eviction, *cpu_rule),
         })
     }
 

@@ -9,15 +9,16 @@ use crate::control_plane::{
 use crate::extender::Extender;
 use crate::extender::request::Limits;
 use crate::extender::server::scheduler_router;
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{GpuModel, NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::SeenState;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use crate::sim::packing::arrivals::{Arrivals, Dice};
 use crate::sim::packing::cluster::{Cluster, Seat};
-use crate::sim::packing::cpu_only::CpuOnly;
 use crate::sim::packing::kinds::{Kind, Setting};
 use crate::sim::packing::placer::{Arrival, Placed, Placer};
+use crate::sim::packing::shipped::cpu_only::{CpuOnly, CpuRule};
+use crate::sim::packing::shipped::learning::{Knowledge, Upkeep};
 use crate::sim::packing::shipped::{accepted, books};
 use crate::sim::random::Random;
 use anyhow::{Context, Result, ensure};
@@ -39,12 +40,18 @@ pub struct ThroughExtender<'s> {
     /// By rank.
     names: Vec<NodeName>,
     policy: Policy,
+    upkeep: Upkeep,
     cpu_only: CpuOnly<'s>,
     dice: Random,
 }
 
 impl<'s> ThroughExtender<'s> {
-    pub fn new(setting: &'s Setting, arrivals: &Arrivals) -> Result<Self> {
+    pub fn new(
+        setting: &'s Setting,
+        arrivals: &Arrivals,
+        cpu_rule: CpuRule,
+        knowledge: Knowledge,
+    ) -> Result<Self> {
         let policy = Policy::default();
         let service = Service::new(policy.clone());
         let names = books::names(setting, &arrivals.ranks);
@@ -58,14 +65,15 @@ impl<'s> ThroughExtender<'s> {
             service,
             names,
             policy,
-            cpu_only: CpuOnly::new(setting),
+            upkeep: Upkeep::knowing(knowledge),
+            cpu_only: CpuOnly::new(setting, cpu_rule),
             dice: Dice::Policy.of(arrivals.seed),
             setting,
         })
     }
 
     fn schedule(&mut self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Result<Option<Seat>> {
-        let pod = pod(uid, kind, &self.policy);
+        let pod = pod(uid, self.setting, kind, &self.policy);
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
         let passed = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }))?;
         let passed: Vec<String> = serde_json::from_value(passed["NodeNames"].clone())?;
@@ -130,8 +138,9 @@ impl Placer for ThroughExtender<'_> {
     fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
         let setting = self.setting;
         let kind = &setting.kinds[arrival.kind];
+        self.upkeep.tick(&mut self.service.ledger(), cluster, &self.names);
         if kind.gpus == 0 {
-            return self.cpu_only.place(cluster, arrival);
+            return self.cpu_only.place(&mut self.service.ledger(), cluster, arrival);
         }
         let uid = books::uid(arrival.number);
         let seat = self.schedule(cluster, &uid, kind);
@@ -148,7 +157,7 @@ impl Placer for ThroughExtender<'_> {
 }
 
 /// Its manifest.
-fn pod(uid: &PodUid, kind: &Kind, policy: &Policy) -> Value {
+fn pod(uid: &PodUid, setting: &Setting, kind: &Kind, policy: &Policy) -> Value {
     let resources = json!({
         "cpu": format!("{}m", kind.cpu),
         "memory": kind.memory.to_string(),
@@ -158,11 +167,18 @@ fn pod(uid: &PodUid, kind: &Kind, policy: &Policy) -> Value {
         "stowage.dev/gpus": kind.gpus.to_string(),
         "stowage.dev/exclusive": books::is_exclusive(kind).to_string(),
     });
+    let models: Vec<&str> = books::models(setting, kind).map(GpuModel::as_str).collect();
+    let expression = json!({ "key": "nvidia.com/gpu.product", "operator": "In", "values": models });
+    let terms = json!([{ "matchExpressions": [expression] }]);
+    let required =
+        json!({ "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": terms } });
+    let affinity = json!({ "nodeAffinity": required });
     json!({
         "metadata": { "name": uid.as_str(), "namespace": "sim", "uid": uid.as_str(), "annotations": annotations },
         "spec": {
             "schedulerName": "stowage",
             "priority": 1000,
+            "affinity": if models.is_empty() { Value::Null } else { affinity },
             "containers": [{ "name": "main", "resources": { "limits": resources, "requests": resources } }],
         },
     })
@@ -219,16 +235,24 @@ mod tests {
     fn through_the_verbs_pods_go_where_the_core_puts_them() {
         let setting = Setting::of(&built_in::trace());
         let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
-        let mut in_process = PackingPolicy::Stowage.placer(&setting, &typical, &arrivals, Eviction::Never);
+        let mut in_process =
+            PackingPolicy::Stowage.placer(&setting, &typical, &arrivals, Eviction::Never, CpuRule::default());
         let expected: Replay = replay(&setting, &arrivals, &typical, &mut *in_process);
-        let mut through = ThroughExtender::new(&setting, &arrivals).unwrap();
+        let mut through =
+            ThroughExtender::new(&setting, &arrivals, CpuRule::default(), Knowledge::Learned).unwrap();
         assert_eq!(replay(&setting, &arrivals, &typical, &mut through), expected);
     }
 
     #[test]
     fn of_nodes_with_the_highest_score_each_is_taken_sometimes() {
         let setting = Setting::of(&built_in::trace());
-        let mut through = ThroughExtender::new(&setting, &Arrivals::of(&setting, 42)).unwrap();
+        let mut through = ThroughExtender::new(
+            &setting,
+            &Arrivals::of(&setting, 42),
+            CpuRule::default(),
+            Knowledge::Learned,
+        )
+        .unwrap();
         let scores = json!([
             { "Host": "a", "Score": 9 }, { "Host": "b", "Score": 3 }, { "Host": "c", "Score": 9 }
         ]);

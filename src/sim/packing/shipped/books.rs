@@ -59,18 +59,16 @@ pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[No
 
 /// What such a pod's manifest asks for, by [`Standing`]; nothing of Stowage's if it has no GPU.
 pub fn demands(setting: &Setting, kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
-    let models: Arc<[GpuModel]> = match kind.models.iter().all(|accepted| *accepted) {
-        true => Arc::default(),
-        false => setting
-            .models
-            .iter()
-            .zip(&kind.models)
-            .filter(|(_, accepted)| **accepted)
-            .map(|(model, _)| model.clone())
-            .collect(),
-    };
+    let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
     let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
     (kind.gpus > 0).then(|| Standing::ALL.map(demand))
+}
+
+/// The GPU models that a pod insists on; none if it runs on any.
+pub fn models<'s>(setting: &'s Setting, kind: &Kind) -> impl Iterator<Item = &'s GpuModel> {
+    let is_picky = kind.models.contains(&false);
+    let named = setting.models.iter().zip(kind.models.clone());
+    named.filter(move |(_, accepted)| is_picky && *accepted).map(|(model, _)| model)
 }
 
 pub fn uid(number: usize) -> PodUid {

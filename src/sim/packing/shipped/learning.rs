@@ -1,7 +1,9 @@
 //! What `serve` does beside the requests: it says how much CPU and memory nodes have left, and has what free VRAM is worth
 //! learned anew when enough pods have come.
 
-use super::{Knowledge, Shipped, books};
+use super::books;
+use crate::ids::NodeName;
+use crate::scheduling::ledger::Ledger;
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::Companion;
@@ -10,6 +12,17 @@ use crate::sim::packing::cluster::Cluster;
 use crate::sim::packing::kinds::Setting;
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
+
+/// What is known of the pods to come.
+#[derive(Debug, Clone, Default)]
+pub enum Knowledge {
+    /// What was seen of those before them.
+    #[default]
+    Learned,
+    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
+    /// arrivals.
+    Told { mix: Arc<Mix>, next_at: u64 },
+}
 
 impl Knowledge {
     /// Of each pod of the trace, as if all had come already.
@@ -24,33 +37,50 @@ impl Knowledge {
     }
 }
 
-impl Shipped<'_> {
-    /// Nodes that have changed since the last look.
-    pub(super) fn look_at_nodes(&mut self, cluster: &Cluster) {
+/// Keeps a ledger up to date beside its pods.
+#[derive(Debug, Default)]
+pub struct Upkeep {
+    knowledge: Knowledge,
+    /// By rank: as which version of a node the ledger knows what CPU and memory it has left. No node has version 0.
+    versions: Vec<u32>,
+}
+
+impl Upkeep {
+    pub fn knowing(knowledge: Knowledge) -> Self {
+        Self { knowledge, versions: Vec::new() }
+    }
+
+    /// As often as `serve` does, which is before each pod: it is told of nodes that have changed, and learns if it is time to.
+    pub fn tick(&mut self, ledger: &mut Ledger, cluster: &Cluster, names: &[NodeName]) {
+        self.look_at_nodes(ledger, cluster, names);
+        self.learn(ledger);
+    }
+
+    fn look_at_nodes(&mut self, ledger: &mut Ledger, cluster: &Cluster, names: &[NodeName]) {
+        self.versions.resize(names.len(), 0);
         for (rank, node) in cluster.nodes().iter().enumerate() {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
                 let spare = Companion { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
-                self.ledger.set_spare(&self.names[rank], Some(spare));
+                ledger.set_spare(&names[rank], Some(spare));
             }
         }
     }
 
-    /// As often as `serve` does.
-    pub(super) fn learn(&mut self) {
+    fn learn(&mut self, ledger: &mut Ledger) {
         let mix = match &mut self.knowledge {
-            Knowledge::Learned if self.ledger.is_worth_due() => self.ledger.mix().clone(),
+            Knowledge::Learned if ledger.is_worth_due() => ledger.mix().clone(),
             Knowledge::Learned => return,
-            Knowledge::Told { mix, next_at } if *next_at <= self.ledger.mix().arrivals() => {
-                *next_at = self.ledger.mix().arrivals() + EVERY;
+            Knowledge::Told { mix, next_at } if *next_at <= ledger.mix().arrivals() => {
+                *next_at = ledger.mix().arrivals() + EVERY;
                 mix.clone()
             }
             Knowledge::Told { .. } => return,
         };
-        let snapshot = self.ledger.snapshot();
+        let snapshot = ledger.snapshot();
         let worth = Worth::learn(&mix, snapshot.nodes().iter().map(Node::site));
         // The ledger copies one that somebody still reads.
         drop(snapshot);
-        self.ledger.set_worth(worth);
+        ledger.set_worth(worth);
     }
 }

@@ -2,28 +2,32 @@
 //! The stand-in for the stock scheduler's filters says on which nodes it is asked: those with CPU, memory, the model and a
 //! pod slot. No rule of Stowage's own is here.
 //!
-//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_pods`] knows whom the
-//! books do not.
+//! [`books`] fills the ledger, [`learning`] has it learn, [`evict`] makes room where nobody has any, [`cpu_only`] stands in for
+//! whoever places pods without GPUs, [`cpu_pods`] knows which of those may be evicted.
 
 pub mod books;
+pub mod cpu_only;
 mod cpu_pods;
 mod evict;
-mod learning;
+pub mod learning;
+
+pub use cpu_only::CpuRule;
 
 use super::cluster::{Cluster, Seat};
-use super::cpu_only::CpuOnly;
 use super::kinds::{Kind, Setting};
 use super::placer::{Arrival, Placed, Placer};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Placement;
 use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
+use crate::scheduling::memo::Memo;
 use crate::scheduling::policy::{Limit, Policy};
-use crate::scheduling::rank::{self, Attempt};
+use crate::scheduling::rank::Attempt;
 use crate::scheduling::request::Demand;
-use crate::scheduling::worth::Mix;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
+use cpu_only::CpuOnly;
 use cpu_pods::CpuPods;
+use learning::{Knowledge, Upkeep};
 use std::sync::Arc;
 
 /// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
@@ -51,20 +55,8 @@ pub struct Shipped<'s> {
     cpu_only: CpuOnly<'s>,
     /// Those that may be evicted.
     cpu_pods: CpuPods,
-    knowledge: Knowledge,
-    /// By rank: as which version of a node the ledger knows what CPU and memory it has left.
-    versions: Vec<u32>,
-}
-
-/// What it knows of the pods to come.
-#[derive(Debug, Clone, Default)]
-pub enum Knowledge {
-    /// What it has seen of those before them.
-    #[default]
-    Learned,
-    /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
-    /// arrivals.
-    Told { mix: Arc<Mix>, next_at: u64 },
+    upkeep: Upkeep,
+    memo: Memo,
 }
 
 /// What a pod is to the others.
@@ -98,11 +90,13 @@ impl Standing {
 }
 
 impl<'s> Shipped<'s> {
-    pub fn new(setting: &'s Setting, ranks: &[usize], eviction: Eviction) -> Self {
-        Self::knowing(setting, ranks, eviction, Knowledge::Learned)
-    }
-
-    pub fn knowing(setting: &'s Setting, ranks: &[usize], eviction: Eviction, knowledge: Knowledge) -> Self {
+    pub fn new(
+        setting: &'s Setting,
+        ranks: &[usize],
+        eviction: Eviction,
+        cpu_rule: CpuRule,
+        knowledge: Knowledge,
+    ) -> Self {
         let policy = Arc::new(Policy::default());
         let names = books::names(setting, ranks);
         let mut ledger = Ledger::new(policy.clone());
@@ -114,15 +108,15 @@ impl<'s> Shipped<'s> {
             policy,
             names,
             setting,
-            cpu_only: CpuOnly::new(setting),
+            cpu_only: CpuOnly::new(setting, cpu_rule),
             cpu_pods: CpuPods::default(),
-            knowledge,
-            versions: vec![0; ranks.len()],
+            upkeep: Upkeep::knowing(knowledge),
+            memo: Memo::default(),
         }
     }
 
     fn place_on_cpus(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
-        let placed = self.cpu_only.place(cluster, arrival)?;
+        let placed = self.cpu_only.place(&mut self.ledger, cluster, arrival)?;
         if Standing::of(self.setting.pods[arrival.pod].qos) == Standing::BestEffort {
             self.cpu_pods.put(placed.seat.node, arrival.number, &self.setting.kinds[arrival.kind]);
         }
@@ -149,7 +143,7 @@ impl<'s> Shipped<'s> {
             policy: &self.policy,
             allowance: Limit::default(),
         };
-        let list = rank::shortlist(&snapshot, demand, names.into_iter(), attempt);
+        let list = self.memo.shortlist(&snapshot, demand, names.into_iter(), attempt);
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 
@@ -181,8 +175,7 @@ impl<'s> Shipped<'s> {
 impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
         self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
-        self.look_at_nodes(cluster);
-        self.learn();
+        self.upkeep.tick(&mut self.ledger, cluster, &self.names);
         let Some(demand) = self.demand(arrival) else { return self.place_on_cpus(cluster, arrival) };
         let uid = books::uid(arrival.number);
         self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));

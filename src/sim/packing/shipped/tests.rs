@@ -25,7 +25,8 @@ fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
     for eviction in [Eviction::Never, Eviction::OfBestEffort] {
         let arrivals = Arrivals::of(&setting, 42);
         let mut world = World::new(&setting, &arrivals.ranks, None);
-        let mut shipped = Shipped::new(&setting, &arrivals.ranks, eviction);
+        let mut shipped =
+            Shipped::new(&setting, &arrivals.ranks, eviction, CpuRule::default(), Knowledge::Learned);
         let mut evicted = 0;
         for arrival in arrivals.iter(&setting) {
             evicted += world.admit(arrival, &mut shipped).evicted.len();
@@ -45,7 +46,8 @@ fn a_pod_goes_only_where_the_stock_filters_let_it() {
     let picky = Kind { models: [false, true].into(), ..kind(1000, 1, 500) };
     let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
     let cluster = Cluster::new(&setting, &[0, 1]);
-    let mut shipped = Shipped::new(&setting, &[0, 1], Eviction::Never);
+    let mut shipped =
+        Shipped::new(&setting, &[0, 1], Eviction::Never, CpuRule::default(), Knowledge::Learned);
     let place = |shipped: &mut Shipped<'_>, kind| {
         shipped.place(&cluster, Arrival { number: kind, pod: kind, kind }).map(|placed| placed.seat.node)
     };
@@ -63,7 +65,8 @@ fn whoever_leaves_frees_the_cpu_too() {
         setting.pods[pod].qos = Some(qos);
     }
     let mut world = World::new(&setting, &[0], None);
-    let mut shipped = Shipped::new(&setting, &[0], Eviction::OfBestEffort);
+    let mut shipped =
+        Shipped::new(&setting, &[0], Eviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
     let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
     let last = outcomes.nth(2).unwrap();
     assert_eq!(last.node, Some(0));
@@ -80,7 +83,8 @@ fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
         setting.pods[pod].qos = Some(qos);
     }
     let mut world = World::new(&setting, &[0], None);
-    let mut shipped = Shipped::new(&setting, &[0], Eviction::OfBestEffort);
+    let mut shipped =
+        Shipped::new(&setting, &[0], Eviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
     let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
     let last = outcomes.nth(2).unwrap();
     assert_eq!((last.node, last.evicted), (Some(0), vec![0]));
