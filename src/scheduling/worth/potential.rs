@@ -358,3 +358,45 @@ impl Learned {
         by_cpu.max(by_memory)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{Machine, learned, mix, shared, whole, with_cpu};
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn what_a_choice_changes_is_what_a_fresh_look_at_the_node_shows(
+            sizes in prop::collection::vec((1u64..=1000, 0u64..20_000), 10..40),
+            charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=900], 8),
+            cpu in 0u64..100_000,
+            (milli, wanted_cpu, gpus) in (1u64..=1000, 0u64..20_000, 1u32..=3),
+        ) {
+            let pods = sizes.iter().map(|(milli, cpu)| with_cpu(shared(*milli), *cpu));
+            let machine = Machine::of(&[("H100", 1000), ("H100", 1000), ("L4", 400), ("L4", 400)], Some(cpu)).with(&charged);
+            let worth = learned(&mix(pods.chain([whole(2), whole(4)])), std::slice::from_ref(&machine));
+            let demand = if milli > 900 { whole(gpus) } else { with_cpu(shared(milli), wanted_cpu) };
+            let appraisal = worth.appraise(machine.site(), &demand);
+            let seats = (0..4).filter(|place| machine.gpus[*place].has_space(&demand));
+            let chosen: GpuSet = seats.take(demand.gpus as usize).collect();
+            let mut after = machine.clone();
+            chosen.iter().for_each(|place| after.gpus[place].charge(demand.per_gpu, demand.sharing));
+            after.spare = machine.spare.map(|spare| less(spare, demand.companion));
+            let known = worth.learned.as_ref().unwrap();
+            let (seen, fresh) = (appraisal.prospect().unwrap(), known.prospect(after.site(), Companion::default()));
+            // Nobody insists on a model: all of the loss but φ is ties and blocks.
+            let cpu_left = after.spare.unwrap().cpu;
+            let tie = 0.5 * cpu_left.0 as f64 / LARGE_NODE.0 + 0.5 * fresh.before.sums.free / LARGE_NODE.1;
+            let on = |whole: usize, cpu: MilliCpu| -> f64 {
+                known.blocks.iter().map(|(block, price)| price * block.on(whole, Some(cpu), 0.0)).sum()
+            };
+            let broken = on(seen.before.whole, MilliCpu(cpu)) - on(fresh.before.whole, cpu_left);
+            let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
+            let told = seen.loss(&machine.gpus, &demand, chosen);
+            prop_assert!((told - expected).abs() < 1e-9, "{} {}", told, expected);
+        }
+    }
+}

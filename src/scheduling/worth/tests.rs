@@ -30,14 +30,14 @@ fn device(index: u32, model: &str, capacity: u64) -> Device {
 
 /// A node of GPUs that are still empty.
 #[derive(Debug, Clone)]
-struct Machine {
-    gpus: Vec<Gpu>,
-    devices: Vec<Device>,
-    spare: Option<Companion>,
+pub(super) struct Machine {
+    pub gpus: Vec<Gpu>,
+    pub devices: Vec<Device>,
+    pub spare: Option<Companion>,
 }
 
 impl Machine {
-    fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
+    pub fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
         let devices: Vec<Device> =
             (0..).zip(gpus).map(|(index, (model, capacity))| device(index, model, *capacity)).collect();
         let headroom = Headroom::all(Percent::default());
@@ -50,11 +50,11 @@ impl Machine {
         Self::of(&vec![("H100", WHOLE); gpus], None)
     }
 
-    fn site(&self) -> Site<'_> {
+    pub fn site(&self) -> Site<'_> {
         Site { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
     }
 
-    fn with(mut self, charged: &[u64]) -> Self {
+    pub fn with(mut self, charged: &[u64]) -> Self {
         self.gpus
             .iter_mut()
             .zip(charged)
@@ -70,25 +70,25 @@ impl Machine {
     }
 }
 
-fn shared(milli: u64) -> Demand {
+pub(super) fn shared(milli: u64) -> Demand {
     demand_of(milli, 1, Sharing::Shared, 0)
 }
 
-fn with_cpu(demand: Demand, cpu: u64) -> Demand {
+pub(super) fn with_cpu(demand: Demand, cpu: u64) -> Demand {
     Demand { companion: Companion { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
 }
 
-fn whole(gpus: u32) -> Demand {
+pub(super) fn whole(gpus: u32) -> Demand {
     demand_of(WHOLE, gpus, Sharing::Exclusive, 0)
 }
 
-fn mix(demands: impl IntoIterator<Item = Demand>) -> Mix {
+pub(super) fn mix(demands: impl IntoIterator<Item = Demand>) -> Mix {
     let mut mix = Mix::default();
     demands.into_iter().for_each(|demand| mix.arrive(Wish::of(&demand).unwrap()));
     mix
 }
 
-fn learned(mix: &Mix, machines: &[Machine]) -> Worth {
+pub(super) fn learned(mix: &Mix, machines: &[Machine]) -> Worth {
     Worth::learn(mix, machines.iter().map(Machine::site))
 }
 
