@@ -56,8 +56,9 @@ fn time_decisions() {
         let prospects = cluster.ledger.prospects(&claim, &demand);
         let gathered = start.elapsed();
         let mut survey = cluster.ledger.survey(&claim, &demand);
-        let set =
-            cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node| survey.room(node));
+        let set = cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node| {
+            seen(survey.room(node)?, &demand)
+        });
         let took = start.elapsed();
         if let Some(set) = &set {
             assert!(can_be_held(&mut cluster, &uid, set), "{set:?}");
@@ -95,7 +96,7 @@ fn decide(cluster: &Cluster, uid: &PodUid) -> Option<VictimSet> {
     let claim = cluster.ledger.claim(uid);
     let mut survey = cluster.ledger.survey(&claim, demand);
     let prospects = cluster.ledger.prospects(&claim, demand);
-    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node| survey.room(node))
+    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node| seen(survey.room(node)?, demand))
 }
 
 fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {

@@ -202,8 +202,15 @@ impl<'l> Survey<'l> {
         for tenant in book.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
             self.enter(&mut room, &mut places, book, tenant, wanted);
         }
-        room.budgets = places.budgets.iter().map(|budget| self.allowed(*budget)).collect();
+        room.budget_places = places.budgets;
+        self.allow(&mut room);
         Some(room)
+    }
+
+    /// Brings a room that was found before to what budgets let leave now. Others may have been told to leave since, on other
+    /// nodes.
+    pub fn allow(&self, room: &mut Room) {
+        room.budgets = room.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
     }
 
     fn enter(

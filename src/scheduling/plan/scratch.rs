@@ -1,12 +1,13 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
+use super::evict::KnownRooms;
 use super::ranking::{Kind, Ranking, Seat};
 use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Ledger, Pending, Way, is_allowed};
+use crate::scheduling::ledger::{Ledger, Pending, PodEntry, Way, is_allowed};
 use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
 use crate::scheduling::snapshot::Snapshot;
@@ -21,6 +22,7 @@ pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
+    pub rooms: KnownRooms,
     /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
     pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
@@ -29,7 +31,14 @@ pub(super) struct Scratch<'a> {
 
 impl<'a> Scratch<'a> {
     pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
-        Self { ledger, stock, rankings: Vec::new(), hopeless: Vec::new(), done: BTreeSet::new() }
+        Self {
+            ledger,
+            stock,
+            rankings: Vec::new(),
+            rooms: KnownRooms::default(),
+            hopeless: Vec::new(),
+            done: BTreeSet::new(),
+        }
     }
 
     /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
@@ -138,6 +147,11 @@ impl<'a> Scratch<'a> {
         }
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.hold.victims);
+        // With a group its members on other nodes leave.
+        for victim in place.hold.victims.iter() {
+            let node = self.ledger.entry(victim).and_then(PodEntry::node);
+            node.into_iter().for_each(|node| self.rooms.forget_node(node));
+        }
         self.look_again(&place.hold.node);
         Some(place)
     }
@@ -146,6 +160,7 @@ impl<'a> Scratch<'a> {
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
         self.hopeless.clear();
+        self.rooms.forget();
         self.look_again(&place.hold.node);
     }
 
@@ -163,6 +178,7 @@ impl<'a> Scratch<'a> {
     }
 
     fn look_again(&mut self, node: &NodeName) {
+        self.rooms.forget_node(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };

@@ -20,6 +20,14 @@ pub struct Prospect {
     pub node: NodeName,
 }
 
+/// A room that has been looked at, and less than what any set of victims costs in it.
+pub type Seen<R> = (Price, R);
+
+/// `None` if nobody's leaving would be enough.
+pub fn seen(room: Room, demand: &Demand) -> Option<Seen<Room>> {
+    Some((floor(&room, demand)?, room))
+}
+
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
 /// first by name. `prospects` stand in order; of those that could be cheapest, `look` finds the rooms, if they are any.
 pub fn cheapest_among<R: Borrow<Room>>(
@@ -27,7 +35,7 @@ pub fn cheapest_among<R: Borrow<Room>>(
     demand: &Demand,
     rules: Rules,
     effort: Effort,
-    mut look: impl FnMut(&NodeName) -> Option<R>,
+    mut look: impl FnMut(&NodeName) -> Option<Seen<R>>,
 ) -> Option<VictimSet> {
     let mut search = Search::new(effort);
     let mut distant = prospects.into_iter().peekable();
@@ -42,12 +50,10 @@ pub fn cheapest_among<R: Borrow<Room>>(
                 distant = Vec::new().into_iter().peekable();
                 continue;
             }
-            let Some(room) = look(&prospect.node) else { continue };
-            if let Some(floor) = floor(room.borrow(), demand) {
-                debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
-                near.push(Reverse((Prospect { floor, ..prospect }, rooms.len())));
-                rooms.push(Some(room));
-            }
+            let Some((floor, room)) = look(&prospect.node) else { continue };
+            debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
+            near.push(Reverse((Prospect { floor, ..prospect }, rooms.len())));
+            rooms.push(Some(room));
             continue;
         }
         let Some(Reverse((prospect, place))) = near.pop() else { break };

@@ -25,6 +25,8 @@ pub struct Room {
     pub bars: Vec<Bar>,
     /// How many pods each disruption budget that covers a candidate lets leave.
     pub budgets: Vec<u32>,
+    /// Which budgets those are, by their places in the ledger's list.
+    pub budget_places: Vec<usize>,
     /// False if budgets may stand that nobody could read.
     pub budgets_known: bool,
     /// What the tenant of the one who asks may have, and has beside it.
@@ -105,6 +107,7 @@ impl Room {
             gangs: Vec::new(),
             bars: Vec::new(),
             budgets: Vec::new(),
+            budget_places: Vec::new(),
             budgets_known: true,
             tenant: TenantRoom::default(),
             shortfall: Shortfall::default(),

@@ -10,7 +10,7 @@ use crate::scheduling::ledger::{Gate, Ledger, Phase, Seen, SeenState, SeenWaitin
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::{Place, Step, plan};
 use crate::scheduling::policy::{Eviction, EvictionRates, Policy};
-use crate::scheduling::preempt::{Effort, Rules, cheapest, cheapest_among, cheapest_victims};
+use crate::scheduling::preempt::{Effort, Rules, cheapest, cheapest_among, cheapest_victims, seen};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::{Requirement, Selector};
 use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
@@ -365,7 +365,7 @@ proptest! {
                 }
             }
             let mut survey = bench.ledger.survey(&claim, demand);
-            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, |node| survey.room(node));
+            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, |node| seen(survey.room(node)?, demand));
             prop_assert_eq!(lazily, cheapest(&rooms, demand, Rules::Keep, Effort::UNLIMITED));
         }
     }
