@@ -17,7 +17,7 @@ use std::time::Instant;
 use stowage::ids::PodUid;
 use stowage::scheduling::decision::Hold;
 use stowage::scheduling::preempt::{
-    Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge,
+    Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge, seen,
 };
 use stowage::scheduling::request::Demand;
 use stowage::units::{Bytes, Millis};
