@@ -11,7 +11,7 @@ use crate::ids::NodeName;
 use crate::scheduling::request::Demand;
 use std::borrow::Borrow;
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
 /// A node, and less than what any set of victims costs there. In order, the one that could be cheapest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,9 +46,8 @@ pub fn cheapest_among<R: Borrow<Room>>(
         let next = near.peek().map(|Reverse((prospect, _))| prospect);
         if let Some(prospect) = distant.next_if(|prospect| next.is_none_or(|next| prospect <= next)) {
             if !search.beats(prospect.floor, &prospect.node) {
-                // All that come after it could only be dearer.
-                distant = Vec::new().into_iter().peekable();
-                continue;
+                // All others could only be dearer.
+                break;
             }
             let Some((floor, room)) = look(&prospect.node) else { continue };
             debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
@@ -68,19 +67,12 @@ pub fn cheapest_among<R: Borrow<Room>>(
     search.best()
 }
 
-/// The same of rooms that are all known.
+/// The same of rooms that are all known, each of another node.
 pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
-    let floors = rooms.iter().filter_map(|room| Some((floor(room, demand)?, room)));
-    let mut floors: Vec<(Price, &Room)> = floors.collect();
-    floors.sort_by(|(a, a_room), (b, b_room)| (a, &a_room.node).cmp(&(b, &b_room.node)));
-    let mut search = Search::new(effort);
-    for (floor, room) in floors {
-        if !search.beats(floor, &room.node) {
-            break;
-        }
-        if let Some(case) = Case::new(room, demand, rules) {
-            search.try_room(&case);
-        }
-    }
-    search.best()
+    let known = rooms.iter().filter_map(|room| Some((&room.node, (floor(room, demand)?, room))));
+    let known: BTreeMap<&NodeName, Seen<&Room>> = known.collect();
+    let mut prospects: Vec<Prospect> =
+        known.iter().map(|(node, (floor, _))| Prospect { floor: *floor, node: (*node).clone() }).collect();
+    prospects.sort_unstable();
+    cheapest_among(prospects, demand, rules, effort, |node| known.get(node).copied())
 }

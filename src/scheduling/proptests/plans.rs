@@ -369,4 +369,25 @@ proptest! {
             prop_assert_eq!(lazily, cheapest(&rooms, demand, Rules::Keep, Effort::UNLIMITED));
         }
     }
+
+    #[test]
+    fn a_plan_of_many_pods_is_that_of_one_after_the_other(mut world in world()) {
+        world.queue.iter_mut().for_each(|pod| pod.group = None);
+        let mut bench = Bench::new(&world);
+        let (pending, stock) = (bench.ledger.pending(64), bench.stock());
+        let together = plan(bench.ledger.clone(), &stock, &pending);
+        let mut alone = Vec::new();
+        for pod in &pending {
+            for step in plan(bench.ledger.clone(), &stock, std::slice::from_ref(pod)) {
+                if let Step::Place(places) = &step {
+                    for place in places {
+                        place.take(&mut bench.ledger).unwrap();
+                        bench.ledger.note_ordered(&place.hold.victims);
+                    }
+                }
+                alone.push(step);
+            }
+        }
+        prop_assert_eq!(together, alone);
+    }
 }

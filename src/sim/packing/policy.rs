@@ -48,15 +48,9 @@ impl PackingPolicy {
     ];
 
     /// Those that know no more than a scheduler can.
-    pub const USUAL: [Self; 7] = [
-        Self::Random,
-        Self::DotProduct,
-        Self::Clustering,
-        Self::Packing,
-        Self::BestFit,
-        Self::Fgd,
-        Self::Stowage,
-    ];
+    pub fn usual() -> Vec<Self> {
+        Self::ALL.into_iter().filter(|policy| *policy != Self::StowageTold).collect()
+    }
 
     pub fn name(self) -> &'static str {
         match self {

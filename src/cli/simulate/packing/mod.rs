@@ -137,8 +137,7 @@ impl PackingArgs {
             None => Source::built_in(),
         };
         let setting = Setting::of(&source.trace);
-        let mut policies =
-            if self.policy.is_empty() { PackingPolicy::USUAL.to_vec() } else { self.policy.clone() };
+        let mut policies = if self.policy.is_empty() { PackingPolicy::usual() } else { self.policy.clone() };
         // Each once, in the order in which they were asked for.
         let asked = policies.clone();
         let mut place = 0;

@@ -55,7 +55,7 @@ fn the_object_names_the_variant_and_ours_is_stowage() {
 
 #[test]
 fn without_a_policy_all_are_played_and_one_that_is_named_twice_once() {
-    assert_eq!(args(&[]).unwrap().stage().unwrap().policies, PackingPolicy::USUAL);
+    assert_eq!(args(&[]).unwrap().stage().unwrap().policies, PackingPolicy::usual());
     let twice = args(&["--policy", "fgd,random,fgd"]).unwrap().stage().unwrap();
     assert_eq!(twice.policies, [PackingPolicy::Fgd, PackingPolicy::Random]);
 }
