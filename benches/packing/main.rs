@@ -137,11 +137,8 @@ fn attempt(policy: &Policy) -> Attempt<'_> {
 
 /// The best node, without anything remembered or looked up.
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
-    let seat = |(place, node)| {
-        let (score, _) = rank::seat(node, demand, policy, snapshot.worth()).ok()?;
-        Some((score, place))
-    };
-    snapshot.nodes().iter().enumerate().filter_map(seat).min().map(|(_, place)| place)
+    let score = |place| Some((rank::seat(snapshot, place, demand, policy).ok()?.0, place));
+    (0..snapshot.nodes().len()).filter_map(score).min().map(|(_, place)| place)
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> std::time::Duration {

@@ -190,7 +190,22 @@ impl GpuSet {
     }
 
     pub fn meets(self, other: Self) -> bool {
-        self.0 & other.0 != 0
+        !self.and(other).is_empty()
+    }
+
+    /// What is in both.
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// What is in this one only.
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// The lowest place in it.
+    pub fn lowest(self) -> Option<usize> {
+        (!self.is_empty()).then(|| self.0.trailing_zeros() as usize)
     }
 
     pub fn len(self) -> u32 {

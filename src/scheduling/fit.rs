@@ -2,12 +2,11 @@
 
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
-use super::pack;
+use super::pack::{self, Choice};
 use super::plugin::{self, Ask};
 use super::policy::{ClassSet, Limit};
-use super::reading::Pressure;
 use super::request::{Demand, Sharing};
-use super::worth::{Appraisal, Worth};
+use super::worth::Appraisal;
 use crate::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -144,16 +143,15 @@ impl Misfit {
 /// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
 /// the empty set. For one who asks whether there is room; [`fit_by`] says which GPUs are best.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
-    let nothing_known = Worth::default();
-    fit_by(&nothing_known.appraise(node.site(), demand), node)
+    fit_by(&Appraisal::by_best_fit(&node.gpus, demand), node).map(|choice| choice.gpus)
 }
 
 /// The same, by an appraisal of this node.
-pub fn fit_by(appraisal: &Appraisal<'_>, node: &Node) -> Result<GpuSet, Misfit> {
+pub fn fit_by(appraisal: &Appraisal<'_>, node: &Node) -> Result<Choice, Misfit> {
     let demand = appraisal.demand();
     shut(node, demand)?;
     if let Ask::Plugin { resource, count } = &demand.ask {
-        return plugin::has_room(node, resource, *count, 0).map(|()| GpuSet::EMPTY);
+        return plugin::has_room(node, resource, *count, 0).map(|()| Choice::default());
     }
     pack::choose_by(appraisal, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
 }
@@ -222,20 +220,20 @@ pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
 
 /// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and who shares with whom.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
-    let asked = demand.gpus as usize;
+    let (per_gpu, asked) = (demand.per_gpu, demand.gpus);
     let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_space(demand);
-    let spacious: Vec<Gpu> = gpus.iter().filter(spacious).copied().collect();
-    if spacious.len() >= asked {
-        return not_admitted(&spacious, demand);
+    let spacious = gpus.iter().filter(spacious).copied();
+    if spacious.clone().count() >= asked as usize {
+        return not_admitted(spacious, demand);
     }
     // Others must leave anyway, and who bars a class leaves with them.
-    let large: Vec<Gpu> = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred).collect();
-    if large.len() < asked {
+    let large = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred);
+    let large_enough = large.clone().count() as u32;
+    if large_enough < asked {
         let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
-        let large_enough = large.len() as u32;
-        return Some(Misfit::Occupied { per_gpu: demand.per_gpu, asked: demand.gpus, large_enough, most });
+        return Some(Misfit::Occupied { per_gpu, asked, large_enough, most });
     }
-    not_admitted(&large, demand)
+    not_admitted(large, demand)
 }
 
 fn unbarred(gpu: &Gpu) -> Gpu {
@@ -243,25 +241,25 @@ fn unbarred(gpu: &Gpu) -> Gpu {
 }
 
 /// Why too few of these GPUs let the demand join, if they are too few.
-fn not_admitted(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
+fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Option<Misfit> {
     let asked = demand.gpus;
-    if gpus.iter().filter(|gpu| gpu.admits(demand)).count() >= asked as usize {
+    let count = |test: &dyn Fn(&Gpu) -> bool| gpus.clone().filter(test).count() as u32;
+    if count(&|gpu| gpu.admits(demand)) >= asked {
         return None;
     }
-    let busy: Vec<Pressure> =
-        gpus.iter().map(|gpu| gpu.pressure).filter(|p| demand.terms.exceeded_by(*p)).collect();
-    if gpus.len() - busy.len() < asked as usize {
-        let kv_cache = busy.iter().filter_map(|pressure| pressure.kv_cache).min().unwrap_or_default();
-        let queue = busy.iter().filter_map(|pressure| pressure.queue).min().unwrap_or_default();
-        return Some(Misfit::EnginesBusy { busy: busy.len() as u32, asked, kv_cache, queue });
+    let pressures = gpus.clone().map(|gpu| gpu.pressure);
+    let busy = pressures.filter(|pressure| demand.terms.exceeded_by(*pressure));
+    let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
+    if usable - are_busy < asked {
+        let kv_cache = busy.clone().filter_map(|pressure| pressure.kv_cache).min().unwrap_or_default();
+        let queue = busy.filter_map(|pressure| pressure.queue).min().unwrap_or_default();
+        return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
     }
-    let barred = gpus.iter().filter(|gpu| gpu.barred.contains(demand.class)).count() as u32;
-    let usable = gpus.len() as u32;
+    let barred = count(&|gpu| gpu.barred.contains(demand.class));
     if usable - barred < asked {
         return Some(Misfit::ClassBarred { usable, barred, asked });
     }
-    let starting = gpus.iter().filter(|gpu| gpu.starting).count() as u32;
-    Some(Misfit::EngineStarting { starting, asked })
+    Some(Misfit::EngineStarting { starting: count(&|gpu| gpu.starting), asked })
 }
 
 /// `2.0 GiB of VRAM and 0.500 GPUs`.

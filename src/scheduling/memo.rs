@@ -6,7 +6,6 @@
 
 use super::device::GpuSet;
 use super::fit::Misfit;
-use super::node::Node;
 use super::plugin::Ask;
 use super::policy::{ClassId, Policy, Terms};
 use super::rank::{self, Attempt, Score, Shortlist};
@@ -31,16 +30,13 @@ pub struct Memo {
 #[derive(Debug)]
 pub struct Page {
     key: Key,
-    /// By the node's place in the snapshot.
-    verdicts: Vec<Option<Remembered>>,
+    /// By the node's place in the snapshot: as of which generation its verdict holds.
+    generations: Vec<u64>,
+    verdicts: Vec<Verdict>,
 }
 
-/// A verdict, and the generation of the node that it is about.
-#[derive(Debug, Clone, Copy)]
-struct Remembered {
-    generation: u64,
-    verdict: Verdict,
-}
+/// No node ever gets there.
+const NEVER: u64 = u64::MAX;
 
 pub type Verdict = Result<(Score, GpuSet), Misfit>;
 
@@ -89,7 +85,7 @@ impl Memo {
         let key = Key::of(snapshot, demand, policy);
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
-            None => Page { key, verdicts: vec![None; snapshot.nodes().len()] },
+            None => Page::empty(key, snapshot.nodes().len()),
         }
     }
 
@@ -119,17 +115,17 @@ impl Memo {
     /// The best of all nodes, by its place.
     pub fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
         let mut page = self.take(snapshot, demand, policy);
-        let seat = |node: &Node| rank::seat(node, demand, policy, snapshot.worth());
-        let verdicts = snapshot.nodes().iter().enumerate();
-        let scores =
-            verdicts.filter_map(|(place, node)| Some((page.verdict(place, node, seat).ok()?.0, place)));
-        let best = scores.min().map(|(_, place)| place);
+        let best = page.best(snapshot, demand, policy);
         self.put(page);
         best
     }
 }
 
 impl Page {
+    fn empty(key: Key, nodes: usize) -> Self {
+        Self { key, generations: vec![NEVER; nodes], verdicts: vec![Err(Misfit::UnknownNode); nodes] }
+    }
+
     /// [`rank::shortlist`], with what is remembered. The page must be of this snapshot, this demand and the attempt's policy.
     pub fn shortlist<'a>(
         &mut self,
@@ -139,26 +135,39 @@ impl Page {
         attempt: Attempt<'_>,
     ) -> Shortlist {
         debug_assert_eq!(self.key, Key::of(snapshot, demand, attempt.policy));
-        let seat = |node: &Node| rank::seat(node, demand, attempt.policy, snapshot.worth());
-        rank::shortlist_by(snapshot, demand, names, attempt, |place, node| self.verdict(place, node, seat))
+        let verdict = |place| self.verdict(snapshot, place, demand, attempt.policy);
+        rank::shortlist_by(snapshot, demand, names, attempt, verdict)
     }
 
-    fn verdict(&mut self, place: usize, node: &Node, seat: impl FnOnce(&Node) -> Verdict) -> Verdict {
-        let remembered = &mut self.verdicts[place];
-        match remembered {
-            Some(known) if known.generation == node.generation => known.verdict,
-            _ => {
-                let verdict = seat(node);
-                *remembered = Some(Remembered { generation: node.generation, verdict });
-                verdict
+    /// The best of all nodes, by its place.
+    fn best(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
+        for (place, generation) in snapshot.generations().iter().enumerate() {
+            if self.generations[place] != *generation {
+                self.look_at(snapshot, place, demand, policy);
             }
         }
+        let scores = self.verdicts.iter().enumerate();
+        let scores = scores.filter_map(|(place, verdict)| Some((&verdict.as_ref().ok()?.0, place)));
+        scores.min().map(|(_, place)| place)
+    }
+
+    fn verdict(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> Verdict {
+        if self.generations[place] != snapshot.generations()[place] {
+            self.look_at(snapshot, place, demand, policy);
+        }
+        self.verdicts[place]
+    }
+
+    fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
+        self.verdicts[place] = rank::seat(snapshot, place, demand, policy);
+        self.generations[place] = snapshot.generations()[place];
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scheduling::node::Node;
     use crate::scheduling::policy::Limit;
     use crate::scheduling::proptests::{cluster_of, demand_of};
 
@@ -168,14 +177,18 @@ mod tests {
 
     #[test]
     fn a_node_that_did_not_change_is_not_looked_at_again() {
-        let (policy, snapshot) = (Policy::default(), cluster_of(3));
+        let (policy, mut snapshot) = (Policy::default(), cluster_of(3));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
         let mut page = Memo::default().take(&snapshot, &demand, &policy);
-        let node = &snapshot.nodes()[1];
-        let first = page.verdict(1, node, |node| rank::seat(node, &demand, &policy, snapshot.worth()));
-        assert_eq!(page.verdict(1, node, |_| unreachable!("it is remembered")), first);
-        let changed = Node { generation: node.generation + 1, ..node.clone() };
-        assert_eq!(page.verdict(1, &changed, |_| Err(Misfit::Unseen)), Err(Misfit::Unseen));
+        assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
+        // Nobody would say that of it.
+        page.verdicts[0] = Err(Misfit::Unseen);
+        assert_eq!(page.verdict(&snapshot, 0, &demand, &policy), Err(Misfit::Unseen));
+        assert_eq!(page.best(&snapshot, &demand, &policy), Some(1));
+        let changed = Node { generation: 9, ..snapshot.nodes()[0].clone() };
+        snapshot.update(9, [changed]);
+        assert!(page.verdict(&snapshot, 0, &demand, &policy).is_ok());
+        assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
     }
 
     #[test]

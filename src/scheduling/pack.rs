@@ -6,61 +6,87 @@ use super::fit::usable;
 use super::policy::Terms;
 use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
-use super::worth::{Appraisal, Loss, Site, Worth};
+use super::worth::{Appraisal, Loss, Lots};
 use crate::units::Bytes;
 use serde::Serialize;
 
 /// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place.
 type Preference = (bool, Bustle, Loss, u8);
 
+/// GPUs for a demand, and what is lost if it gets them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Choice {
+    pub gpus: GpuSet,
+    pub loss: Loss,
+}
+
 /// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have room.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-    let nothing_known = Worth::default();
-    let appraisal = nothing_known.appraise(Site::of_gpus(gpus), demand);
-    choose_by(&appraisal, allowed)
+    choose_by(&Appraisal::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
 }
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
 /// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
-pub fn choose_by(appraisal: &Appraisal<'_>, allowed: GpuSet) -> Option<GpuSet> {
-    let (gpus, demand) = (appraisal.gpus(), appraisal.demand());
-    let seats = gpus
-        .iter()
-        .enumerate()
-        .filter(|(place, gpu)| allowed.contains(*place) && usable(gpu, demand) && gpu.has_room(demand));
+pub fn choose_by(appraisal: &Appraisal<'_>, allowed: GpuSet) -> Option<Choice> {
+    match appraisal.lots() {
+        Lots::Alone(gpus) => {
+            let alone = |(place, gpu)| (gpu, GpuSet::one(place));
+            choose_among(appraisal, gpus.iter().enumerate().map(alone), allowed)
+        }
+        Lots::Alike(lots) => choose_among(appraisal, lots.iter().map(|lot| (&lot.gpu, lot.places)), allowed),
+    }
+}
+
+/// Of GPUs that are alike, and where those are.
+fn choose_among<'a>(
+    appraisal: &Appraisal<'_>,
+    lots: impl Iterator<Item = (&'a Gpu, GpuSet)>,
+    allowed: GpuSet,
+) -> Option<Choice> {
+    let demand = appraisal.demand();
+    let seats = lots
+        .map(|(gpu, places)| (gpu, places.and(allowed)))
+        .filter(|(gpu, places)| !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand));
     if demand.gpus == 1 {
         return best_one(appraisal, seats);
     }
     let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0); _];
     let mut found = 0;
-    for (place, gpu) in seats {
+    for (gpu, places) in seats {
         let (contended, bustle) = standing(gpu, demand);
-        preferences[found] = (contended, bustle, appraisal.of_one(place), place as u8);
-        found += 1;
+        // Alone, whatever the others are.
+        let loss = appraisal.of(places.lowest().map_or(places, GpuSet::one));
+        for place in places.iter() {
+            preferences[found] = (contended, bustle, loss, place as u8);
+            found += 1;
+        }
     }
     let wanted = demand.gpus as usize;
     if found < wanted {
         return None;
     }
     preferences[..found].sort_unstable();
-    Some(together(gpus, &preferences[..found], wanted))
+    let gpus = together(appraisal, &preferences[..found], wanted);
+    Some(Choice { gpus, loss: appraisal.of(gpus) })
 }
 
-/// Only GPUs that would be taken by all else are appraised, and of those that are alike one.
-fn best_one<'a>(
-    appraisal: &Appraisal<'_>,
-    seats: impl Iterator<Item = (usize, &'a Gpu)> + Clone,
-) -> Option<GpuSet> {
-    let least = seats.clone().map(|(_, gpu)| standing(gpu, appraisal.demand())).min()?;
-    let mut best: Option<(Loss, usize)> = None;
-    for (place, _) in seats.filter(|(_, gpu)| standing(gpu, appraisal.demand()) == least) {
-        if best.is_some_and(|(_, best)| appraisal.are_alike(best, place)) {
+/// Of those that are alike one is appraised, and none that all else speaks against.
+fn best_one<'a>(appraisal: &Appraisal<'_>, seats: impl Iterator<Item = (&'a Gpu, GpuSet)>) -> Option<Choice> {
+    let mut best: Option<(Preference, Choice)> = None;
+    for (gpu, places) in seats {
+        let (contended, bustle) = standing(gpu, appraisal.demand());
+        if best.is_some_and(|((hinted, calm, ..), _)| (contended, bustle) > (hinted, calm)) {
             continue;
         }
-        let found = (appraisal.of_one(place), place);
-        best = Some(best.map_or(found, |best| best.min(found)));
+        let Some(place) = places.lowest() else { continue };
+        let gpus = GpuSet::one(place);
+        let loss = appraisal.of(gpus);
+        let found = (contended, bustle, loss, place as u8);
+        if best.is_none_or(|(best, _)| found < best) {
+            best = Some((found, Choice { gpus, loss }));
+        }
     }
-    best.map(|(_, place)| GpuSet::one(place))
+    best.map(|(_, choice)| choice)
 }
 
 fn standing(gpu: &Gpu, demand: &Demand) -> (bool, Bustle) {
@@ -69,8 +95,8 @@ fn standing(gpu: &Gpu, demand: &Demand) -> (bool, Bustle) {
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
 /// are hinted to someone else.
-fn together(gpus: &[Gpu], seats: &[Preference], wanted: usize) -> GpuSet {
-    let island = |seat: &&Preference| gpus[usize::from(seat.3)].island;
+fn together(appraisal: &Appraisal<'_>, seats: &[Preference], wanted: usize) -> GpuSet {
+    let island = |seat: &&Preference| appraisal.gpu(usize::from(seat.3)).island;
     let of = |one: u8| seats.iter().filter(move |seat| island(seat) == Some(one)).take(wanted);
     let contended = seats[..wanted].iter().filter(|seat| seat.0).count();
     let is_enough =

@@ -1,17 +1,17 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
-use super::device::GpuSet;
+use super::device::{Gpu, GpuSet};
 use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::memo::Verdict;
 use super::node::Node;
-use super::pack;
+use super::pack::{self, Choice};
 use super::plugin::{self, Ask};
 use super::policy::{Limit, Policy, Usage, Weights};
 use super::request::{Demand, Sharing};
 use super::snapshot::Snapshot;
-use super::worth::{Appraisal, Loss, Worth};
+use super::worth::{Appraisal, Loss};
 use crate::ids::NodeName;
 use crate::units::{Bytes, Millis};
 use serde::Serialize;
@@ -59,15 +59,13 @@ pub const WHOLE_PART: u32 = 1000;
 
 impl Parts {
     pub fn weighted(&self, weights: &Weights) -> u64 {
-        let parts = [
-            (self.packing, weights.packing),
-            (self.kv_headroom, weights.kv_headroom),
-            (self.time_to_ready, weights.time_to_ready),
-            (self.interference, weights.interference),
-            (self.topology, weights.topology),
-            (self.spread, weights.spread),
-        ];
-        parts.into_iter().map(|(part, weight)| u64::from(part) * u64::from(weight)).sum()
+        let of = |part: u32, weight: u32| u64::from(part) * u64::from(weight);
+        of(self.packing, weights.packing)
+            + of(self.kv_headroom, weights.kv_headroom)
+            + of(self.time_to_ready, weights.time_to_ready)
+            + of(self.interference, weights.interference)
+            + of(self.topology, weights.topology)
+            + of(self.spread, weights.spread)
     }
 }
 
@@ -118,8 +116,7 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: Attempt<'_>,
 ) -> Shortlist {
-    let seat = |_, node: &Node| seat(node, demand, attempt.policy, snapshot.worth());
-    shortlist_by(snapshot, demand, names, attempt, seat)
+    shortlist_by(snapshot, demand, names, attempt, |place| seat(snapshot, place, demand, attempt.policy))
 }
 
 /// The same, by someone who knows how good each node is, by its place: as [`seat`] says.
@@ -128,7 +125,7 @@ pub fn shortlist_by<'a>(
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: Attempt<'_>,
-    mut seat: impl FnMut(usize, &Node) -> Verdict,
+    mut seat: impl FnMut(usize) -> Verdict,
 ) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
@@ -164,17 +161,18 @@ fn consider(
     demand: &Demand,
     (asked, name): (usize, &str),
     attempt: Attempt<'_>,
-    seat: &mut impl FnMut(usize, &Node) -> Verdict,
+    seat: &mut impl FnMut(usize) -> Verdict,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
     let own_here = attempt.own_room.filter(|own| *own.node == node.name);
     let (score, gpus) = match own_here {
         Some(own) => {
-            let gpus = own.verdict?;
-            (score(&snapshot.worth().appraise(node.site(), demand), node, gpus, attempt.policy), gpus)
+            let (gpus, appraisal) = (own.verdict?, snapshot.appraise(place, demand));
+            let choice = Choice { gpus, loss: appraisal.of(gpus) };
+            (score(&appraisal, node, choice, attempt.policy), gpus)
         }
-        None => seat(place, node)?,
+        None => seat(place)?,
     };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
         return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
@@ -187,11 +185,11 @@ fn consider(
     Ok(Candidate { asked, node: place, gpus, score })
 }
 
-/// The GPUs of a node that a demand would get there, and how good a place that is.
-pub fn seat(node: &Node, demand: &Demand, policy: &Policy, worth: &Worth) -> Verdict {
-    let appraisal = worth.appraise(node.site(), demand);
-    let gpus = fit_by(&appraisal, node)?;
-    Ok((score(&appraisal, node, gpus, policy), gpus))
+/// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
+pub fn seat(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> Verdict {
+    let (appraisal, node) = (snapshot.appraise(place, demand), &snapshot.nodes()[place]);
+    let choice = fit_by(&appraisal, node)?;
+    Ok((score(&appraisal, node, choice, policy), choice.gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
@@ -206,27 +204,25 @@ fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
     is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, policy: &Policy) -> Score {
-    let demand = appraisal.demand();
-    let loss = appraisal.of(gpus);
-    let chosen = || gpus.iter().map(|place| &node.gpus[place]);
+fn score(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Score {
+    let (demand, Choice { gpus, loss }) = (appraisal.demand(), choice);
     Score {
         outside_own_room: false,
         just_failed: false,
-        contended: chosen().any(|gpu| pack::is_contended(gpu, demand)),
-        cost: parts(appraisal, node, gpus, loss, policy).weighted(&policy.weights),
+        contended: gpus.iter().any(|place| pack::is_contended(appraisal.gpu(place), demand)),
+        cost: parts(appraisal, node, choice, policy).weighted(&policy.weights),
         loss,
-        node_free: if demand.ask == Ask::Vram { node.free() } else { Bytes::ZERO },
+        node_free: if demand.ask == Ask::Vram { appraisal.free() } else { Bytes::ZERO },
     }
 }
 
-/// What is to be said against these GPUs of a node, which the demand may have at this loss.
-pub fn parts(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, loss: Loss, policy: &Policy) -> Parts {
-    let demand = appraisal.demand();
+/// What is to be said against these GPUs of a node.
+pub fn parts(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Parts {
+    let (demand, Choice { gpus, loss }) = (appraisal.demand(), choice);
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);
     }
-    let chosen = || gpus.iter().map(|place| &node.gpus[place]);
+    let chosen = || gpus.iter().map(|place| appraisal.gpu(place));
     let others = chosen().map(|gpu| gpu.tenants).max().unwrap_or_default();
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     Parts {
@@ -234,7 +230,7 @@ pub fn parts(appraisal: &Appraisal<'_>, node: &Node, gpus: GpuSet, loss: Loss, p
         kv_headroom: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default().weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
         interference: share_of_one_more(others),
-        topology: if is_one_island(node, gpus) { 0 } else { WHOLE_PART },
+        topology: if is_one_island(chosen()) { 0 } else { WHOLE_PART },
         spread: match &demand.model {
             Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,
@@ -250,10 +246,9 @@ pub(super) fn share_of_one_more(n: u16) -> u32 {
 }
 
 /// Whether GPUs reach each other over NVLink; one reaches itself.
-fn is_one_island(node: &Node, gpus: GpuSet) -> bool {
-    let mut islands = gpus.iter().map(|place| node.gpus[place].island);
-    let first = islands.next().flatten();
-    gpus.len() < 2 || (first.is_some() && islands.all(|island| island == first))
+fn is_one_island<'a>(mut gpus: impl Iterator<Item = &'a Gpu>) -> bool {
+    let Some(first) = gpus.next() else { return true };
+    gpus.all(|gpu| gpu.island.is_some() && gpu.island == first.island)
 }
 
 /// How long until the pod's model answers on this node; `None` for a pod that names no model.

@@ -4,24 +4,38 @@
 //! so a change of one node costs one node.
 
 use super::node::Node;
-use super::worth::Worth;
+use super::request::Demand;
+use super::worth::{Appraisal, Outlook, Worth};
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
 use serde::{Serialize, Serializer};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     generation: u64,
     /// Rises when nodes come or go, so that their places are others.
     epoch: u64,
     /// In order of name.
     nodes: Vec<Node>,
+    /// Theirs, side by side: who remembers a node by its generation reads nothing else of it.
+    generations: Vec<u64>,
     places: Arc<FxHashMap<NodeName, u32>>,
     /// What free VRAM is worth, as far as that was learned.
     worth: Arc<Worth>,
+    /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
+    outlooks: Vec<OnceLock<Outlook>>,
 }
+
+impl PartialEq for Snapshot {
+    fn eq(&self, other: &Self) -> bool {
+        let all = |one: &Self| (one.generation, one.epoch, one.worth.clone());
+        all(self) == all(other) && self.nodes == other.nodes && self.places == other.places
+    }
+}
+
+impl Eq for Snapshot {}
 
 /// Some of the nodes of a snapshot: a bit for each, so that five thousand take 600 bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -35,12 +49,31 @@ impl Snapshot {
         nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let places =
             nodes.iter().enumerate().map(|(place, node)| (node.name.clone(), place as u32)).collect();
-        Self { generation, epoch, nodes, places: Arc::new(places), worth: Arc::default() }
+        Self {
+            generation,
+            epoch,
+            generations: nodes.iter().map(|node| node.generation).collect(),
+            outlooks: vec![OnceLock::new(); nodes.len()],
+            nodes,
+            places: Arc::new(places),
+            worth: Arc::default(),
+        }
     }
 
     /// The same, where free VRAM is worth this.
-    pub fn with_worth(self, worth: Arc<Worth>) -> Self {
-        Self { worth, ..self }
+    pub fn with_worth(mut self, worth: Arc<Worth>) -> Self {
+        self.set_worth(self.generation, worth);
+        self
+    }
+
+    /// The node at this place, summed up.
+    pub fn outlook(&self, place: usize) -> &Outlook {
+        self.outlooks[place].get_or_init(|| self.worth.outlook(self.nodes[place].site()))
+    }
+
+    /// The node at this place, to be looked at for this demand.
+    pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> Appraisal<'a> {
+        self.worth.appraise_known(self.outlook(place), demand)
     }
 
     pub fn worth(&self) -> &Worth {
@@ -85,6 +118,11 @@ impl Snapshot {
         &self.nodes
     }
 
+    /// Of each node, by its place, when it last changed.
+    pub fn generations(&self) -> &[u64] {
+        &self.generations
+    }
+
     pub fn place_of(&self, name: &str) -> Option<usize> {
         self.places.get(name).map(|place| *place as usize)
     }
@@ -101,6 +139,7 @@ impl Snapshot {
 
     pub(super) fn set_worth(&mut self, generation: u64, worth: Arc<Worth>) {
         (self.generation, self.worth) = (generation, worth);
+        self.outlooks.fill(OnceLock::new());
     }
 
     /// Puts newer views of nodes it already has in their places.
@@ -108,7 +147,9 @@ impl Snapshot {
         self.generation = generation;
         for node in nodes {
             let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
+            self.generations[place] = node.generation;
             self.nodes[place] = node;
+            self.outlooks[place] = OnceLock::new();
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
-use crate::scheduling::pack;
+use crate::scheduling::pack::{self, Choice};
 use crate::scheduling::plugin::{Ask, PluginShare};
 use crate::scheduling::policy::Weights;
 use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
@@ -182,9 +182,9 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
-    let appraisal = facts.snapshot.worth().appraise(node.site(), facts.demand());
-    let loss = candidate.score.loss;
-    let parts = rank::parts(&appraisal, node, candidate.gpus, loss, &facts.policy);
+    let appraisal = facts.snapshot.appraise(candidate.node, facts.demand());
+    let choice = Choice { gpus: candidate.gpus, loss: candidate.score.loss };
+    let parts = rank::parts(&appraisal, node, choice, &facts.policy);
     ScorePart {
         rank,
         contended: candidate.score.contended,

@@ -399,7 +399,7 @@ impl Ledger {
     /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
     fn choice(&self, book: &Book, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
         let site = Site { gpus, ..book.view.site() };
-        pack::choose_by(&self.worth.appraise(site, demand), allowed)
+        pack::choose_by(&self.worth.appraise(site, demand), allowed).map(|choice| choice.gpus)
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.

@@ -104,9 +104,9 @@ impl Scratch<'_> {
         let snapshot = self.ledger.snapshot();
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
         let question = kind.question(self.stock);
-        let seats = snapshot.nodes().iter().enumerate().filter_map(|(place, node)| {
+        let seats = (0..snapshot.nodes().len()).filter_map(|place| {
             kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
-            let (score, gpus) = rank::seat(node, demand, self.ledger.policy(), snapshot.worth()).ok()?;
+            let (score, gpus) = rank::seat(&snapshot, place, demand, self.ledger.policy()).ok()?;
             Some((score, place, gpus))
         });
         seats.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))

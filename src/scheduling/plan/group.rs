@@ -155,7 +155,8 @@ fn seats(node: &Node, worth: &Worth, pods: &[&Pending], allowed: GpuSet) -> Seat
     let mut seats = Seats::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
         let appraisal = worth.appraise(Site { gpus: &gpus, ..node.site() }, demand);
-        let Some(chosen) = pack::choose_by(&appraisal, allowed) else { continue };
+        let Some(choice) = pack::choose_by(&appraisal, allowed) else { continue };
+        let chosen = choice.gpus;
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;

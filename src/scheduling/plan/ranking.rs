@@ -138,10 +138,9 @@ impl Ranking {
         if let Seat::Free(score, _) = self.seats[place] {
             self.free.remove(&(score, place));
         }
-        let node = &seeing.snapshot.nodes()[place];
         let admitted = self.kind.admits(place, seeing, question, &[]);
-        let (policy, worth) = (seeing.ledger.policy(), seeing.snapshot.worth());
-        self.seats[place] = match admitted.map(|()| rank::seat(node, &self.kind.demand, policy, worth)) {
+        let seat = || rank::seat(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
+        self.seats[place] = match admitted.map(|()| seat()) {
             Err(seat) => seat,
             Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
             Ok(Err(misfit)) => Seat::Full(misfit),

@@ -63,9 +63,13 @@ impl Block {
     /// How many there are on a node with so many whole GPUs; with the part of the next one that there is, if `partial` says how
     /// much that counts.
     pub fn on(&self, whole: usize, cpu: Option<MilliCpu>, partial: f64) -> f64 {
+        // Asked of every node that a pod could go to: most have too few, and CPU for all.
+        if whole < self.gpus && partial == 0.0 {
+            return 0.0;
+        }
         let gpus = whole as f64 / self.gpus as f64;
-        let blocks = match cpu {
-            Some(cpu) if self.cpu.0 > 0 => gpus.min(cpu.0 as f64 / self.cpu.0 as f64),
+        let blocks = match cpu.map(|cpu| cpu.0 as f64) {
+            Some(cpu) if cpu < gpus * self.cpu.0 as f64 => cpu / self.cpu.0 as f64,
             _ => gpus,
         };
         let nearly = blocks.fract();

@@ -22,11 +22,13 @@ pub mod cutting;
 pub mod kind;
 mod learn;
 pub mod mix;
+pub mod outlook;
 pub mod potential;
 pub mod setting;
 
 pub use mix::{EVERY, Mix, Wish};
-pub use potential::{Appraisal, Loss, Site};
+pub use outlook::Outlook;
+pub use potential::{Appraisal, Loss, Lots, Site};
 
 use blocks::Block;
 use companion::Company;

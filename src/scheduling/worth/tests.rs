@@ -65,8 +65,8 @@ impl Machine {
 
     fn chosen(&self, worth: &Worth, demand: &Demand) -> Option<(Loss, GpuSet)> {
         let appraisal = worth.appraise(self.site(), demand);
-        let chosen = pack::choose_by(&appraisal, GpuSet::first(self.gpus.len()))?;
-        Some((appraisal.of(chosen), chosen))
+        let choice = pack::choose_by(&appraisal, GpuSet::first(self.gpus.len()))?;
+        Some((choice.loss, choice.gpus))
     }
 }
 
@@ -189,7 +189,8 @@ fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
     ];
     let worth = learned(&mix(pods), &machines);
     let taken = Companion { cpu: MilliCpu(6000), memory: Bytes::ZERO };
-    let [free, full] = [0, 1].map(|place| worth.loss_of_company(machines[place].site(), taken).unwrap());
+    let [free, full] =
+        [0, 1].map(|place| worth.loss_of_company(&worth.outlook(machines[place].site()), taken).unwrap());
     assert!(full < free, "{full:?} {free:?}");
 }
 
@@ -235,6 +236,33 @@ proptest! {
                 prop_assert!(loss.0.abs() < 100_000_000_000, "{:?}", loss);
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Who looks at each GPU alone finds the same.
+    #[test]
+    fn of_all_gpus_the_one_that_costs_least_is_chosen_and_the_first_of_those_that_are_alike(
+        sizes in prop::collection::vec(1u64..=1000, 10..40),
+        charged in prop::collection::vec(prop_oneof![Just(0u64), Just(400), 1u64..=900], 8),
+        (capacity, milli, is_learning) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, any::<bool>()),
+    ) {
+        let gpus = [("H100", WHOLE), ("L4", capacity)].repeat(4);
+        let machine = Machine::of(&gpus, Some(50_000)).with(&charged);
+        let mixed = mix(sizes.into_iter().map(shared).chain([whole(2)]));
+        let worth = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { Worth::default() };
+        let (demand, outlook) = (shared(milli), worth.outlook(machine.site()));
+        let appraisal = worth.appraise_known(&outlook, &demand);
+        let seats = (0..8).filter(|place| machine.gpus[*place].has_space(&demand));
+        let best = seats.map(|place| (appraisal.of(GpuSet::one(place)), place)).min();
+        let chosen = pack::choose_by(&appraisal, GpuSet::first(8)).map(|choice| (choice.loss, choice.gpus));
+        prop_assert_eq!(chosen, best.map(|(loss, place)| (loss, GpuSet::one(place))));
+        prop_assert_eq!(chosen, machine.chosen(&worth, &demand));
+        let places: Vec<usize> = outlook.lots().iter().flat_map(|lot| lot.places.iter()).collect();
+        prop_assert_eq!(places.len(), 8);
+        prop_assert!((0..8).all(|place| *appraisal.gpu(place) == machine.gpus[place]));
     }
 }
 

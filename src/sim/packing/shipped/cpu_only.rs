@@ -44,6 +44,6 @@ impl<'s> CpuOnly<'s> {
 fn cheapest(ledger: &mut Ledger, cluster: &Cluster, kind: &Kind) -> Option<usize> {
     let snapshot = ledger.snapshot();
     let taken = Companion { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) };
-    let loss = |rank: &usize| snapshot.worth().loss_of_company(snapshot.nodes()[*rank].site(), taken);
+    let loss = |rank: &usize| snapshot.worth().loss_of_company(snapshot.outlook(*rank), taken);
     super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
 }
