@@ -13,11 +13,14 @@ use super::request::{Companion, Demand, Sharing};
 use super::snapshot::Snapshot;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::Bytes;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Demands of which verdicts are kept. A cluster serves a handful of kinds of pods at a time; sixteen of five thousand nodes take
-/// five megabytes.
-const DEMANDS: usize = 16;
+/// Verdicts that are kept at most, of all demands together: five megabytes.
+const VERDICTS: usize = 80_000;
+/// Demands of which verdicts are kept. A cluster serves a handful of kinds of pods at a time; more pages than this would take
+/// longer to look through than they save.
+const DEMANDS: RangeInclusive<usize> = 16..=64;
 
 /// Pages of the demands that were asked for last.
 #[derive(Debug, Default)]
@@ -89,13 +92,12 @@ impl Memo {
         }
     }
 
-    /// Keeps the page, and forgets the one that was used longest ago if there are too many.
+    /// Keeps the page, and forgets those that were used longest ago if there are too many.
     pub fn put(&mut self, page: Page) {
         self.pages.retain(|known| known.key != page.key);
+        let most = (VERDICTS / page.verdicts.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
         self.pages.push(page);
-        if self.pages.len() > DEMANDS {
-            self.pages.remove(0);
-        }
+        self.pages.drain(..self.pages.len().saturating_sub(most));
     }
 
     /// [`rank::shortlist`], with what is remembered.
@@ -198,11 +200,12 @@ mod tests {
         let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
         let mut ask =
             |size: usize| memo.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy));
-        (0..DEMANDS).for_each(|size| drop(ask(size)));
+        let most = *DEMANDS.end();
+        (0..most).for_each(|size| drop(ask(size)));
         ask(0);
-        ask(DEMANDS);
+        ask(most);
         let kept: Vec<u64> = memo.pages.iter().map(|page| page.key.per_gpu.0).collect();
-        assert_eq!(kept.len(), DEMANDS);
+        assert_eq!(kept.len(), most);
         assert!(kept.contains(&1) && !kept.contains(&2), "{kept:?}");
     }
 }
