@@ -1,8 +1,8 @@
 //! What free VRAM is worth: the packing policy, learned from the demand seen lately.
 //!
 //! A GPU with 6 GiB free is not worth 6 GiB if nobody asks for so little. [`mix`] remembers what pods asked for, [`cutting`] finds
-//! what each free part could still be cut into, and [`potential`] sums up what a cluster's free GPU is *not* worth: the
-//! place that adds least to it is the best.
+//! what each free part could still be cut into, [`outlook`] sums a node up by that, and [`potential`] says how much of a cluster's
+//! free GPU is *not* worth anything: the place that adds least to it is the best.
 //!
 //! ```text
 //! φ(node) = Σ_g (r_g − U(r_g)) + κ·wasted(ΣU(r_g), free CPU and memory) + f·Σ_g r_g·(1 − the share of pods g could serve)

@@ -6,8 +6,8 @@
 //! loss = φ(after) − φ(before) + t·(½·CPU left ÷ 128 + ½·free GPUs left ÷ 8) + gpu·σ + Σ_k P_k·(blocks before − after)
 //! ```
 //!
-//! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. It allocates nothing: thousands of nodes
-//! are judged for each pod.
+//! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
+//! that is the same for every pod is in the node's [`Outlook`] already, and nothing is allocated here.
 
 use super::cutting::GRID;
 use super::kind::{free_for_others, hundredths};
