@@ -16,7 +16,8 @@ use crate::units::{Bytes, MilliCpu};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CpuRule {
-    /// Where it costs least of what free VRAM is worth; best fit as long as nothing was learned.
+    /// Where it costs least of what free VRAM is worth, to a pod that stays: of what would be free without those who may be evicted.
+    /// Best fit as long as nothing was learned.
     #[default]
     Worth,
     /// Where the least CPU and GPU is left over.
