@@ -11,13 +11,14 @@
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom,
-//! [`loss`] what that costs and [`prospects`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
+//! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`prospects`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
 //! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
 mod book;
 mod budgets;
 mod claim;
+mod cleared;
 mod coverage;
 mod demanded;
 mod entry;
@@ -40,6 +41,7 @@ mod sight;
 mod tenancy;
 
 pub use claim::{Claim, Stays};
+pub use cleared::Cleared;
 pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
 pub use held::{Held, Remaining};
 pub use occupants::{Occupant, Presence};

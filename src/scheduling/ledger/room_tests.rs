@@ -11,10 +11,10 @@ use crate::scheduling::policy::{Class, Eviction};
 use crate::scheduling::preempt::{Effort, Loss, Rules, VictimSet, cheapest};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
-use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::selector::Selector;
 use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
-use crate::units::{Bytes, Millis};
+use crate::units::{Bytes, MilliCpu, Millis};
 
 const NOW: Moment = Moment(1_000_000_000);
 const HOUR: Millis = Millis::seconds(3600);
@@ -318,4 +318,26 @@ fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
     }
     bench.bound_with("service", "b", demand(72, 0), shown());
     assert_eq!(bench.leavers(), three("cheap", "", ""));
+}
+
+#[test]
+fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
+    let mut bench = Bench::new(Policy::default());
+    let spare = |cores: u64| Some(Companion { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
+    bench.ledger.set_spare(&node("a"), spare(3));
+    let companion = spare(4).unwrap();
+    bench.bound_with("low", "a", Demand { companion, ..demand(36, -5) }, shown());
+    bench.bound_with("high", "a", demand(18, 100), shown());
+    let stake = Stake { do_not_disrupt: true, ..Stake::default() };
+    bench.bound("protected", "b", Shown { stake, ..Shown::default() });
+    let free = |name: &str, priority| {
+        let view = bench.ledger.node(&node(name))?;
+        let cleared = bench.ledger.cleared(&node(name), priority)?;
+        let site = cleared.site(view);
+        Some((site.gpus[0].free(), site.spare))
+    };
+    assert_eq!(free("a", 50), Some((Bytes::gib(54), spare(7))), "the higher one stays");
+    assert_eq!(free("a", -5), Some((Bytes::gib(18), spare(3))), "equals stay");
+    assert_eq!(free("b", 50), Some((Bytes::gib(36), None)), "it is not to be disrupted");
+    assert_eq!(bench.ledger.cleared(&node("nowhere"), 50), None);
 }

@@ -2,7 +2,10 @@
 //! are the owner's. Two stand in for it here: one that goes by what free VRAM is worth, as Stowage does, and one that knows
 //! nothing of it. What they take of CPU decides what GPUs can still be used, so it matters which.
 
-use crate::scheduling::ledger::Ledger;
+use super::cpu_pods::CpuPods;
+use super::{Eviction, Standing};
+use crate::scheduling::ledger::{Cleared, Ledger};
+use crate::scheduling::node::Node;
 use crate::scheduling::request::Companion;
 use crate::sim::packing::baseline::fit::BestFit;
 use crate::sim::packing::baseline::scored::Scored;
@@ -13,7 +16,8 @@ use crate::units::{Bytes, MilliCpu};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CpuRule {
-    /// Where it costs least of what free VRAM is worth; best fit as long as nothing was learned.
+    /// Where it costs least of what free VRAM is worth, to a pod that stays: of what would be free without those who may be evicted.
+    /// Best fit as long as nothing was learned.
     #[default]
     Worth,
     /// Where the least CPU and GPU is left over.
@@ -23,27 +27,99 @@ pub enum CpuRule {
 pub struct CpuOnly<'s> {
     setting: &'s Setting,
     rule: CpuRule,
+    eviction: Eviction,
     best_fit: Scored<'s, BestFit>,
+    /// Those that may be evicted.
+    pub evictable: CpuPods,
 }
 
 impl<'s> CpuOnly<'s> {
+    /// Nobody is evicted.
     pub fn new(setting: &'s Setting, rule: CpuRule) -> Self {
-        Self { setting, rule, best_fit: Scored::new(setting, BestFit) }
+        let best_fit = Scored::new(setting, BestFit);
+        Self { setting, rule, eviction: Eviction::Never, best_fit, evictable: CpuPods::default() }
+    }
+
+    pub fn with(self, eviction: Eviction) -> Self {
+        Self { eviction, ..self }
     }
 
     pub fn place(&mut self, ledger: &mut Ledger, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
-        if self.rule == CpuRule::BestFit || !ledger.worth().is_learned() {
-            return self.best_fit.place(cluster, arrival);
+        let kind = &self.setting.kinds[arrival.kind];
+        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
+        let placed = match self.rule {
+            CpuRule::Worth if ledger.worth().is_learned() => {
+                let node = self.cheapest(ledger, cluster, kind, standing)?;
+                Placed::alone(Seat { node, gpus: Default::default() })
+            }
+            CpuRule::Worth | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
+        };
+        if standing == Standing::BestEffort {
+            self.evictable.put(placed.seat.node, arrival.number, kind);
         }
-        let node = cheapest(ledger, cluster, &self.setting.kinds[arrival.kind])?;
-        Some(Placed::alone(Seat { node, gpus: Default::default() }))
+        Some(placed)
+    }
+
+    /// By its rank, which is its place in a snapshot too.
+    fn cheapest(
+        &self,
+        ledger: &mut Ledger,
+        cluster: &Cluster,
+        kind: &Kind,
+        standing: Standing,
+    ) -> Option<usize> {
+        let snapshot = ledger.snapshot();
+        let (ledger, taken) = (&*ledger, Companion { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        let loss = |rank: &usize| {
+            let (node, worth) = (&snapshot.nodes()[*rank], snapshot.worth());
+            match self.cleared(ledger, node, *rank, standing) {
+                Some(cleared) => worth.loss_of_company(&worth.outlook(cleared.site(node)), taken),
+                None => worth.loss_of_company(snapshot.outlook(*rank), taken),
+            }
+        };
+        super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
+    }
+
+    /// The node as the pod should see it, where that is not as it is. A pod that stays is placed as if those who may be evicted
+    /// had left: others who stay will have their GPUs, and need CPU beside them.
+    fn cleared(&self, ledger: &Ledger, node: &Node, rank: usize, standing: Standing) -> Option<Cleared> {
+        if self.eviction == Eviction::Never || standing == Standing::BestEffort {
+            return None;
+        }
+        let cleared = ledger.cleared(&node.name, standing.priority())?;
+        Some(cleared.without(self.evictable.freed(rank)))
     }
 }
 
-/// By its rank, which is its place in a snapshot too.
-fn cheapest(ledger: &mut Ledger, cluster: &Cluster, kind: &Kind) -> Option<usize> {
-    let snapshot = ledger.snapshot();
-    let taken = Companion { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) };
-    let loss = |rank: &usize| snapshot.worth().loss_of_company(snapshot.outlook(*rank), taken);
-    super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
+#[cfg(test)]
+mod tests {
+    use super::super::Shipped;
+    use super::super::learning::Knowledge;
+    use super::*;
+    use crate::sim::openb::Qos;
+    use crate::sim::packing::testing::{kind, setting};
+    use crate::sim::packing::world::World;
+
+    /// On which of two nodes a pod of ten cores lands: one with 16 cores or one with 64, the GPUs of both in the hands of pods that
+    /// need a core each. Those to come need six.
+    fn node_for(qos: Qos, eviction: Eviction) -> usize {
+        let kinds = [kind(1000, 1, 1000), kind(6000, 1, 1000), kind(10_000, 0, 0)];
+        let mut setting = setting(&[(16_000, 2), (64_000, 2)], &kinds);
+        setting.pods[0].qos = Some(Qos::BestEffort);
+        setting.pods[2].qos = Some(qos);
+        setting.pods.extend([setting.pods[1]; 9]);
+        let mut world = World::new(&setting, &[0, 1], None);
+        let mut shipped =
+            Shipped::new(&setting, &[0, 1], eviction, CpuRule::Worth, Knowledge::of_all(&setting));
+        let mut admit = |number, kind| world.admit(Arrival { number, pod: kind, kind }, &mut shipped).node;
+        assert!((0..4).all(|number| admit(number, 0).is_some()));
+        admit(4, 2).unwrap()
+    }
+
+    #[test]
+    fn a_pod_that_stays_keeps_off_cpu_that_others_will_need_when_best_effort_pods_have_left() {
+        assert_eq!(node_for(Qos::LatencySensitive, Eviction::OfBestEffort), 1);
+        assert_eq!(node_for(Qos::BestEffort, Eviction::OfBestEffort), 0, "it leaves with them");
+        assert_eq!(node_for(Qos::LatencySensitive, Eviction::Never), 0, "they never leave");
+    }
 }

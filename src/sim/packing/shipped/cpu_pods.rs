@@ -27,9 +27,17 @@ impl CpuPods {
         }
     }
 
+    /// What all of them there would give back.
+    pub fn freed(&self, rank: usize) -> Companion {
+        self.there(rank).fold(Companion::default(), |sum, (_, freed)| Companion {
+            cpu: MilliCpu(sum.cpu.0 + freed.cpu.0),
+            memory: sum.memory + freed.memory,
+        })
+    }
+
     /// What is lacking on a node when all of them there have left.
     pub fn lack_without(&self, rank: usize, lack: Companion) -> Companion {
-        self.there(rank).fold(lack, |lack, (_, freed)| less(lack, freed))
+        less(lack, self.freed(rank))
     }
 
     /// Who leaves so that nothing is lacking: the largest first, and none that is not needed.
@@ -77,6 +85,7 @@ mod tests {
         assert_eq!(pods.leavers(0, lack(3000)), [2]);
         assert_eq!(pods.leavers(0, lack(5000)), [2, 3]);
         assert_eq!(pods.lack_without(0, lack(8000)), lack(1000));
+        assert_eq!(pods.freed(0), lack(7000));
         pods.remove(2);
         assert_eq!(pods.lack_without(0, lack(8000)), lack(5000));
     }

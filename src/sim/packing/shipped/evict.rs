@@ -24,7 +24,7 @@ impl Shipped<'_> {
         set.evicted().for_each(|victim| {
             self.ledger.release(victim);
         });
-        cpu_pods.iter().for_each(|number| self.cpu_pods.remove(*number));
+        cpu_pods.iter().for_each(|number| self.cpu_only.evictable.remove(*number));
         evicted.extend(cpu_pods);
         let placement = self.bind(uid, &set.node)?;
         Some(Placed { seat: self.seat(&placement), evicted })
@@ -35,24 +35,28 @@ impl Shipped<'_> {
         let rank = self.rank_of(&set.node);
         let companion = |victim: &PodUid| self.ledger.entry(victim).map(|entry| entry.demand.companion);
         let freed = set.victims.iter().filter_map(companion);
-        self.cpu_pods.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
+        self.cpu_only.evictable.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
     }
 
     fn rank_of(&self, node: &NodeName) -> usize {
         self.names.binary_search(node).expect("a room is one of a node that is there")
     }
 
+    /// Nodes are looked at closely only where it could be cheapest.
     fn cheapest(&self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Option<VictimSet> {
-        let entry = self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?;
-        let of_model = |rank: &usize| kind.models[cluster.nodes()[*rank].model];
-        let names = (0..cluster.nodes().len()).filter(of_model).map(|rank| &self.names[rank]);
-        let mut rooms = self.ledger.rooms_for(&self.ledger.claim(uid), names);
-        for room in &mut rooms {
-            let rank = self.rank_of(&room.node);
+        let demand = &self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?.demand;
+        let claim = self.ledger.claim(uid);
+        let mut prospects = self.ledger.prospects(&claim, demand);
+        prospects.retain(|prospect| kind.models[cluster.nodes()[self.rank_of(&prospect.node)].model]);
+        let mut survey = self.ledger.survey(&claim, demand);
+        let look = |node: &NodeName| {
+            let mut room = survey.room(node)?;
+            let rank = self.rank_of(node);
             let lack = lack(&cluster.nodes()[rank], kind);
-            room.shortfall.companion = self.cpu_pods.lack_without(rank, lack);
-        }
-        preempt::cheapest(&rooms, &entry.demand, Rules::Keep, Effort::default())
+            room.shortfall.companion = self.cpu_only.evictable.lack_without(rank, lack);
+            preempt::seen(room, demand)
+        };
+        preempt::cheapest_among(prospects, demand, Rules::Keep, Effort::default(), look)
     }
 }
 

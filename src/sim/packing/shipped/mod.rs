@@ -26,7 +26,6 @@ use crate::scheduling::request::Demand;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
 use cpu_only::CpuOnly;
-use cpu_pods::CpuPods;
 use learning::{Knowledge, Upkeep};
 use std::sync::Arc;
 
@@ -43,6 +42,16 @@ pub enum Eviction {
     OfBestEffort,
 }
 
+impl Eviction {
+    /// Where nobody is evicted all are equal.
+    pub fn standing(self, qos: Option<Qos>) -> Standing {
+        match self {
+            Self::Never => Standing::Bystander,
+            Self::OfBestEffort => Standing::of(qos),
+        }
+    }
+}
+
 pub struct Shipped<'s> {
     setting: &'s Setting,
     eviction: Eviction,
@@ -53,8 +62,6 @@ pub struct Shipped<'s> {
     /// By kind and [`Standing`]; none of pods without GPUs.
     demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
-    /// Those that may be evicted.
-    cpu_pods: CpuPods,
     upkeep: Upkeep,
     memo: Memo,
 }
@@ -108,19 +115,10 @@ impl<'s> Shipped<'s> {
             policy,
             names,
             setting,
-            cpu_only: CpuOnly::new(setting, cpu_rule),
-            cpu_pods: CpuPods::default(),
+            cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
             upkeep: Upkeep::knowing(knowledge),
             memo: Memo::default(),
         }
-    }
-
-    fn place_on_cpus(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
-        let placed = self.cpu_only.place(&mut self.ledger, cluster, arrival)?;
-        if Standing::of(self.setting.pods[arrival.pod].qos) == Standing::BestEffort {
-            self.cpu_pods.put(placed.seat.node, arrival.number, &self.setting.kinds[arrival.kind]);
-        }
-        Some(placed)
     }
 
     /// Filter, prioritize and bind.
@@ -162,12 +160,8 @@ impl<'s> Shipped<'s> {
         books::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
     }
 
-    /// Where nobody is evicted all are equal.
     fn demand(&self, arrival: Arrival) -> Option<Demand> {
-        let standing = match self.eviction {
-            Eviction::Never => Standing::Bystander,
-            Eviction::OfBestEffort => Standing::of(self.setting.pods[arrival.pod].qos),
-        };
+        let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
     }
 }
@@ -176,7 +170,9 @@ impl Placer for Shipped<'_> {
     fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
         self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
         self.upkeep.tick(&mut self.ledger, cluster, &self.names);
-        let Some(demand) = self.demand(arrival) else { return self.place_on_cpus(cluster, arrival) };
+        let Some(demand) = self.demand(arrival) else {
+            return self.cpu_only.place(&mut self.ledger, cluster, arrival);
+        };
         let uid = books::uid(arrival.number);
         self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
         let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
@@ -191,7 +187,7 @@ impl Placer for Shipped<'_> {
 
     fn end(&mut self, number: usize) {
         self.ledger.release(&books::uid(number));
-        self.cpu_pods.remove(number);
+        self.cpu_only.evictable.remove(number);
     }
 }
 

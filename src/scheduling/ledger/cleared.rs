@@ -1,0 +1,61 @@
+//! A node as it would be if all had left who may be evicted for a pod. Whoever stays is better judged by that than by what is free
+//! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
+//!
+//! No search is here, and no order: what one pod's coming would take from whom is for [`super::room`] and `preempt`.
+
+use super::Ledger;
+use super::entry::PodEntry;
+use crate::ids::NodeName;
+use crate::scheduling::device::Gpu;
+use crate::scheduling::node::Node;
+use crate::scheduling::policy::Eviction;
+use crate::scheduling::preempt::{Resident, Shortfall, discharge};
+use crate::scheduling::request::Companion;
+use crate::scheduling::worth::Site;
+use crate::units::MilliCpu;
+
+/// What a node has left when they have gone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cleared {
+    /// By their places in the node's list.
+    pub gpus: Vec<Gpu>,
+    /// What they gave back beside GPUs.
+    pub freed: Companion,
+}
+
+impl Cleared {
+    /// Others have gone, too, who had no GPU.
+    pub fn without(self, others: Companion) -> Self {
+        Self { freed: sum(self.freed, others), ..self }
+    }
+
+    /// In place of the node's own.
+    pub fn site<'a>(&'a self, node: &'a Node) -> Site<'a> {
+        Site { gpus: &self.gpus, spare: node.spare.map(|spare| sum(spare, self.freed)), ..node.site() }
+    }
+}
+
+impl Ledger {
+    /// Without all pods that one of this priority could have evicted sooner or later; `None` for a node that nobody knows.
+    pub fn cleared(&self, node: &NodeName, priority: i32) -> Option<Cleared> {
+        let book = self.books.get(node)?;
+        let lower = book.tenants.iter().filter(|tenant| tenant.priority < priority);
+        let entries = lower.map(|tenant| (&tenant.uid, &self.entries[&tenant.uid]));
+        let movable = entries.filter(|(_, entry)| self.may_leave_some_day(entry));
+        let gone: Vec<Resident> =
+            movable.filter_map(|(uid, entry)| self.resident(uid, entry, book)).collect();
+        let mut gpus = book.view.gpus.to_vec();
+        gone.iter().for_each(|resident| discharge(&mut gpus, resident));
+        Some(Cleared { gpus, freed: Shortfall::of(gone.iter()).companion })
+    }
+
+    /// Not whether it may leave now: how long it has run so far does not matter.
+    fn may_leave_some_day(&self, entry: &PodEntry) -> bool {
+        let is_preemptible = self.policy.class(entry.demand.class).eviction != Eviction::Never;
+        is_preemptible && !entry.stake.do_not_disrupt && !entry.stake.queue_managed
+    }
+}
+
+fn sum(one: Companion, other: Companion) -> Companion {
+    Companion { cpu: MilliCpu(one.cpu.0.saturating_add(other.cpu.0)), memory: one.memory + other.memory }
+}
