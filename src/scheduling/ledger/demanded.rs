@@ -67,8 +67,13 @@ impl Ledger {
 
     /// A pod is gone.
     pub(super) fn note_departure(&mut self, entry: &PodEntry) {
-        if matches!(entry.phase, Phase::Bound(_)) && !entry.demand.asks_plugin() {
-            Arc::make_mut(&mut self.mix).depart();
+        let mix = Arc::make_mut(&mut self.mix);
+        match entry.phase {
+            _ if entry.demand.asks_plugin() => {}
+            Phase::Bound(_) => mix.depart(),
+            Phase::Waiting(_) => mix.turn_away(entry.demand.gpus),
+            // Nobody knows yet.
+            Phase::Assumed(_) => {}
         }
     }
 }

@@ -24,7 +24,7 @@ impl Worth {
         if mix.len() < ENOUGH || free.by_kind.is_empty() {
             return Self { learned_at, ..Self::default() };
         }
-        let setting = Setting::at(mix.departures_per_arrival());
+        let setting = Setting::at(mix.departures_per_arrival(), mix.turned_away());
         let demand = |wish: &Wish| free.taken_by(wish);
         let levels = Levels::of(mix);
         let brought = |part: fn(&Wish) -> f64| {

@@ -1,4 +1,4 @@
-//! The demand seen lately: what the last pods asked for, and how many ended meanwhile.
+//! The demand seen lately: what the last pods asked for, how many ended meanwhile, and how many never got a place.
 //!
 //! Only what came is kept, never what is to come: a mix that knew a workload's future would look better than it can be. Bounded,
 //! and cheap to add to, for the ledger adds to it under its lock. What follows from it is found elsewhere.
@@ -52,14 +52,20 @@ pub struct Mix {
     latest: VecDeque<Arrival>,
     counts: BTreeMap<Arc<Wish>, u32>,
     departures: u64,
+    /// GPUs.
+    asked: u64,
+    turned_away: u64,
     arrivals: u64,
 }
 
+/// And what happened between this one and the next.
 #[derive(Debug, Clone)]
 struct Arrival {
     wish: Arc<Wish>,
-    /// How many pods ended between this one and the next.
+    /// How many pods ended.
     departures: u32,
+    /// How many GPUs those asked for who left without a place.
+    turned_away: u32,
 }
 
 impl Default for Mix {
@@ -76,6 +82,8 @@ impl Mix {
             latest: VecDeque::new(),
             counts: BTreeMap::new(),
             departures: 0,
+            asked: 0,
+            turned_away: 0,
             arrivals: 0,
         }
     }
@@ -98,7 +106,8 @@ impl Mix {
             None => Arc::new(wish),
         };
         *self.counts.entry(wish.clone()).or_default() += 1;
-        self.latest.push_back(Arrival { wish, departures: 0 });
+        self.asked += u64::from(wish.gpus);
+        self.latest.push_back(Arrival { wish, departures: 0, turned_away: 0 });
         self.arrivals += 1;
     }
 
@@ -107,6 +116,14 @@ impl Mix {
         if let Some(latest) = self.latest.back_mut() {
             latest.departures += 1;
             self.departures += 1;
+        }
+    }
+
+    /// A pod that asked for so many GPUs is gone, and never had a place.
+    pub fn turn_away(&mut self, gpus: u32) {
+        if let Some(latest) = self.latest.back_mut() {
+            latest.turned_away = latest.turned_away.saturating_add(gpus);
+            self.turned_away += u64::from(gpus);
         }
     }
 
@@ -140,9 +157,16 @@ impl Mix {
         self.departures as f64 / self.latest.len().max(1) as f64
     }
 
+    /// Of the GPUs that were asked for, the part that was asked for in vain.
+    pub fn turned_away(&self) -> f64 {
+        self.turned_away as f64 / self.asked.max(1) as f64
+    }
+
     fn forget_oldest(&mut self) {
-        let Some(Arrival { wish, departures }) = self.latest.pop_front() else { return };
+        let Some(Arrival { wish, departures, turned_away }) = self.latest.pop_front() else { return };
         self.departures -= u64::from(departures);
+        self.turned_away -= u64::from(turned_away);
+        self.asked -= u64::from(wish.gpus);
         if let Some(count) = self.counts.get_mut(&wish) {
             *count -= 1;
             if *count == 0 {
@@ -203,6 +227,17 @@ mod tests {
         (1..=5).for_each(|gib| mix.arrive(wish(gib)));
         mix.set_window(2);
         assert_eq!(seen(&mix), [(4, 1), (5, 1)]);
+    }
+
+    #[test]
+    fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
+        let mut mix = Mix::of_last(2);
+        mix.arrive(Wish { gpus: 3, ..wish(10) });
+        mix.turn_away(3);
+        mix.arrive(wish(10));
+        assert_eq!(mix.turned_away(), 0.75);
+        mix.arrive(wish(10));
+        assert_eq!(mix.turned_away(), 0.0);
     }
 
     #[test]

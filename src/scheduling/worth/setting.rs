@@ -1,8 +1,9 @@
-//! How much each part of the potential counts, by how many pods end.
+//! How much each part of the potential counts, by how many pods end and how many never get a place.
 //!
 //! Where pods come and stay, a place is spoilt for good: what a node lacks of CPU will be lacking for ever. Where as many end as
-//! come, everything comes free again, what counts is how much of what is free now could be used at once, and whole GPUs are
-//! worth keeping. Each setting is worse than simpler policies at the other's end, so what is seen decides.
+//! come, everything comes free again, and whole GPUs are worth keeping for the largest: nodes are kept empty as long as there are
+//! any. Where more is asked for than there is, no node stays empty; all that counts then is how much of what is free could be used
+//! at once. Each setting is worse than simpler policies at the others' ends, so what is seen decides.
 
 /// Factors of the potential's parts; see [`super::potential`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,20 +22,31 @@ pub struct Setting {
     pub turnover: f64,
 }
 
-/// Nobody leaves: found by trial on openb, as is the other.
+/// Nobody leaves: found by trial on openb, as are the others.
 const STAYING: Setting =
     Setting { company: 1.0, fragments: 0.1, tie: 0.02, blocks: 0.1, partial_blocks: 0.0, turnover: 0.0 };
 /// As many leave as come.
 const CHANGING: Setting =
     Setting { company: 0.0, fragments: 0.3, tie: 0.6, blocks: 0.3, partial_blocks: 1.0, turnover: 1.0 };
+/// As many leave as get a place, and not all do.
+const CROWDED: Setting = Setting { fragments: 1.0, tie: 0.1, ..CHANGING };
+/// Of what is asked for, so much is turned away by chance.
+const BY_CHANCE: f64 = 0.02;
+/// From here on there is too little for all.
+const TOO_LITTLE: f64 = 0.08;
 /// Of pods that come, as many end in a cluster that is full and stays so; a few are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
 impl Setting {
-    /// Between the two, by how many pods ended for each that came.
-    pub fn at(departures_per_arrival: f64) -> Self {
+    /// Between them, by how many pods ended for each that came, and by the part of what was asked for that was turned away.
+    pub fn at(departures_per_arrival: f64, turned_away: f64) -> Self {
         let change = (departures_per_arrival / FULL_CHURN).clamp(0.0, 1.0);
-        let between = |part: fn(&Self) -> f64| part(&STAYING) * (1.0 - change) + part(&CHANGING) * change;
+        let crowd = ((turned_away - BY_CHANCE) / (TOO_LITTLE - BY_CHANCE)).clamp(0.0, 1.0);
+        STAYING.towards(&CHANGING.towards(&CROWDED, crowd), change)
+    }
+
+    fn towards(&self, other: &Self, part: f64) -> Self {
+        let between = |of: fn(&Self) -> f64| of(self) * (1.0 - part) + of(other) * part;
         Self {
             company: between(|s| s.company),
             fragments: between(|s| s.fragments),
@@ -52,9 +64,17 @@ mod tests {
 
     #[test]
     fn where_nobody_leaves_company_counts_and_where_many_leave_fragments_do() {
-        assert_eq!(Setting::at(0.0), STAYING);
-        assert_eq!(Setting::at(0.9), CHANGING);
-        let between = Setting::at(0.25);
+        assert_eq!(Setting::at(0.0, 0.0), STAYING);
+        assert_eq!(Setting::at(0.9, 0.01), CHANGING);
+        let between = Setting::at(0.25, 0.0);
         assert!(between.company < STAYING.company && between.fragments < CHANGING.fragments);
+    }
+
+    #[test]
+    fn where_more_is_asked_for_than_there_is_fragments_count_all_the_more_but_only_if_somebody_leaves() {
+        assert_eq!(Setting::at(0.9, 0.3), CROWDED);
+        assert_eq!(Setting::at(0.0, 0.3), STAYING);
+        let between = Setting::at(0.9, 0.05);
+        assert!(between.fragments > CHANGING.fragments && between.fragments < CROWDED.fragments);
     }
 }
