@@ -1,6 +1,7 @@
 //! Results as people read them: one line for each policy, beside what was published of it.
 
 use super::source::Source;
+use crate::sim::openb::Trace;
 use crate::sim::openb::published::Means;
 use crate::sim::packing::report::Losses;
 use crate::sim::packing::{Line, Setting};
@@ -41,7 +42,25 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String 
         row
     });
     let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
-    format!("{}\n\n{}\n\n{legend}\n", title(source, setting, seeds), table(&head, rows))
+    let (title, never) = (title(source, setting, seeds), never_placed(&source.trace));
+    format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
+}
+
+/// A line of its own on pods that ask for what no node of their models has; nothing if there are none.
+fn never_placed(trace: &Trace) -> String {
+    let mut never = trace.never_placed();
+    let Some(first) = never.next().map(|pod| &pod.name) else { return String::new() };
+    match never.count() {
+        0 => format!(
+            "\n1 pod, {first}, is larger than every node of the GPU models it names, and is never placed"
+        ),
+        more => {
+            let pods = more + 1;
+            format!(
+                "\n{pods} pods, {first} first, are larger than every node of the GPU models they name, and are never placed"
+            )
+        }
+    }
 }
 
 pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
@@ -50,8 +69,9 @@ pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
     let seeds = first.map_or(&[][..], |line| &line.seeds);
     let load = first.map_or(0.0, |line| line.load) * 100.0;
     format!(
-        "{}; pods end, and would keep {load:.1} % of the GPUs busy\n\n{}\n\n{CHURN}\n",
+        "{}; pods end, and would keep {load:.1} % of the GPUs busy{}\n\n{}\n\n{CHURN}\n",
         title(source, setting, seeds),
+        never_placed(&source.trace),
         table(&["policy", "turned away"], rows)
     )
 }

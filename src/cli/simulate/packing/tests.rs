@@ -76,6 +76,29 @@ fn the_table_stands_beside_what_was_published() {
 }
 
 #[test]
+fn pods_too_large_for_the_models_they_name_are_played_and_told() {
+    let pods = |rows: &str| {
+        format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np0,4000,8192,1,460,\n{rows}")
+    };
+    let said = |rows: &str| {
+        let directory = trace(&pods(rows));
+        let path = directory.path().to_str().unwrap();
+        let words = ["--trace", path, "--variant", "tiny", "--policy", "fgd,stowage", "--seeds", "42"];
+        let stage = args(&words).unwrap().stage().unwrap();
+        let lines = stage.replays().unwrap();
+        assert_eq!(lines.len(), 2);
+        table::allocation(&stage.source, &stage.setting, &lines).lines().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(said(""), "");
+    assert_eq!(
+        said("p1,1,1,8,1000,T4\n"),
+        "1 pod, p1, is larger than every node of the GPU models it names, and is never placed"
+    );
+    let two = said("p1,1,1,8,1000,T4\np2,1,1,4,1000,T4\n");
+    assert!(two.starts_with("2 pods, p1 first, are larger"), "{two}");
+}
+
+#[test]
 fn the_made_up_trace_is_said_to_be_made_up() {
     let stage = args(&["--policy", "best-fit", "--seeds", "1"]).unwrap().stage().unwrap();
     let text = table::losses(&stage.source, &stage.setting, &stage.churns("0.9".parse().unwrap()).unwrap());
