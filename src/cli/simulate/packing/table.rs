@@ -4,7 +4,7 @@ use super::source::Source;
 use crate::sim::openb::Trace;
 use crate::sim::openb::published::Means;
 use crate::sim::packing::report::Losses;
-use crate::sim::packing::{Line, Setting};
+use crate::sim::packing::{Bound, Line, Setting};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
@@ -16,7 +16,7 @@ admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they
 const CHURN: &str = "\
 turned away: of the GPUs that pods asked for, the part that found no room, in per cent; mean over seeds";
 
-pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String {
+pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Option<&Bound>) -> String {
     let shows_admission = lines.iter().any(|line| line.high_priority_admitted.is_some());
     let mut head = vec!["policy", "at 100 %", "published", "at 130 %", "published", "fragmented"];
     let mut legend = LEGEND.to_owned();
@@ -41,9 +41,24 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String 
         }
         row
     });
+    let most = bound.map(|bound| {
+        legend = format!("{legend}\n{}", meaning(bound));
+        vec!["bound (LP)".into(), figure(bound.at_100), String::new(), figure(bound.at_130)]
+    });
+    let rows = rows.chain(most);
     let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
     let (title, never) = (title(source, setting, seeds), never_placed(&source.trace));
     format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
+}
+
+fn meaning(bound: &Bound) -> String {
+    let Bound { as_long_as, placed, choosy_at_100, choosy_at_130, .. } = bound;
+    let (policy, choosy) =
+        (as_long_as.name(), [figure(*choosy_at_100), figure(*choosy_at_130)].join(" and "));
+    format!(
+        "bound (LP): no policy could have allocated more that places those whom {policy} placed before it turned away\n    \
+         the first of the same GPU models ({placed:.1} % of the GPUs); whoever refuses others could come to {choosy}"
+    )
 }
 
 /// A line of its own on pods that ask for what no node of their models has; nothing if there are none.
