@@ -12,10 +12,9 @@ mod victims;
 
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::device::{Device, Gpu, Health};
-use crate::scheduling::loading::Holdings;
-use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::node::Node;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{ClassSet, Headroom, Judgement, Policy, Traits};
+use crate::scheduling::policy::{Headroom, Judgement, Policy, Traits};
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
@@ -68,19 +67,11 @@ pub(super) fn cluster_of(nodes: u8) -> Snapshot {
         let devices: Vec<Device> = (0..4).map(|index| device(n, index)).collect();
         let headroom = Headroom::all(Percent::default());
         Node {
-            name: NodeName::parse(&format!("n-{n}")).unwrap(),
-            kind: NodeKind::Stowage,
             generation: u64::from(n) + 1,
             gpus: devices.iter().map(|device| Gpu::of(device, &headroom)).collect(),
             devices: devices.into(),
-            plugin: Arc::new([]),
             freshness: Freshness::Fresh,
-            closed: false,
-            miscut: false,
-            classes: ClassSet::ALL,
-            holdings: Holdings::default(),
-            replicas: Arc::new([]),
-            spare: None,
+            ..Node::named(NodeName::parse(&format!("n-{n}")).unwrap())
         }
     };
     Snapshot::new(1, 1, (0..nodes).map(node).collect())

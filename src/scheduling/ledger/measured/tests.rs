@@ -11,9 +11,8 @@ use crate::scheduling::plan::testing::placed;
 use crate::scheduling::policy::{ExpiredRule, Policy};
 use crate::scheduling::preempt::{Rules, cheapest_victims};
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
-use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -132,29 +131,9 @@ fn key(name: &str) -> PodKey {
 /// Of class `serving`, or `opportunistic` if the priority is negative.
 fn demand(gib: u64, priority: i32, policy: &Policy) -> Demand {
     let vram = format!("{gib}Gi");
-    let containers = [ContainerRequest {
-        name: "engine",
-        role: ContainerRole::Main,
-        vram: Some(&vram),
-        plugin: PluginAmount::None,
-        cpu: None,
-        memory: None,
-    }];
-    let request = PodRequest {
-        namespace: "default",
-        labels: &BTreeMap::new(),
-        priority_class: None,
-        priority,
-        may_preempt: true,
-        grace: Millis::seconds(1),
-        containers: &containers,
-        gpus: None,
-        exclusive: None,
-        model: None,
-        kv_cache: None,
-        service_account: None,
-        resources: &Default::default(),
-    };
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("engine") }];
+    let request =
+        PodRequest { priority, grace: Millis::seconds(1), ..PodRequest::plain("default", &containers) };
     Demand::of(&request, policy).unwrap()
 }
 
