@@ -47,18 +47,23 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
     }
 }
 
-/// A GPU of 100 B on one of the tests' nodes.
-pub(super) fn device(node: u8, index: u32) -> Device {
+/// One that is no slice and has nothing reserved.
+pub(super) fn whole_gpu(uuid: GpuUuid, index: u32, total: Bytes) -> Device {
     Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        uuid,
         index,
         model: GpuModel::parse("H100").unwrap(),
         parent: None,
-        total: Bytes(100),
+        total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
         island: None,
     }
+}
+
+/// A GPU of 100 B on one of the tests' nodes.
+pub(super) fn device(node: u8, index: u32) -> Device {
+    whole_gpu(GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(), index, Bytes(100))
 }
 
 /// So many nodes of four empty GPUs.

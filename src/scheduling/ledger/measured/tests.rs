@@ -6,9 +6,8 @@ mod silence;
 mod starting;
 mod waking;
 
-use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Hold;
-use crate::scheduling::device::{Device, Health};
 use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
 use crate::scheduling::loading::Holdings;
@@ -16,6 +15,7 @@ use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::testing::placed;
 use crate::scheduling::policy::{ExpiredRule, Policy};
 use crate::scheduling::preempt::{Rules, cheapest_victims};
+use crate::scheduling::proptests::whole_gpu;
 use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
 use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
@@ -36,16 +36,10 @@ impl Bench {
     fn with(policy: Policy) -> Self {
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_node(&node(), NodeKind::Stowage, None);
-        let devices = ["GPU-a", "GPU-b"].into_iter().enumerate().map(|(index, uuid)| Device {
-            uuid: gpu(uuid),
-            index: index as u32,
-            model: GpuModel::parse("H100").unwrap(),
-            parent: None,
-            total: Bytes::gib(100),
-            reserved: Bytes::ZERO,
-            health: Health::Healthy,
-            island: None,
-        });
+        let devices = ["GPU-a", "GPU-b"]
+            .into_iter()
+            .enumerate()
+            .map(|(index, uuid)| whole_gpu(gpu(uuid), index as u32, Bytes::gib(100)));
         ledger.report_devices(&node(), devices.collect()).unwrap();
         Self { ledger, now: Moment(1_000_000) }
     }

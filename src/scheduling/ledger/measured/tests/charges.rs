@@ -63,16 +63,7 @@ fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
 #[test]
 fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    let device = |index, uuid: &str| Device {
-        uuid: gpu(uuid),
-        index,
-        model: GpuModel::parse("H100").unwrap(),
-        parent: None,
-        total: Bytes::gib(100),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    };
+    let device = |index, uuid: &str| whole_gpu(gpu(uuid), index, Bytes::gib(100));
     ledger.set_node(&node(), NodeKind::Stowage, Some(vec![device(0, "index-0"), device(1, "index-1")]));
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
