@@ -11,9 +11,10 @@ use stowage::scheduling::loading::{Holding, Tier};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::{EvictionRates, Policy};
 use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
-use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use stowage::scheduling::selector::{Requirement, Selector};
 use stowage::scheduling::stake::{GroupKey, GroupKind, Shown, Stake, Stamp};
+use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis, Moment};
 
 const GPUS: u64 = 8;
@@ -27,24 +28,12 @@ pub struct Cluster {
     pub nodes: Vec<NodeName>,
     pub residents: usize,
     policy: Policy,
-    dice: Dice,
+    dice: Random,
 }
 
 pub enum Waits {
     Alone,
     InAGroupOf(u32),
-}
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-pub struct Dice(pub u64);
-
-impl Dice {
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % n
-    }
 }
 
 impl Cluster {
@@ -61,7 +50,7 @@ impl Cluster {
             ledger.set_node(name, NodeKind::Stowage, None);
             ledger.report_devices(name, (0..GPUS).map(|g| device(n, g)).collect()).expect("eight GPUs");
         }
-        let mut cluster = Self { ledger, nodes: names, residents: 0, policy, dice: Dice(seed) };
+        let mut cluster = Self { ledger, nodes: names, residents: 0, policy, dice: Random::seeded(seed, 0) };
         (0..nodes).for_each(|node| (0..GPUS).for_each(|gpu| cluster.fill(node, gpu, load, (least, most))));
         cluster.read_all();
         cluster.set_budgets();
@@ -71,7 +60,7 @@ impl Cluster {
     fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {
         let mut left = CAPACITY * load / 100;
         loop {
-            let wanted = (least + self.dice.below(most - least + 1)) * GIB;
+            let wanted = (least + self.dice.below((most - least + 1) as usize) as u64) * GIB;
             if wanted > left {
                 return;
             }
@@ -87,7 +76,7 @@ impl Cluster {
         self.residents += 1;
         let model = format!("model-{}", self.dice.below(40));
         let demand = self.demand(n, vram, 1, priority, Some(&model));
-        let minutes = |dice: &mut Dice, most| Millis::seconds(60 * dice.below(most));
+        let minutes = |dice: &mut Random, most| Millis::seconds(60 * dice.below(most) as u64);
         let in_a_group = self.dice.below(10) == 0;
         let group = in_a_group.then(|| GroupKey {
             namespace: "llm".into(),
@@ -136,28 +125,14 @@ impl Cluster {
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
         let (vram, gpus) = (vram.to_string(), gpus.to_string());
         let labels = BTreeMap::from([("app".to_owned(), format!("app-{}", n / 20))]);
-        let container = ContainerRequest {
-            name: "main",
-            role: ContainerRole::Main,
-            vram: Some(&vram),
-            plugin: PluginAmount::None,
-            cpu: None,
-            memory: None,
-        };
+        let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
         let request = PodRequest {
-            namespace: "llm",
             labels: &labels,
-            priority_class: None,
             priority,
-            may_preempt: true,
-            grace: Millis::seconds(30),
-            containers: &[container],
             gpus: Some(&gpus),
-            exclusive: None,
             model,
-            kv_cache: None,
-            service_account: None,
             resources: &BTreeSet::from(["stowage.dev/vram"]),
+            ..PodRequest::plain("llm", &containers)
         };
         Demand::of(&request, &self.policy).expect("a pod that can be understood")
     }
@@ -171,11 +146,11 @@ impl Cluster {
                 attributed: Vec::new(),
                 pressure: Pressure::NONE,
             };
-            let models: BTreeSet<u64> = (0..6).map(|_| self.dice.below(40)).collect();
-            let holding = |model: u64| Holding {
+            let models: BTreeSet<usize> = (0..6).map(|_| self.dice.below(40)).collect();
+            let holding = |model: usize| Holding {
                 model: ModelId::parse(&format!("model-{model}")).expect("a name"),
                 tier: Tier::Disk,
-                bytes: Bytes::gib(8 + model),
+                bytes: Bytes::gib(8 + model as u64),
             };
             let reading = Reading {
                 sampled: NOW,

@@ -10,7 +10,7 @@ mod queues;
 #[expect(dead_code, reason = "one thread takes these times")]
 mod samples;
 
-use cluster::{Cluster, Dice};
+use cluster::Cluster;
 use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
@@ -20,6 +20,7 @@ use stowage::scheduling::preempt::{
     Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge, seen,
 };
 use stowage::scheduling::request::Demand;
+use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis};
 
 const DECISIONS: usize = 400;
@@ -44,9 +45,9 @@ fn time_decisions() {
     let (mut whole, mut claims, mut prospects_only, mut searches) =
         (Samples::default(), Samples::default(), Samples::default(), Samples::default());
     let (mut found, mut hopeless) = (0, Samples::default());
-    let mut dice = Dice(7);
+    let mut dice = Random::seeded(7, 0);
     for n in 0..DECISIONS {
-        let vram = Bytes::gib(20 + dice.below(50));
+        let vram = Bytes::gib(20 + dice.below(50) as u64);
         let gpus = 1 << dice.below(3);
         let uid = cluster.wait(FIRST_WAITING + n, vram.times(u64::from(gpus)), gpus, 100);
         let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
@@ -116,10 +117,10 @@ fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {
 fn compare_prices() {
     let mut cluster = Cluster::new(200, 90, (2, 30), 43);
     println!("{} nodes of 8 GPUs at 90 %, {} residents", cluster.nodes.len(), cluster.residents);
-    let mut dice = Dice(8);
+    let mut dice = Random::seeded(8, 0);
     let (mut sums, mut inexact) = ([0u64; 4], 0);
     for n in 0..COMPARISONS {
-        let vram = Bytes::gib(30 + dice.below(40));
+        let vram = Bytes::gib(30 + dice.below(40) as u64);
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
         let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
         let rooms = cluster.ledger.rooms_for(&cluster.ledger.claim(&uid), &cluster.nodes);

@@ -1,9 +1,10 @@
 //! The agents: one a node, each with its own kept-alive connection, each reporting once a second at a moment of its own.
 
-use crate::node::{Caches, Node, Random};
+use crate::node::{Caches, Node};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use stowage::sim::random::Random;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -74,7 +75,8 @@ struct Agent {
 impl Agent {
     /// Until the fleet is dropped.
     async fn run(mut self, place: usize, mut reporting: watch::Receiver<bool>, tally: Arc<Tally>) {
-        let phase = Duration::from_micros(Random(place as u64).below(PERIOD.as_micros() as u64));
+        let phase =
+            Duration::from_micros(Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64);
         while reporting.wait_for(|reporting| *reporting).await.is_ok() {
             let mut due = Instant::now() + phase;
             while *reporting.borrow() {

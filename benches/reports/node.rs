@@ -4,6 +4,7 @@
 use crate::cluster::{GPUS, node_name, resident_on};
 use serde_json::json;
 use stowage::report::NodeReport;
+use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis};
 
 const MIB: u64 = 1 << 20;
@@ -46,24 +47,26 @@ impl Node {
     pub fn next(&mut self, caches: Caches) -> Vec<u8> {
         let report = &mut self.report;
         report.sequence += 1;
-        let mut random = Random(self.place as u64 ^ report.sequence << 32);
-        report.age_millis = Millis(3 + random.below(9));
+        let mut random = Random::seeded(self.place as u64, report.sequence);
+        report.age_millis = Millis(3 + random.below(9) as u64);
         for gpu in report.gpus.iter_mut().flatten() {
             gpu.utilization_percent = Some(random.below(101) as u8);
             let processes = gpu.processes.iter_mut().flatten();
             let grown = processes.map(|process| {
-                let used = process.used_bytes.map(|used| Bytes(used.0 / CHURN * CHURN + random.below(CHURN)));
+                let used = process
+                    .used_bytes
+                    .map(|used| Bytes(used.0 / CHURN * CHURN + random.below(CHURN as usize) as u64));
                 process.used_bytes = used;
                 used.unwrap_or_default()
             });
             gpu.used_bytes = Some(grown.sum());
         }
         for (place, engine) in report.engines.iter_mut().enumerate() {
-            let mixed = (place as u64 * 1250 + random.below(1250)).max(1) as f64 / 1e4;
+            let mixed = (place * 1250 + random.below(1250)).max(1) as f64 / 1e4;
             engine.kv_cache_usage = Some(if matches!(caches, Caches::Full) { 0.99 } else { mixed });
-            engine.waiting = Some(random.below(9));
-            engine.running = Some(random.below(200));
-            engine.age_millis = Millis(random.below(40));
+            engine.waiting = Some(random.below(9) as u64);
+            engine.running = Some(random.below(200) as u64);
+            engine.age_millis = Millis(random.below(40) as u64);
         }
         serde_json::to_vec(report).expect("a report is plain data")
     }
@@ -99,17 +102,4 @@ fn engine(node: usize, gpu: usize) -> serde_json::Value {
         "pod": pod, "engine": "vllm", "gpus": [gpu_uuid(node, gpu)], "state": "serving", "model": model(node),
         "kvCacheUsage": 0.5, "kvCacheTokens": 438_608, "waiting": 0, "running": 0,
     })
-}
-
-/// The same numbers in every run (SplitMix64).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end
-    }
 }

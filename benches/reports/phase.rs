@@ -3,11 +3,11 @@
 use crate::cluster::{self, Cluster};
 use crate::connection::Connection;
 use crate::fleet::Tally;
-use crate::node::Random;
 use crate::samples::Samples;
 use crate::server::Server;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use stowage::sim::random::Random;
 
 /// A filter every 10 ms on average: as many pods a second as kube-scheduler placed at 1,000 nodes, and then some.
 const PACE_MICROS: u64 = 10_000;
@@ -41,7 +41,7 @@ pub struct Measured {
 
 impl<'a> Scheduler<'a> {
     pub fn new(cluster: &'a Cluster, address: &str) -> Self {
-        Self { cluster, connection: Connection::to(address), round: 1, pauses: Random(7) }
+        Self { cluster, connection: Connection::to(address), round: 1, pauses: Random::seeded(7, 0) }
     }
 
     /// Asks for so long.
@@ -53,7 +53,7 @@ impl<'a> Scheduler<'a> {
         let mut filters = Filters::default();
         let mut due = started;
         while started.elapsed() < time {
-            due += Duration::from_micros(self.pauses.below(2 * PACE_MICROS));
+            due += Duration::from_micros(self.pauses.below(2 * PACE_MICROS as usize) as u64);
             let (asked, samples) = match self.round % 2 {
                 0 => (SOME.min(self.cluster.nodes()), &mut filters.some),
                 _ => (self.cluster.nodes(), &mut filters.all),

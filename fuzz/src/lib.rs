@@ -9,7 +9,7 @@ use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::Policy;
 use stowage::scheduling::preempt::{Rules, cheapest_victims};
-use stowage::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use stowage::units::{Bytes, MilliCpu, Millis, Moment};
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
@@ -127,28 +127,13 @@ fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
         return;
     }
     let (vram, gpus) = (format!("{}Gi", 1 + amount % 90), (1 + pod / 16 % 3).to_string());
-    let containers = [ContainerRequest {
-        name: "engine",
-        role: ContainerRole::Main,
-        vram: Some(&vram),
-        plugin: PluginAmount::None,
-        cpu: None,
-        memory: None,
-    }];
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("engine") }];
     let request = PodRequest {
-        namespace: "default",
-        labels: &Default::default(),
-        priority_class: None,
         priority: i32::from(amount % 5) - 2,
-        may_preempt: true,
         grace: Millis::seconds(1),
-        containers: &containers,
         gpus: Some(&gpus),
         exclusive: (pod >= 128).then_some("true"),
-        model: None,
-        kv_cache: None,
-        service_account: None,
-        resources: &Default::default(),
+        ..PodRequest::plain("default", &containers)
     };
     let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
     let key = PodKey::parse("default", uid.as_str()).expect("a name");

@@ -54,6 +54,25 @@ pub struct Node {
 }
 
 impl Node {
+    /// A node of which nothing but its name is known; it takes all classes.
+    pub fn named(name: NodeName) -> Self {
+        Self {
+            name,
+            kind: NodeKind::default(),
+            generation: 0,
+            gpus: Arc::new([]),
+            devices: Arc::new([]),
+            plugin: Arc::new([]),
+            freshness: Freshness::default(),
+            closed: false,
+            miscut: false,
+            classes: ClassSet::ALL,
+            holdings: Holdings::default(),
+            replicas: Arc::new([]),
+            spare: None,
+        }
+    }
+
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
         self.gpus.iter().map(Gpu::free).sum()

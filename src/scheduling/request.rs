@@ -2,7 +2,11 @@
 //!
 //! The sum over a pod's containers is the scheduler's own: containers and side-cars run together, an init
 //! container runs beside the side-cars started before it, and the larger of the two is what the pod needs.
-//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs.
+//! No Kubernetes type is named here; the edges fill in a [`PodRequest`] from theirs, or one that says nothing ([`plain`]).
+
+mod plain;
+
+pub use plain::DEFAULT_GRACE;
 
 use super::plugin::{Ask, PluginResource};
 use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};

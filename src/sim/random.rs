@@ -1,4 +1,4 @@
-//! The simulator's dice: seeded, so that a run can be had again, byte for byte.
+//! Dice: seeded, so that a run can be had again, byte for byte. The simulators roll them, and whoever else draws by a seed.
 //!
 //! SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): one word of state, an addition and a mix per number, no bad seeds, and so
 //! short that nobody's next version rolls other numbers. Simulations ask no more of their dice; secrets would.
@@ -27,6 +27,13 @@ impl Random {
     /// less than one in 2⁴⁰ for any list that fits memory.
     pub fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.word()) * bound as u128) >> 64) as usize
+    }
+
+    /// Every order as likely as any other (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
     }
 
     /// Evenly from 0 up to, but not, 1: as many steps as a `f64` has there.
@@ -92,5 +99,18 @@ mod tests {
         (0..300).for_each(|_| met[random.below(3)] += 1);
         assert!(met.iter().all(|count| *count > 60), "{met:?}");
         assert_eq!(random.below(0), 0);
+    }
+
+    #[test]
+    fn a_shuffle_keeps_everyone_and_meets_every_order() {
+        let mut random = Random::seeded(7, 0);
+        let mut met = std::collections::BTreeMap::new();
+        for _ in 0..600 {
+            let mut items = [1, 2, 3];
+            random.shuffle(&mut items);
+            *met.entry(items).or_insert(0) += 1;
+        }
+        assert!(met.len() == 6 && met.values().all(|count| *count > 60), "{met:?}");
+        assert!(met.keys().all(|items| items.iter().sum::<i32>() == 6));
     }
 }

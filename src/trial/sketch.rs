@@ -4,13 +4,9 @@ use crate::policy_file::raw::PodSketch;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{
-    ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest, RequestError,
+    ContainerRequest, DEFAULT_GRACE, Demand, PluginAmount, PodRequest, RequestError,
 };
-use crate::units::Millis;
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What Kubernetes uses where a pod names none.
-const DEFAULT_GRACE: Millis = Millis::seconds(30);
 
 pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> {
     let vram = pod.vram.map(|vram| vram.0.0.to_string());
@@ -24,12 +20,9 @@ pub fn demand(pod: &PodSketch, policy: &Policy) -> Result<Demand, RequestError> 
     let devices = pod.gpus.unwrap_or(1).to_string();
     let plugin = resources.iter().copied().find(|name| PluginResource::is_one(name));
     let container = ContainerRequest {
-        name: "main",
-        role: ContainerRole::Main,
         vram: vram.as_deref(),
         plugin: plugin.map_or(PluginAmount::None, |resource| PluginAmount::Of { resource, amount: &devices }),
-        cpu: None,
-        memory: None,
+        ..ContainerRequest::plain("main")
     };
     Demand::of(
         &PodRequest {

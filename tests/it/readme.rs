@@ -12,3 +12,23 @@ fn the_manifests_in_the_readme_are_the_shipped_ones() {
         assert!(readme.contains(&shown), "README.md does not show manifests/{manifest} as it is");
     }
 }
+
+#[test]
+fn the_pictures_of_the_readme_are_there_and_say_what_they_show() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let pictures: Vec<(&str, &str)> = readme
+        .split("![")
+        .skip(1)
+        .map(|rest| {
+            let (words, rest) = rest.split_once("](").unwrap();
+            (words, rest.split_once(')').unwrap().0)
+        })
+        .collect();
+    assert!(!pictures.is_empty());
+    for (words, file) in pictures {
+        assert!(words.len() > 20, "{file} has no words for those who cannot see it");
+        let svg = std::fs::read_to_string(root.join(file)).unwrap();
+        assert!(svg.contains("<title") && svg.contains("prefers-color-scheme: dark"), "{file}");
+    }
+}

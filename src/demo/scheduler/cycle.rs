@@ -9,8 +9,8 @@ use super::filters::{Refusal, Rejector, Resolvable, judge};
 use super::message::{self, Refusals};
 use super::objects::{Node, Pod};
 use super::preemption::{self, Candidate};
-use super::random::Random;
 use super::view::View;
+use crate::sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ pub struct Memory {
 
 impl Memory {
     pub fn seeded(seed: u64) -> Self {
-        Self { random: Random::seeded(seed), next_start: 0 }
+        Self { random: Random::seeded(seed, 0), next_start: 0 }
     }
 }
 

@@ -24,7 +24,6 @@ pub mod observations;
 mod preemption;
 mod quantity;
 mod queue;
-mod random;
 pub mod trial;
 mod view;
 mod writing;

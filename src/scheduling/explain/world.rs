@@ -9,7 +9,7 @@ use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::request::{ContainerRequest, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,30 +53,23 @@ impl Sketch {
 
     pub fn demand(&self, policy: &Policy) -> Demand {
         let gpus = self.gpus.map(|gpus| gpus.to_string());
-        let container = ContainerRequest {
-            name: "engine",
-            role: ContainerRole::Main,
+        let containers = [ContainerRequest {
             vram: self.devices.is_none().then_some(&self.vram),
             plugin: self
                 .devices
                 .map_or(PluginAmount::None, |amount| PluginAmount::Of { resource: "nvidia.com/gpu", amount }),
-            cpu: None,
-            memory: None,
-        };
+            ..ContainerRequest::plain("engine")
+        }];
         let request = PodRequest {
-            namespace: self.namespace,
             labels: &self.labels,
             priority_class: self.priority_class,
             priority: self.priority,
             may_preempt: !self.never_preempts,
-            grace: Millis::seconds(30),
-            containers: &[container],
             gpus: gpus.as_deref(),
             exclusive: self.exclusive.then_some("true"),
             model: self.model,
-            kv_cache: None,
-            service_account: None,
             resources: &BTreeSet::from(["stowage.dev/vram"]),
+            ..PodRequest::plain(self.namespace, &containers)
         };
         Demand::of(&request, policy).unwrap()
     }

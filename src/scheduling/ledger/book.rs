@@ -13,7 +13,7 @@ use crate::scheduling::fit::{shut, usable};
 use crate::scheduling::loading::Holdings;
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::{PluginDevices, PluginShare};
-use crate::scheduling::policy::{Admission, ClassId, ClassSet, Policy, TenantId, Usage};
+use crate::scheduling::policy::{Admission, ClassId, Policy, TenantId, Usage};
 use crate::scheduling::preempt::Bar;
 use crate::scheduling::reading::{Freshness, Reading};
 use crate::scheduling::request::{Companion, Demand, Sharing};
@@ -111,21 +111,7 @@ pub(super) struct Tenant {
 
 impl Book {
     pub fn new(name: NodeName) -> Self {
-        let view = Node {
-            name,
-            kind: NodeKind::default(),
-            generation: 0,
-            gpus: Arc::new([]),
-            devices: Arc::new([]),
-            plugin: Arc::new([]),
-            freshness: Freshness::default(),
-            closed: false,
-            miscut: false,
-            classes: ClassSet::ALL,
-            holdings: Holdings::default(),
-            replicas: Arc::new([]),
-            spare: None,
-        };
+        let view = Node::named(name);
         Self {
             exists: false,
             kind: NodeKind::default(),

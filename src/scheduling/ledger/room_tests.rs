@@ -1,15 +1,15 @@
 //! Who may leave for whom, what it costs part by part, and what a hold makes of it.
 
 use super::*;
-use crate::ids::{GpuModel, GpuUuid, ModelId, OwnerUid, PodKey};
+use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
 use crate::scheduling::budget::{Budget, BudgetSight};
-use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::SeenWaiting;
 use crate::scheduling::loading::{Holding, Tier};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Class, Eviction};
 use crate::scheduling::preempt::{Effort, Loss, Rules, VictimSet, cheapest};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::proptests::whole_gpu;
 use crate::scheduling::reading::{GpuReading, Pressure, Reading};
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::selector::Selector;
@@ -48,16 +48,7 @@ impl Bench {
         ledger.set_now(NOW);
         for name in ["a", "b"] {
             ledger.set_node(&node(name), NodeKind::Stowage, None);
-            let device = Device {
-                uuid: GpuUuid::parse(&format!("GPU-{name}")).unwrap(),
-                index: 0,
-                model: GpuModel::parse("H100").unwrap(),
-                parent: None,
-                total: Bytes::gib(80),
-                reserved: Bytes::ZERO,
-                health: Health::Healthy,
-                island: None,
-            };
+            let device = whole_gpu(GpuUuid::parse(&format!("GPU-{name}")).unwrap(), 0, Bytes::gib(80));
             ledger.report_devices(&node(name), vec![device]).unwrap();
         }
         Self { ledger }

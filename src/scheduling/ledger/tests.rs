@@ -9,6 +9,7 @@ use crate::scheduling::plan::testing::placed;
 use crate::scheduling::plugin::{Ask, PluginResource};
 use crate::scheduling::policy::{Headroom, Terms};
 use crate::scheduling::proptests::demand_of;
+use crate::scheduling::proptests::whole_gpu;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 
@@ -27,15 +28,8 @@ fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {
-    let device = |(index, uuid): (usize, &&str)| Device {
-        uuid: GpuUuid::parse(uuid).unwrap(),
-        index: index as u32,
-        model: crate::ids::GpuModel::parse("H100").unwrap(),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
+    let device = |(index, uuid): (usize, &&str)| {
+        whole_gpu(GpuUuid::parse(uuid).unwrap(), index as u32, Bytes::gib(80))
     };
     uuids.iter().enumerate().map(device).collect()
 }

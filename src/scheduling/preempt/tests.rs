@@ -2,10 +2,10 @@
 //! `scheduling::proptests::victims`.
 
 use super::*;
-use crate::ids::{GpuModel, GpuUuid};
-use crate::scheduling::device::{Device, Gpu, Health};
+use crate::ids::GpuUuid;
+use crate::scheduling::device::Gpu;
 use crate::scheduling::policy::{ClassId, Policy, Usage};
-use crate::scheduling::proptests::demand_of;
+use crate::scheduling::proptests::{demand_of, whole_gpu};
 use crate::scheduling::request::{Companion, Sharing};
 use crate::units::Bytes;
 
@@ -15,16 +15,7 @@ fn uid(name: &str) -> PodUid {
 
 /// 80 GiB, of which 72 can be promised; what is on it is charged as residents are added.
 fn gpu() -> Gpu {
-    let device = Device {
-        uuid: GpuUuid::from_index(0),
-        index: 0,
-        model: GpuModel::parse("H100").unwrap(),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    };
+    let device = whole_gpu(GpuUuid::from_index(0), 0, Bytes::gib(80));
     Gpu::of(&device, &Policy::default().headroom)
 }
 

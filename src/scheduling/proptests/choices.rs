@@ -5,8 +5,7 @@ use super::demand;
 use crate::ids::NodeName;
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
-use crate::scheduling::loading::Holdings;
-use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::policy::{ClassSet, Limit, Policy};
 use crate::scheduling::rank::{Attempt, shortlist};
@@ -15,7 +14,6 @@ use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
-use std::sync::Arc;
 
 fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
@@ -57,21 +55,8 @@ fn gpu() -> impl Strategy<Value = Gpu> {
 }
 
 fn node(name: &str, gpus: Vec<Gpu>) -> Node {
-    Node {
-        name: NodeName::parse(name).unwrap(),
-        kind: NodeKind::Stowage,
-        generation: 0,
-        gpus: gpus.into(),
-        devices: Arc::new([]),
-        plugin: Arc::new([]),
-        freshness: Freshness::Fresh,
-        closed: false,
-        miscut: false,
-        classes: ClassSet::ALL,
-        holdings: Holdings::default(),
-        replicas: Arc::new([]),
-        spare: None,
-    }
+    let name = NodeName::parse(name).unwrap();
+    Node { gpus: gpus.into(), freshness: Freshness::Fresh, ..Node::named(name) }
 }
 
 /// Every set of exactly `size` of the first `n` places.

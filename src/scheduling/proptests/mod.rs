@@ -12,10 +12,9 @@ mod victims;
 
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::device::{Device, Gpu, Health};
-use crate::scheduling::loading::Holdings;
-use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::node::Node;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{ClassSet, Headroom, Judgement, Policy, Traits};
+use crate::scheduling::policy::{Headroom, Judgement, Policy, Traits};
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
@@ -48,18 +47,23 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
     }
 }
 
-/// A GPU of 100 B on one of the tests' nodes.
-pub(super) fn device(node: u8, index: u32) -> Device {
+/// One that is no slice and has nothing reserved.
+pub(super) fn whole_gpu(uuid: GpuUuid, index: u32, total: Bytes) -> Device {
     Device {
-        uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+        uuid,
         index,
         model: GpuModel::parse("H100").unwrap(),
         parent: None,
-        total: Bytes(100),
+        total,
         reserved: Bytes::ZERO,
         health: Health::Healthy,
         island: None,
     }
+}
+
+/// A GPU of 100 B on one of the tests' nodes.
+pub(super) fn device(node: u8, index: u32) -> Device {
+    whole_gpu(GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(), index, Bytes(100))
 }
 
 /// So many nodes of four empty GPUs.
@@ -68,19 +72,11 @@ pub(super) fn cluster_of(nodes: u8) -> Snapshot {
         let devices: Vec<Device> = (0..4).map(|index| device(n, index)).collect();
         let headroom = Headroom::all(Percent::default());
         Node {
-            name: NodeName::parse(&format!("n-{n}")).unwrap(),
-            kind: NodeKind::Stowage,
             generation: u64::from(n) + 1,
             gpus: devices.iter().map(|device| Gpu::of(device, &headroom)).collect(),
             devices: devices.into(),
-            plugin: Arc::new([]),
             freshness: Freshness::Fresh,
-            closed: false,
-            miscut: false,
-            classes: ClassSet::ALL,
-            holdings: Holdings::default(),
-            replicas: Arc::new([]),
-            spare: None,
+            ..Node::named(NodeName::parse(&format!("n-{n}")).unwrap())
         }
     };
     Snapshot::new(1, 1, (0..nodes).map(node).collect())

@@ -11,6 +11,7 @@ use crate::scheduling::preempt::{
 };
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::sim::random::Random;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,29 +68,16 @@ struct World {
     missing: Vec<(u64, u64, u32)>,
 }
 
-/// Steele, Lea and Flood's SplitMix64: a seed makes a case, and the case can be named by it.
-struct Dice(u64);
+/// A seed makes a case, and the case can be named by it.
+struct Dice(Random);
 
 impl Dice {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.0.below(n as usize) as u64
     }
 
     fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
-    }
-
-    fn shuffle<T>(&mut self, list: &mut [T]) {
-        for place in (1..list.len()).rev() {
-            list.swap(place, self.below(place as u64 + 1) as usize);
-        }
     }
 }
 
@@ -98,7 +86,7 @@ const USED: u64 = 500;
 
 impl World {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(seed);
+        let mut dice = Dice(Random::seeded(seed, 0));
         let sharing = if dice.one_in(5) { Sharing::Exclusive } else { Sharing::Shared };
         let gpus = 1 + u32::from(dice.one_in(3));
         let demand = demand_of(10 + dice.below(60), gpus, sharing, 5);
@@ -448,12 +436,12 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
         let world = World::new(seed);
         let mut rooms = world.rooms();
         let first = cheapest(&rooms, &world.demand, Rules::Violate, Effort::UNLIMITED);
-        let mut dice = Dice(!seed);
-        dice.shuffle(&mut rooms);
+        let mut random = Random::seeded(seed, 1);
+        random.shuffle(&mut rooms);
         for room in &mut rooms {
-            dice.shuffle(&mut room.candidates);
-            dice.shuffle(&mut room.awaited);
-            dice.shuffle(&mut room.bars);
+            random.shuffle(&mut room.candidates);
+            random.shuffle(&mut room.awaited);
+            random.shuffle(&mut room.bars);
         }
         let again = cheapest(&rooms, &world.demand, Rules::Violate, Effort::UNLIMITED);
         assert_eq!(first, again, "seed {seed}");

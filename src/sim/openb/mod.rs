@@ -116,9 +116,13 @@ pub enum TraceError {
     #[error("{file}, line {line}: two nodes are called {name:?}; give each a name of its own")]
     SameName { file: String, line: usize, name: String },
     #[error(
-        "{file}, line {line}: pod {pod} wants {wants}, and no node has that much; make it smaller, or add such a node"
+        "{file}, line {line}: pod {pod} wants {wants}, and no node of any model has that much; make it smaller, or add such a node"
     )]
     LargerThanAnyNode { file: String, line: usize, pod: String, wants: String },
+    #[error(
+        "{file}, line {line}: pod {pod} wants a GPU of {models}, and no node has one; name another model, or add such a node"
+    )]
+    NoSuchModel { file: String, line: usize, pod: String, models: String },
 }
 
 /// A file's name, for messages, and what stands in it.
@@ -129,19 +133,33 @@ pub struct TraceText<'a> {
 }
 
 impl Trace {
-    /// The trace that two files tell; every pod of it could run on some node.
+    /// The trace that two files tell. Every pod is small enough for some node, and names a GPU model that some node has or none
+    /// at all; no one node need be both.
     pub fn read(nodes: TraceText<'_>, pods: TraceText<'_>) -> Result<Self, TraceError> {
         let nodes = rows::nodes(nodes)?;
         let pods = rows::pods(pods, &nodes)?;
         Ok(Self { nodes, pods })
+    }
+
+    /// Pods that no node could hold even if it were empty: those of a model that they accept are all too small. The published
+    /// runs have such pods, and never place them.
+    pub fn never_placed(&self) -> impl Iterator<Item = &TracePod> {
+        self.pods.iter().filter(|pod| !self.nodes.iter().any(|node| node.could_hold(pod)))
     }
 }
 
 impl TraceNode {
     /// Whether the pod could run here if nobody else did.
     pub fn could_hold(&self, pod: &TracePod) -> bool {
-        let is_of_model = pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(&self.model);
-        is_of_model && pod.gpus <= self.gpus && pod.cpu <= self.cpu && pod.memory <= self.memory
+        self.is_accepted_by(pod) && self.is_large_enough_for(pod)
+    }
+
+    fn is_accepted_by(&self, pod: &TracePod) -> bool {
+        pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(&self.model)
+    }
+
+    fn is_large_enough_for(&self, pod: &TracePod) -> bool {
+        pod.gpus <= self.gpus && pod.cpu <= self.cpu && pod.memory <= self.memory
     }
 }
 

@@ -98,26 +98,34 @@ fn pod(
         1 => pod.milli > 0,
         _ => pod.milli == WHOLE_GPU,
     };
-    let (file, line) = (table.file.to_owned(), row.line);
     if !is_whole {
-        let TracePod { gpus, milli, .. } = pod;
+        let (file, line, TracePod { gpus, milli, .. }) = (table.file.to_owned(), row.line, pod);
         return Err(TraceError::PartOfSeveral { file, line, gpus, milli });
     }
-    if !nodes.iter().any(|node| node.could_hold(&pod)) {
-        return Err(TraceError::LargerThanAnyNode {
-            file,
-            line,
-            pod: pod.name.to_string(),
-            wants: wants(&pod),
-        });
-    }
+    could_be_served(table.file, row.line, &pod, nodes)?;
     Ok(pod)
 }
 
+/// A pod may be too large for the nodes of the models it names, and is never placed then; what no list of nodes could be meant
+/// for is an error.
+fn could_be_served(file: &str, line: usize, pod: &TracePod, nodes: &[TraceNode]) -> Result<(), TraceError> {
+    let (file, name) = (file.to_owned(), pod.name.to_string());
+    if !nodes.iter().any(|node| node.is_large_enough_for(pod)) {
+        return Err(TraceError::LargerThanAnyNode { file, line, pod: name, wants: wants(pod) });
+    }
+    if !nodes.iter().any(|node| node.is_accepted_by(pod)) {
+        return Err(TraceError::NoSuchModel { file, line, pod: name, models: named(pod) });
+    }
+    Ok(())
+}
+
 fn wants(pod: &TracePod) -> String {
+    format!("{} GPU(s), {} thousandths of a CPU and {}", pod.gpus, pod.cpu.0, pod.memory)
+}
+
+fn named(pod: &TracePod) -> String {
     let models: Vec<&str> = pod.models.iter().map(GpuModel::as_str).collect();
-    let of = if models.is_empty() { String::new() } else { format!(" of {}", models.join(" or ")) };
-    format!("{} GPU(s){of}, {} thousandths of a CPU and {}", pod.gpus, pod.cpu.0, pod.memory)
+    models.join(" or ")
 }
 
 fn models(

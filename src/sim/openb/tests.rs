@@ -80,13 +80,29 @@ fn a_wrong_field_is_told_with_its_line_and_the_way_out() {
         ("p1,1,1,1,460,,BE,Running,9,8,9", "line 3: the pod was gone before it began"),
         ("p1,1,1,1,460,T 4,BE,Running,0,1,0", "line 3: gpu_spec is \"T 4\": the GPU model"),
         ("p1,1,1,1,460,BE", "line 3: 6 fields under 11 columns"),
-        ("p1,1,1,8,1000,T4,BE,Running,0,1,0", "line 3: pod p1 wants 8 GPU(s) of T4"),
+        (
+            "p1,1,1,1,460,V100|P4,BE,Running,0,1,0",
+            "line 3: pod p1 wants a GPU of V100 or P4, and no node has one",
+        ),
+        ("p1,1,1,9,1000,T4,BE,Running,0,1,0", "line 3: pod p1 wants 9 GPU(s), 1 thousandths"),
         ("p1,97000,1,8,1000,,BE,Running,0,1,0", "line 3: pod p1 wants 8 GPU(s), 97000 thousandths of a CPU"),
     ];
     for (row, said) in cases {
         let error = pods_error(&format!("{good}\n{row}"));
         assert!(error.starts_with("pods.csv, ") && error.contains(said), "{row}: {error}");
     }
+}
+
+#[test]
+fn a_pod_too_large_for_the_models_it_names_is_read_and_known_never_to_be_placed() {
+    let rows = ["p0,1,1,1,10,T4,BE,Running,0,1,0", "p1,1,1,8,1000,T4|P4,BE,Running,0,1,0"];
+    let cpu = "p2,64001,1,1,1000,T4,BE,Running,0,1,0";
+    // Without a GPU it may go anywhere, whatever it names.
+    let anywhere = "p3,96000,1,0,0,T4,BE,Running,0,1,0";
+    let pods = format!("{PODS_HEAD}\n{}\n{cpu}\n{anywhere}\n", rows.join("\n"));
+    let trace = read(&nodes(), &pods).unwrap();
+    let never: Vec<&str> = trace.never_placed().map(|pod| &*pod.name).collect();
+    assert_eq!(never, ["p1", "p2"]);
 }
 
 #[test]

@@ -37,8 +37,7 @@ impl Curve {
     /// Something came that asks for so many thousandths of GPUs; what holds after that.
     pub fn note(&mut self, asked: u64, allocated: u64, fragmented_gpus: f64) {
         self.asked += asked;
-        let load = (self.asked * 100 + self.capacity / 2) / self.capacity;
-        if let Some(level) = self.levels.get_mut(load as usize) {
+        if let Some(level) = self.levels.get_mut(load(self.asked, self.capacity) as usize) {
             level.events += 1;
             level.allocated += allocated;
             level.fragmented += fragmented_gpus;
@@ -60,6 +59,12 @@ impl Curve {
     pub fn points(&self) -> impl Iterator<Item = Point> {
         (0..=LAST_LOAD).filter_map(|load| self.at(load))
     }
+}
+
+/// What has been asked for, in hundredths of the capacity, to the nearest.
+pub fn load(asked: u64, capacity: u64) -> u64 {
+    let capacity = capacity.max(1);
+    (asked * 100 + capacity / 2) / capacity
 }
 
 /// The mean over curves, at each load that any of them has.

@@ -75,9 +75,24 @@ impl Setting {
         &self.kinds[self.pods[pod].kind]
     }
 
+    /// Whether a pod of the kind could run on any node if nobody else did.
+    pub fn could_hold(&self, kind: &Kind) -> bool {
+        self.sites.iter().any(|site| site.could_hold(kind))
+    }
+
     /// Of all GPUs, in thousandths of one.
     pub fn capacity(&self) -> u64 {
         self.sites.iter().map(|site| u64::from(site.gpus)).sum::<u64>() * u64::from(WHOLE_GPU)
+    }
+}
+
+impl Site {
+    /// Whether a pod of the kind could run here if nobody else did.
+    pub fn could_hold(&self, kind: &Kind) -> bool {
+        kind.models[self.model]
+            && kind.gpus <= self.gpus
+            && kind.cpu <= self.cpu
+            && kind.memory <= self.memory
     }
 }
 

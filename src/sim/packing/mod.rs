@@ -13,10 +13,11 @@
 //!
 //! [`kinds`] is what is played, [`arrivals`] in which order, [`cluster`] what is free, [`placer`] whoever places, [`baseline`]
 //! the published policies, [`shipped`] Stowage, [`world`] one step, [`replay`] one run of the protocol, [`churn`] one in which pods end, [`curve`] what is read off a replay,
-//! [`fragmentation`] what of the rest is of no use, [`report`] the comparison.
+//! [`fragmentation`] what of the rest is of no use, [`bound`] how full GPUs could have become at most, [`report`] the comparison.
 
 pub mod arrivals;
 pub mod baseline;
+pub mod bound;
 pub mod churn;
 pub mod cluster;
 pub mod curve;
@@ -30,6 +31,7 @@ pub mod shipped;
 pub mod world;
 
 pub use arrivals::Arrivals;
+pub use bound::Bound;
 pub use churn::{Load, Rejections, churn};
 pub use fragmentation::Typical;
 pub use kinds::Setting;

@@ -7,13 +7,11 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use crate::sim::openb::WHOLE_GPU;
-use crate::units::{Bytes, Millis};
+use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What Kubernetes gives a pod that says nothing. Victims take all of it.
-pub const GRACE: Millis = Millis::seconds(30);
 /// A size that GPUs have; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
 
@@ -45,28 +43,15 @@ fn demand(kind: Kind, policy: &Policy) -> Demand {
     let promisable = GPU.minus(policy.headroom.default.of(GPU));
     let per_gpu = promisable.0 * u64::from(size.milli) / u64::from(WHOLE_GPU);
     let (vram, gpus) = ((per_gpu * u64::from(size.gpus)).to_string(), size.gpus.to_string());
-    let container = ContainerRequest {
-        name: "main",
-        role: ContainerRole::Main,
-        vram: Some(&vram),
-        plugin: PluginAmount::None,
-        cpu: None,
-        memory: None,
-    };
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
     let pod = PodRequest {
-        namespace: "sim",
-        labels: &BTreeMap::new(),
-        priority_class: None,
         priority: role.priority(),
         may_preempt: role == Role::Arrival,
-        grace: GRACE,
-        containers: &[container],
         gpus: Some(&gpus),
         exclusive: (size.milli == WHOLE_GPU).then_some("true"),
         model: (role != Role::Arrival).then_some("a-job"),
-        kv_cache: None,
-        service_account: None,
         resources: &BTreeSet::from(["stowage.dev/vram"]),
+        ..PodRequest::plain("sim", &containers)
     };
     Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
 }

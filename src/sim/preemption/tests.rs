@@ -192,31 +192,10 @@ fn device(node: &NodeName, index: u32) -> Device {
 }
 
 fn demand(size: u64, priority: i32) -> Demand {
-    use crate::scheduling::request::{ContainerRequest, ContainerRole, PluginAmount, PodRequest};
+    use crate::scheduling::request::{ContainerRequest, PodRequest};
     let vram = size.to_string();
-    let container = ContainerRequest {
-        name: "main",
-        role: ContainerRole::Main,
-        vram: Some(&vram),
-        plugin: PluginAmount::None,
-        cpu: None,
-        memory: None,
-    };
-    let pod = PodRequest {
-        namespace: "sim",
-        labels: &Default::default(),
-        priority_class: None,
-        priority,
-        may_preempt: true,
-        grace: Millis::seconds(30),
-        containers: &[container],
-        gpus: None,
-        exclusive: None,
-        model: None,
-        kv_cache: None,
-        service_account: None,
-        resources: &Default::default(),
-    };
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
+    let pod = PodRequest { priority, ..PodRequest::plain("sim", &containers) };
     let demand = Demand::of(&pod, &Policy::default()).unwrap();
     assert_eq!(demand.sharing, Sharing::Shared);
     demand

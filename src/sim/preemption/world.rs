@@ -6,7 +6,7 @@
 
 use super::backlog::{Backlog, Kind};
 use super::orders::{Choice, Order};
-use super::setup::{GRACE, add_node, demands};
+use super::setup::{add_node, demands};
 use super::tally::{Counter, GpuTime, Tally};
 use super::workload::{Job, Role, Workload};
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
@@ -17,7 +17,7 @@ use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::policy::{Limit, Policy};
 use crate::scheduling::rank::{self, Attempt};
-use crate::scheduling::request::Demand;
+use crate::scheduling::request::{DEFAULT_GRACE, Demand};
 use crate::scheduling::stake::{Leaving, Shown, Stake, Stamp};
 use crate::sim::events::Events;
 use crate::sim::random::mixed;
@@ -241,9 +241,10 @@ impl<'w> World<'w> {
             tally.reload = tally.reload.plus(GpuTime::of(size, reload));
         });
         self.ledger.note_evicted(uid);
-        let leaving = Leaving { asked_ago: Millis::default(), grace: GRACE };
+        // Victims take all of it.
+        let leaving = Leaving { asked_ago: Millis::default(), grace: DEFAULT_GRACE };
         self.see_running(uid, Stamp::None, Some(leaving));
-        self.events.at(now + GRACE, Event::Leaves(uid.clone()));
+        self.events.at(now + DEFAULT_GRACE, Event::Leaves(uid.clone()));
     }
 
     /// An evicted pod is gone, and its job waits again; whoever waited for the room comes.

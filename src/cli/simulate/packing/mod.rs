@@ -10,6 +10,7 @@ mod table;
 mod through_extender;
 
 use super::{Seeds, side_by_side};
+use crate::sim::packing::bound::{Beginning, Bound, Watched};
 use crate::sim::packing::churn::churn;
 use crate::sim::packing::placer::Placer;
 use crate::sim::packing::report::Losses;
@@ -59,6 +60,10 @@ pub struct PackingArgs {
     #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPods::Worth)]
     cpu_pods: CpuPods,
 
+    /// Tell how much could have been allocated at most (a linear program; some seconds)
+    #[arg(long, conflicts_with = "churn")]
+    bound: bool,
+
     /// Draw what is allocated and what is in fragments, over what pods have asked for
     #[arg(long, value_name = "FILE.svg|png", conflicts_with = "churn")]
     plot: Option<PictureFile>,
@@ -73,6 +78,14 @@ pub struct PackingArgs {
 struct Page<'a, L> {
     variant: &'a str,
     results: &'a [L],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bound: Option<&'a Bound>,
+}
+
+/// What policies came to, and when each first turned somebody away.
+struct Played {
+    lines: Vec<Line>,
+    beginnings: Vec<Beginning>,
 }
 
 /// All that runs have in common.
@@ -115,17 +128,18 @@ impl PackingArgs {
         let mut out = std::io::stdout().lock();
         match self.churn {
             None => {
-                let lines = stage.replays()?;
+                let Played { lines, beginnings } = stage.replays()?;
                 if let Some(picture) = &self.plot {
                     picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
                 }
-                let text = || table::allocation(&stage.source, &stage.setting, &lines);
-                self.print(&mut out, &stage, &lines, text)?;
+                let bound = self.bound_on(&stage, &beginnings)?;
+                let text = || table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
+                self.print(&mut out, &stage, &lines, bound.as_ref(), text)?;
             }
             Some(load) => {
                 let losses = stage.churns(load)?;
                 let text = || table::losses(&stage.source, &stage.setting, &losses);
-                self.print(&mut out, &stage, &losses, text)?;
+                self.print(&mut out, &stage, &losses, None, text)?;
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -157,15 +171,24 @@ impl PackingArgs {
         })
     }
 
+    /// `None` unless it was asked for.
+    fn bound_on(&self, stage: &Stage, beginnings: &[Beginning]) -> Result<Option<Bound>> {
+        match self.bound {
+            true => Ok(Bound::of(&stage.setting, &stage.arrivals, beginnings)?),
+            false => Ok(None),
+        }
+    }
+
     fn print<L: Serialize>(
         &self,
         out: &mut impl Write,
         stage: &Stage,
         results: &[L],
+        bound: Option<&Bound>,
         text: impl FnOnce() -> String,
     ) -> Result<()> {
         if self.json {
-            let page = Page { variant: &stage.source.variant, results };
+            let page = Page { variant: &stage.source.variant, results, bound };
             writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
         } else {
             write!(out, "{}", text())?;
@@ -175,14 +198,19 @@ impl PackingArgs {
 }
 
 impl Stage {
-    fn replays(&self) -> Result<Vec<Line>> {
+    fn replays(&self) -> Result<Played> {
         let run = |policy: PackingPolicy, arrivals: &Arrivals| {
-            let mut placer = self.placer(policy, arrivals)?;
-            Ok(replay(&self.setting, arrivals, &self.typical, &mut *placer))
+            let mut placer = Watched::new(&self.setting, self.placer(policy, arrivals)?);
+            Ok((replay(&self.setting, arrivals, &self.typical, &mut placer), placer.until()))
         };
         let shows_admission = self.eviction != Eviction::Never;
-        let line = |(policy, replays): (PackingPolicy, Vec<_>)| Line::of(policy, &replays, shows_admission);
-        Ok(self.each(run)?.into_iter().map(line).collect())
+        let mut played = Played { lines: Vec::new(), beginnings: Vec::new() };
+        for (policy, runs) in self.each(run)? {
+            let (replays, until): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
+            played.lines.push(Line::of(policy, &replays, shows_admission));
+            played.beginnings.push(Beginning { policy, until });
+        }
+        Ok(played)
     }
 
     fn churns(&self, load: Load) -> Result<Vec<Losses>> {

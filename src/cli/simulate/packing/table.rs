@@ -1,9 +1,10 @@
 //! Results as people read them: one line for each policy, beside what was published of it.
 
 use super::source::Source;
+use crate::sim::openb::Trace;
 use crate::sim::openb::published::Means;
 use crate::sim::packing::report::Losses;
-use crate::sim::packing::{Line, Setting};
+use crate::sim::packing::{Bound, Line, Setting};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
@@ -15,7 +16,7 @@ admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they
 const CHURN: &str = "\
 turned away: of the GPUs that pods asked for, the part that found no room, in per cent; mean over seeds";
 
-pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String {
+pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Option<&Bound>) -> String {
     let shows_admission = lines.iter().any(|line| line.high_priority_admitted.is_some());
     let mut head = vec!["policy", "at 100 %", "published", "at 130 %", "published", "fragmented"];
     let mut legend = LEGEND.to_owned();
@@ -40,8 +41,41 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line]) -> String 
         }
         row
     });
+    let most = bound.map(|bound| {
+        legend = format!("{legend}\n{}", meaning(bound));
+        vec!["bound (LP)".into(), figure(bound.at_100), String::new(), figure(bound.at_130)]
+    });
+    let rows = rows.chain(most);
     let seeds = lines.first().map_or(&[][..], |line| &line.seeds);
-    format!("{}\n\n{}\n\n{legend}\n", title(source, setting, seeds), table(&head, rows))
+    let (title, never) = (title(source, setting, seeds), never_placed(&source.trace));
+    format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
+}
+
+fn meaning(bound: &Bound) -> String {
+    let Bound { as_long_as, placed, choosy_at_100, choosy_at_130, .. } = bound;
+    let (policy, choosy) =
+        (as_long_as.name(), [figure(*choosy_at_100), figure(*choosy_at_130)].join(" and "));
+    format!(
+        "bound (LP): no policy could have allocated more that places those whom {policy} placed before it turned away\n    \
+         the first of the same GPU models ({placed:.1} % of the GPUs); whoever refuses others could come to {choosy}"
+    )
+}
+
+/// A line of its own on pods that ask for what no node of their models has; nothing if there are none.
+fn never_placed(trace: &Trace) -> String {
+    let mut never = trace.never_placed();
+    let Some(first) = never.next().map(|pod| &pod.name) else { return String::new() };
+    match never.count() {
+        0 => format!(
+            "\n1 pod, {first}, is larger than every node of the GPU models it names, and is never placed"
+        ),
+        more => {
+            let pods = more + 1;
+            format!(
+                "\n{pods} pods, {first} first, are larger than every node of the GPU models they name, and are never placed"
+            )
+        }
+    }
 }
 
 pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
@@ -50,8 +84,9 @@ pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
     let seeds = first.map_or(&[][..], |line| &line.seeds);
     let load = first.map_or(0.0, |line| line.load) * 100.0;
     format!(
-        "{}; pods end, and would keep {load:.1} % of the GPUs busy\n\n{}\n\n{CHURN}\n",
+        "{}; pods end, and would keep {load:.1} % of the GPUs busy{}\n\n{}\n\n{CHURN}\n",
         title(source, setting, seeds),
+        never_placed(&source.trace),
         table(&["policy", "turned away"], rows)
     )
 }

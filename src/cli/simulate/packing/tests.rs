@@ -19,8 +19,10 @@ fn args(words: &[&str]) -> Result<PackingArgs, String> {
 
 fn page(args: &PackingArgs) -> Value {
     let stage = args.stage().unwrap();
-    let lines = stage.replays().unwrap();
-    serde_json::to_value(Page { variant: &stage.source.variant, results: &lines }).unwrap()
+    let Played { lines, beginnings } = stage.replays().unwrap();
+    let bound = args.bound_on(&stage, &beginnings).unwrap();
+    serde_json::to_value(Page { variant: &stage.source.variant, results: &lines, bound: bound.as_ref() })
+        .unwrap()
 }
 
 const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,T4\nn1,96000,393216,8,G2\n";
@@ -51,6 +53,25 @@ fn the_object_names_the_variant_and_ours_is_stowage() {
         let at_130 = line["at_130"].as_f64().unwrap();
         assert!((80.0..=100.0).contains(&at_130), "{line}");
     }
+    assert_eq!(page.get("bound"), None);
+}
+
+#[test]
+fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
+    let args = args(&["--policy", "best-fit,stowage", "--seeds", "42", "--bound"]).unwrap();
+    let page = page(&args);
+    let (bound, results) = (&page["bound"], page["results"].as_array().unwrap());
+    let longest = bound["as_long_as"].as_str().unwrap();
+    assert!(["best-fit", "stowage"].contains(&longest), "{bound}");
+    let line = results.iter().find(|line| line["policy"] == longest).unwrap();
+    assert!(bound["at_130"].as_f64() >= line["at_130"].as_f64(), "{page}");
+    let stage = args.stage().unwrap();
+    let Played { lines, beginnings } = stage.replays().unwrap();
+    let bound = args.bound_on(&stage, &beginnings).unwrap();
+    let text = table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
+    let row = text.lines().find(|line| line.contains("bound (LP)")).unwrap();
+    assert_eq!(row.split_whitespace().count(), 4, "{row}");
+    assert!(text.contains(&format!("whom {longest} placed before it turned away")), "{text}");
 }
 
 #[test]
@@ -69,10 +90,33 @@ fn the_table_stands_beside_what_was_published() {
     let args = args(&["--trace", path, "--variant", "tiny", "--policy", "best-fit,stowage", "--seeds", "42"])
         .unwrap();
     let stage = args.stage().unwrap();
-    let text = table::allocation(&stage.source, &stage.setting, &stage.replays().unwrap());
+    let text = table::allocation(&stage.source, &stage.setting, &stage.replays().unwrap().lines, None);
     assert!(text.starts_with("openb, tiny: 2 nodes, 10 GPUs, 2 pods; seed 42"), "{text}");
     let line = text.lines().find(|line| line.contains("best-fit")).unwrap();
     assert!(line.contains("91.50") && line.contains("92.50"), "{line}");
+}
+
+#[test]
+fn pods_too_large_for_the_models_they_name_are_played_and_told() {
+    let pods = |rows: &str| {
+        format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np0,4000,8192,1,460,\n{rows}")
+    };
+    let said = |rows: &str| {
+        let directory = trace(&pods(rows));
+        let path = directory.path().to_str().unwrap();
+        let words = ["--trace", path, "--variant", "tiny", "--policy", "fgd,stowage", "--seeds", "42"];
+        let stage = args(&words).unwrap().stage().unwrap();
+        let lines = stage.replays().unwrap().lines;
+        assert_eq!(lines.len(), 2);
+        table::allocation(&stage.source, &stage.setting, &lines, None).lines().nth(1).unwrap().to_owned()
+    };
+    assert_eq!(said(""), "");
+    assert_eq!(
+        said("p1,1,1,8,1000,T4\n"),
+        "1 pod, p1, is larger than every node of the GPU models it names, and is never placed"
+    );
+    let two = said("p1,1,1,8,1000,T4\np2,1,1,4,1000,T4\n");
+    assert!(two.starts_with("2 pods, p1 first, are larger"), "{two}");
 }
 
 #[test]

@@ -8,19 +8,17 @@ use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, Seen, SeenState};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::request::{ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest};
+use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use crate::scheduling::stake::{Shown, Stake, Stamp};
 use crate::sim::openb::WHOLE_GPU;
 use crate::sim::packing::cluster::Seat;
 use crate::sim::packing::kinds::{Kind, Setting};
-use crate::units::{Bytes, Millis};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::units::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A size that GPUs have; every figure is a part of it.
 const GPU: Bytes = Bytes::gib(80);
-/// What Kubernetes gives a pod that says nothing.
-const GRACE: Millis = Millis::seconds(30);
 
 /// Names whose order is that of the ranks.
 pub fn names(setting: &Setting, ranks: &[usize]) -> Vec<NodeName> {
@@ -104,28 +102,19 @@ pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[Gpu
 fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
     let (vram, gpus) = (vram(kind, policy).0.to_string(), kind.gpus.to_string());
     let (cpu, memory) = (format!("{}m", kind.cpu), kind.memory.to_string());
-    let container = ContainerRequest {
-        name: "main",
-        role: ContainerRole::Main,
+    let containers = [ContainerRequest {
         vram: Some(&vram),
-        plugin: PluginAmount::None,
         cpu: Some(&cpu),
         memory: Some(&memory),
-    };
+        ..ContainerRequest::plain("main")
+    }];
     let pod = PodRequest {
-        namespace: "sim",
-        labels: &BTreeMap::new(),
-        priority_class: None,
         priority: standing.priority(),
         may_preempt: standing == Standing::Preemptor,
-        grace: GRACE,
-        containers: &[container],
         gpus: Some(&gpus),
         exclusive: is_exclusive(kind).then_some("true"),
-        model: None,
-        kv_cache: None,
-        service_account: None,
         resources: &BTreeSet::from(["stowage.dev/vram"]),
+        ..PodRequest::plain("sim", &containers)
     };
     Demand::of(&pod, policy).expect("sizes of a checked trace are sound")
 }

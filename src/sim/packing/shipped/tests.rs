@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::scheduling::audit::audit;
-use crate::sim::openb::built_in;
+use crate::sim::openb::{Qos, built_in};
 use crate::sim::packing::arrivals::Arrivals;
 use crate::sim::packing::testing::{kind, setting};
 use crate::sim::packing::world::World;
@@ -56,28 +56,8 @@ fn a_pod_goes_only_where_the_stock_filters_let_it() {
     assert!(shipped.ledger.entry(&books::uid(1)).is_none());
 }
 
-#[test]
-fn whoever_leaves_frees_the_cpu_too() {
-    use crate::sim::openb::Qos;
-    // A best-effort pod with little CPU, and one with most of it; the GPU has room for neither and one more.
-    let mut setting = setting(&[(8000, 2)], &[kind(1000, 1, 600), kind(6000, 1, 900), kind(5000, 1, 700)]);
-    for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
-        setting.pods[pod].qos = Some(qos);
-    }
-    let mut world = World::new(&setting, &[0], None);
-    let mut shipped =
-        Shipped::new(&setting, &[0], Eviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
-    let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
-    let last = outcomes.nth(2).unwrap();
-    assert_eq!(last.node, Some(0));
-    assert_eq!(last.evicted, [1]);
-    audited(&shipped);
-}
-
-#[test]
-fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
-    use crate::sim::openb::Qos;
-    let kinds = [kind(6000, 0, 0), kind(1000, 1, 400), kind(3000, 1, 400)];
+/// Two best-effort pods on one node with 8 CPUs and two GPUs, and then one that serves: where that goes, and who leaves for it.
+fn third_of(kinds: [Kind; 3]) -> (Option<usize>, Vec<usize>) {
     let mut setting = setting(&[(8000, 2)], &kinds);
     for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
         setting.pods[pod].qos = Some(qos);
@@ -87,6 +67,19 @@ fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
         Shipped::new(&setting, &[0], Eviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
     let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
     let last = outcomes.nth(2).unwrap();
-    assert_eq!((last.node, last.evicted), (Some(0), vec![0]));
     audited(&shipped);
+    (last.node, last.evicted)
+}
+
+#[test]
+fn whoever_leaves_frees_the_cpu_too() {
+    // One with little CPU, and one with most of it; the GPU has room for neither and one more.
+    let kinds = [kind(1000, 1, 600), kind(6000, 1, 900), kind(5000, 1, 700)];
+    assert_eq!(third_of(kinds), (Some(0), vec![1]));
+}
+
+#[test]
+fn pods_on_cpus_alone_leave_where_nothing_but_cpu_is_lacking() {
+    let kinds = [kind(6000, 0, 0), kind(1000, 1, 400), kind(3000, 1, 400)];
+    assert_eq!(third_of(kinds), (Some(0), vec![0]));
 }

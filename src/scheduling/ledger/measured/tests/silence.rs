@@ -1,0 +1,44 @@
+//! What is made of an agent that says nothing for a while, or something old.
+
+use super::*;
+
+#[test]
+fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
+    let mut bench = Bench::new();
+    let pod = demand(10, 0, &Policy::default());
+    bench.read_with([(0, &[]), (0, &[])], Pressure::of(Percent::new(99), Some(0)));
+    assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
+    bench.pass(5);
+    assert_eq!((bench.freshness(), bench.free()), (Freshness::Stale, [85, 85]));
+    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].pressure, Pressure::default());
+    bench.pass(25);
+    assert_eq!((bench.freshness(), bench.free()), (Freshness::Expired, [85, 85]));
+    assert_eq!(bench.verdict(&pod), Ok(()));
+    bench.read([(0, &[]), (0, &[])]);
+    assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
+}
+
+#[test]
+fn a_policy_may_refuse_a_node_that_nobody_sees() {
+    let mut policy = Policy::default();
+    policy.telemetry.expired = ExpiredRule::Refuse;
+    let mut bench = Bench::with(policy);
+    let pod = bench.wait("pod", 10, 0);
+    assert_eq!(bench.verdict(&pod), Err(Misfit::Unseen));
+    assert_eq!(bench.ledger.assume(&uid("pod"), &node()), Err(Misfit::Unseen.into()));
+    bench.read([(0, &[]), (0, &[])]);
+    assert_eq!(bench.verdict(&pod), Ok(()));
+    bench.pass(29);
+    assert_eq!(bench.verdict(&pod), Ok(()), "stale is not expired");
+    bench.pass(1);
+    assert_eq!(bench.verdict(&pod), Err(Misfit::Unseen));
+}
+
+#[test]
+fn an_old_report_is_as_old_as_its_sender_says() {
+    let mut bench = Bench::new();
+    let sampled = bench.now.before(Millis::seconds(12));
+    bench.ledger.set_now(bench.now);
+    bench.ledger.read(&node(), Reading { sampled, ..Reading::default() });
+    assert_eq!(bench.freshness(), Freshness::Stale);
+}

@@ -1,0 +1,60 @@
+//! Who is asked again when a reading shows room.
+
+use super::*;
+
+#[test]
+fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
+    let mut bench = Bench::new();
+    bench.see_bound("other", 85, Some(&["GPU-b"]), false);
+    bench.read([(70, &[]), (85, &[("other", 85)])]);
+    (0..3).for_each(|_| bench.read([(70, &[]), (85, &[("other", 85)])]));
+    for name in ["a", "b", "c"] {
+        let demand = bench.wait(name, 40, if name == "c" { 7 } else { 0 });
+        assert_eq!(bench.verdict(&demand).unwrap_err().code(), "no-room");
+        let snapshot = bench.ledger.snapshot();
+        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+    }
+    let woken = |bench: &mut Bench| placed(&mut bench.ledger);
+    bench.pass(2);
+    assert!(woken(&mut bench).is_empty(), "nothing has changed");
+    bench.read([(0, &[]), (85, &[("other", 85)])]);
+    assert_eq!(
+        woken(&mut bench),
+        [uid("c")],
+        "two engines cannot start there at once, and the first comes first"
+    );
+    assert!(woken(&mut bench).is_empty(), "the seat is for the one who was woken");
+    bench.ledger.drop_hold(&uid("c"));
+    bench.ledger.begin_attempt(&uid("c"));
+    bench.pass(4);
+    bench.read([(0, &[]), (85, &[("other", 85)])]);
+    assert_eq!(woken(&mut bench), [uid("a")], "who has asked has no claim any more");
+    bench.ledger.begin_attempt(&uid("a"));
+    bench.ledger.begin_attempt(&uid("b"));
+    assert!(woken(&mut bench).is_empty(), "who asks is not waiting to be woken");
+}
+
+#[test]
+fn refused_pods_are_looked_at_in_turn() {
+    let mut bench = Bench::new();
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        bench.wait(name, 95, 0);
+        let snapshot = bench.ledger.snapshot();
+        bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
+    }
+    bench.pass(2);
+    let mut look = || bench.ledger.pending(2).into_iter().map(|pending| pending.uid).collect::<BTreeSet<_>>();
+    let looks: Vec<BTreeSet<PodUid>> = (0..5).map(|_| look()).collect();
+    let round: Vec<PodUid> = names.iter().cycle().take(10).map(|name| uid(name)).collect();
+    assert_eq!(looks, round.chunks(2).map(|two| two.iter().cloned().collect()).collect::<Vec<_>>());
+}
+
+#[test]
+fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
+    let mut bench = Bench::new();
+    bench.wait("old", 20, 0);
+    bench.ledger.suppose_all_refused();
+    bench.pass(2);
+    assert_eq!(placed(&mut bench.ledger), [uid("old")]);
+}

@@ -1,0 +1,380 @@
+//! A ledger to which things happen, beside plain records of what it was told. What must hold of it is checked against those.
+
+use super::step::*;
+use crate::ids::{GpuUuid, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::device::Health;
+use crate::scheduling::fit::fit;
+use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
+use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::plugin::{Ask, PluginDevices};
+use crate::scheduling::policy::{Eviction, Policy};
+use crate::scheduling::preempt::{Rules, cheapest_victims};
+use crate::scheduling::proptests::demand_of;
+use crate::scheduling::reading::{Freshness, Reading};
+use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake};
+use crate::scheduling::worth::{Mix, Wish, Worth};
+use crate::units::{Bytes, MilliCpu, Millis, Moment};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A ledger beside a plain record of what was promised, and of what the API server would show.
+pub struct Bench {
+    pub ledger: Ledger,
+    now: Moment,
+    /// What Stowage itself promised: pod → (devices, amount on each, alone).
+    promised: BTreeMap<PodUid, (Vec<GpuUuid>, u64, bool)>,
+    /// Who is on devices of a plugin, and on how many.
+    on_devices: BTreeMap<PodUid, (u8, u32)>,
+    /// Of each GPU, what each of its readings could not explain, the latest last.
+    unexplained: BTreeMap<GpuUuid, Vec<u64>>,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let mut bench = Self {
+            ledger: Ledger::new(Arc::new(Policy::default())),
+            now: Moment(0),
+            promised: BTreeMap::new(),
+            on_devices: BTreeMap::new(),
+            unexplained: BTreeMap::new(),
+        };
+        (0..3).for_each(|node| bench.apply(&Step::AddNode(node)));
+        bench
+    }
+
+    pub fn apply(&mut self, step: &Step) {
+        let ledger = &mut self.ledger;
+        ledger.set_now(self.now);
+        match *step {
+            Step::Arrive(pod, vram, gpus, sharing, priority) => {
+                self.arrive(pod, demand_of(vram, gpus, sharing, priority));
+            }
+            Step::ArriveForDevices(pod, count, priority) => {
+                let demand = demand_of(0, count, Sharing::Exclusive, priority);
+                self.arrive(pod, Demand { ask: Ask::Plugin { resource: gpu(), count }, ..demand });
+            }
+            Step::Offer(pod, node) => {
+                let snapshot = ledger.snapshot();
+                let demand = ledger.entry(&uid(pod)).map(|entry| entry.demand.clone());
+                if let (Some(demand), Some(view)) = (demand, snapshot.node(name(node).as_str()))
+                    && let Ok(gpus) = fit(view, &demand)
+                {
+                    ledger.begin_attempt(&uid(pod));
+                    ledger.offer(&uid(pod), view, gpus, self.now);
+                }
+            }
+            Step::Assume(pod, node) => self.assume(pod, node),
+            Step::Confirm(pod) => {
+                let entry = ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                if let Some(entry) = entry {
+                    ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
+                }
+            }
+            Step::Forget(pod) => {
+                if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
+                    self.promised.remove(&uid(pod));
+                    self.on_devices.remove(&uid(pod));
+                }
+                ledger.forget(&uid(pod));
+            }
+            Step::Release(pod) => {
+                ledger.release(&uid(pod));
+                self.promised.remove(&uid(pod));
+                self.on_devices.remove(&uid(pod));
+            }
+            Step::Hold(pod, node) => self.hold(pod, node),
+            Step::BoundByOthers(pod, node) => {
+                let waiting = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_));
+                if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
+                {
+                    if let Ask::Plugin { count, .. } = demand.ask {
+                        self.on_devices.insert(uid(pod), (node, count));
+                    }
+                    let state =
+                        SeenState::Bound { node: name(node), devices: None, starting: false, ran: None };
+                    ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
+                }
+            }
+            Step::Started(pod) => self.see_bound(pod, None),
+            Step::Show(pod, group, do_not_disrupt, is_leaving) => {
+                let group = group.map(|group| GroupKey {
+                    namespace: "default".into(),
+                    kind: GroupKind::JobSet,
+                    name: format!("set-{group}").into(),
+                });
+                let leaving = Leaving { asked_ago: Millis(0), grace: Millis::seconds(30) };
+                let shown = Shown {
+                    stake: Stake { group, do_not_disrupt, ..Stake::default() },
+                    leaving: is_leaving.then_some(leaving),
+                    ..Shown::default()
+                };
+                self.see_bound(pod, Some(shown));
+            }
+            Step::Read(node, age, ref attributed, ref used) => {
+                let reading = reading(node, self.now.before(Millis(age)), attributed, used);
+                self.read(node, reading);
+            }
+            Step::Tick(millis) => {
+                self.now = self.now + Millis(millis);
+                ledger.expire(self.now);
+            }
+            Step::LoseGpu(node) => {
+                let _ = ledger.report_devices(&name(node), devices(node, 2));
+            }
+            Step::RemoveNode(node) => {
+                ledger.remove_node(&name(node));
+                let of_the_node = format!("GPU-{node}-");
+                self.unexplained.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
+            }
+            Step::AddNode(node) => {
+                ledger.set_node(&name(node), NodeKind::Stowage, None);
+                ledger.set_plugin_devices(&name(node), PluginDevices::new());
+                ledger.report_devices(&name(node), devices(node, 3)).unwrap();
+            }
+            Step::GiveToPlugin(node) => {
+                ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
+                ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
+            }
+            Step::Spare(node, cpu) => {
+                let spare = Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
+                ledger.set_spare(&name(node), Some(spare));
+            }
+            Step::Learn => {
+                let mut mix = Mix::clone(ledger.mix());
+                // Enough to believe in.
+                (1..=10).for_each(|size| {
+                    mix.arrive(Wish::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
+                });
+                let worth = Worth::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
+                ledger.set_worth(worth);
+            }
+        }
+    }
+
+    fn see_bound(&mut self, pod: u8, shown: Option<Shown>) {
+        let entry = self.ledger.entry(&uid(pod)).cloned();
+        if let Some(PodEntry { key, demand, phase: Phase::Bound(bound), .. }) = entry {
+            let (node, devices) = (bound.node, bound.devices);
+            let state = SeenState::Bound { node, devices, starting: false, ran: None };
+            self.ledger.see(Seen { uid: uid(pod), key, demand, state, shown });
+        }
+    }
+
+    fn arrive(&mut self, pod: u8, demand: Demand) {
+        if self.ledger.entry(&uid(pod)).is_none() {
+            let state = SeenState::Waiting(SeenWaiting::default());
+            self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
+        }
+    }
+
+    fn assume(&mut self, pod: u8, node: u8) {
+        if let Ok(Assumption::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
+            let demand = &self.ledger.entry(&uid(pod)).unwrap().demand;
+            if let Ask::Plugin { count, .. } = demand.ask {
+                assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
+                self.on_devices.insert(uid(pod), (node, count));
+                let here = self.on_devices.values().filter(|(other, _)| *other == node);
+                assert!(
+                    here.map(|(_, count)| count).sum::<u32>() <= DEVICES,
+                    "a plugin has no more than it has"
+                );
+                return;
+            }
+            let alone = demand.sharing == Sharing::Exclusive;
+            // 88 = 100 − the driver's 2 − 10 % headroom.
+            let amount = if alone { 88 } else { demand.per_gpu.0 };
+            self.promised.insert(uid(pod), (placement.devices.to_vec(), amount, alone));
+        }
+    }
+
+    /// Takes in a reading, and works out what it leaves unexplained from DESIGN's words.
+    fn read(&mut self, node: u8, reading: Reading) {
+        if !self.ledger.has_node(&name(node)) {
+            return self.ledger.read(&name(node), reading);
+        }
+        let known: Vec<GpuUuid> =
+            self.ledger.node(&name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
+        for gpu in &reading.gpus {
+            if !known.contains(&gpu.uuid) {
+                self.unexplained.remove(&gpu.uuid);
+                continue;
+            }
+            // A figure that is missing once takes nothing back.
+            let Some(used) = gpu.used else { continue };
+            let attributed: u64 = gpu.attributed.iter().map(|(_, bytes)| bytes.0).sum();
+            let mut still_to_come = 0;
+            for (uid, entry) in self.ledger.entries() {
+                if let Phase::Bound(bound) = &entry.phase
+                    && bound.since <= reading.sampled
+                {
+                    let has = gpu.attributed_to(uid).unwrap_or_default().0;
+                    still_to_come += self.reserved(entry, &gpu.uuid).saturating_sub(has);
+                }
+            }
+            let rest = used.0.saturating_sub(attributed).saturating_sub(still_to_come);
+            self.unexplained.entry(gpu.uuid.clone()).or_default().push(rest);
+        }
+        // A GPU that a reading does not list has nothing unexplained in it, and begins anew.
+        for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
+            self.unexplained.remove(gone);
+        }
+        self.ledger.read(&name(node), reading);
+    }
+
+    /// What a pod was promised on one GPU: nothing, its share, or the whole of it.
+    fn reserved(&self, entry: &PodEntry, gpu: &GpuUuid) -> u64 {
+        if entry.demand.asks_plugin() {
+            return 0;
+        }
+        let Some(node) = entry.node().and_then(|node| self.ledger.node(node)) else { return 0 };
+        if !node.devices.iter().any(|device| device.uuid == *gpu) {
+            return 0;
+        }
+        let placed = entry
+            .devices()
+            .filter(|uuids| uuids.iter().all(|uuid| node.devices.iter().any(|d| d.uuid == *uuid)));
+        match placed {
+            Some(uuids) if !uuids.contains(gpu) => 0,
+            _ if entry.demand.sharing == Sharing::Exclusive => 88,
+            _ => entry.demand.per_gpu.0,
+        }
+    }
+
+    /// `free = total − reserved − headroom − Σ max(reserved, attributed) − unexplained`, for nodes whose reading is fresh.
+    pub fn check_free(&mut self) {
+        let entries: Vec<(PodUid, PodEntry)> =
+            self.ledger.entries().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
+        for node in self.ledger.snapshot().nodes() {
+            let Some(reading) = self.ledger.reading(&node.name) else { continue };
+            let age = self.now.since(reading.sampled);
+            let expected = if age < Millis(5_000) {
+                Freshness::Fresh
+            } else if age < Millis(30_000) {
+                Freshness::Stale
+            } else {
+                Freshness::Expired
+            };
+            assert_eq!(node.freshness, expected);
+            for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
+                let held =
+                    entries.iter().any(|(_, entry)| entry.hold().is_some_and(|hold| hold.node == node.name));
+                let Some(seen) = reading.gpu(&device.uuid).filter(|_| expected == Freshness::Fresh && !held)
+                else {
+                    continue;
+                };
+                if seen.used.is_none() {
+                    continue;
+                }
+                let uids: std::collections::BTreeSet<&PodUid> = entries
+                    .iter()
+                    .map(|(uid, _)| uid)
+                    .chain(seen.attributed.iter().map(|(uid, _)| uid))
+                    .collect();
+                let sum: u64 = uids
+                    .into_iter()
+                    .map(|uid| {
+                        let reserved = entries
+                            .iter()
+                            .find(|(other, _)| other == uid)
+                            .map_or(0, |(_, e)| self.reserved(e, &device.uuid));
+                        reserved.max(seen.attributed_to(uid).unwrap_or_default().0)
+                    })
+                    .sum();
+                let last = self.unexplained.get(&device.uuid).map_or(&[][..], Vec::as_slice);
+                let believed = if last.len() < 3 { 0 } else { *last[last.len() - 3..].iter().min().unwrap() };
+                assert_eq!(
+                    gpu.free().0,
+                    88u64.saturating_sub(sum).saturating_sub(believed),
+                    "{}",
+                    device.uuid
+                );
+            }
+        }
+    }
+
+    fn hold(&mut self, pod: u8, node: u8) {
+        let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let Some(room) = self.ledger.room_for(&self.ledger.claim(&uid(pod)), &name(node)) else {
+            return;
+        };
+        for candidate in &room.candidates {
+            let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
+            assert!(victim.priority < demand.priority, "a victim has lower priority");
+            assert_eq!(self.ledger.policy().class(victim.class).eviction, Eviction::ForHigherPriority);
+            assert!(
+                !self.ledger.entry(&candidate.uid).unwrap().stake.do_not_disrupt,
+                "it is to be left alone"
+            );
+        }
+        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
+        let view = self.ledger.node(&name(node)).unwrap();
+        let hold = Hold {
+            node: name(node),
+            devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
+            victims: set.everyone().into(),
+            deadline: self.now + Millis::seconds(60),
+        };
+        let result = self.ledger.hold(&uid(pod), hold);
+        if self.ledger.entry(&uid(pod)).is_some_and(|entry| matches!(entry.phase, Phase::Waiting(_))) {
+            let known =
+                matches!(result, Ok(()) | Err(crate::scheduling::ledger::Conflict::AlreadyHolds { .. }));
+            assert!(known, "what the search found can be held: {result:?}");
+        }
+    }
+
+    /// No GPU was promised more than it has, one that a pod has to itself has that pod only, and of the engines placed on
+    /// one no two start at once.
+    pub fn check_promises(&self) {
+        let mut starting: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
+        for (uid, (devices, ..)) in &self.promised {
+            let starts = self.ledger.entry(uid).is_some_and(|entry| entry.starting.is_some());
+            devices.iter().filter(|_| starts).for_each(|gpu| *starting.entry(gpu).or_default() += 1);
+        }
+        assert!(starting.values().all(|engines| *engines == 1), "two engines start at once: {starting:?}");
+        let mut on: BTreeMap<&GpuUuid, Vec<(u64, bool)>> = BTreeMap::new();
+        for (devices, amount, alone) in self.promised.values() {
+            devices.iter().for_each(|gpu| on.entry(gpu).or_default().push((*amount, *alone)));
+        }
+        for (gpu, tenants) in on {
+            assert!(
+                tenants.iter().map(|(amount, _)| amount).sum::<u64>() <= 88,
+                "{gpu} is promised beyond its capacity"
+            );
+            assert!(
+                tenants.len() == 1 || tenants.iter().all(|(_, alone)| !alone),
+                "{gpu} is not shared if exclusive"
+            );
+        }
+    }
+
+    /// A ledger built from nothing but what the API server keeps: nodes, bound pods, waiting pods with their holds.
+    pub fn rebuilt(&self) -> Ledger {
+        let mut ledger = Ledger::new(self.ledger.policy().clone());
+        for (uid, entry) in self.ledger.entries() {
+            let (uid, key, demand) = (uid.clone(), entry.key.clone(), entry.demand.clone());
+            let state = match &entry.phase {
+                Phase::Bound(bound) => {
+                    let (node, devices) = (bound.node.clone(), bound.devices.clone());
+                    SeenState::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
+                }
+                _ => {
+                    SeenState::Waiting(SeenWaiting { hold: entry.hold().cloned(), ..SeenWaiting::default() })
+                }
+            };
+            ledger.see(Seen { uid, key, demand, state, shown: None });
+        }
+        let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
+        for (name, node) in published {
+            ledger.set_node(name, node.kind, None);
+            let offered = node.plugin.iter().filter(|share| share.allocatable > 0);
+            let offered = offered.map(|share| (share.resource.clone(), share.allocatable)).collect();
+            ledger.set_plugin_devices(name, offered);
+            let reported =
+                node.devices.iter().filter(|device| device.health != Health::Lost).cloned().collect();
+            ledger.report_devices(name, reported).unwrap();
+        }
+        ledger
+    }
+}

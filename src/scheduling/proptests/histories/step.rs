@@ -1,0 +1,120 @@
+//! What can happen to a ledger, drawn at random, and the names that it happens under.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::device::Device;
+use crate::scheduling::loading::Holdings;
+use crate::scheduling::plugin::PluginResource;
+use crate::scheduling::proptests::{device, sharing};
+use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::request::Sharing;
+use crate::units::{Bytes, Moment, Percent};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// What can happen to a ledger.
+#[derive(Debug, Clone)]
+pub enum Step {
+    Arrive(u8, u64, u32, Sharing, i32),
+    /// One that asks a device plugin.
+    ArriveForDevices(u8, u32, i32),
+    Offer(u8, u8),
+    Assume(u8, u8),
+    Confirm(u8),
+    Forget(u8),
+    Release(u8),
+    Hold(u8, u8),
+    BoundByOthers(u8, u8),
+    Started(u8),
+    /// It shows a group, that it is to be left alone, or that it is being deleted.
+    Show(u8, Option<u8>, bool, bool),
+    Read(u8, u64, Vec<(u8, u8, u64)>, Vec<u64>),
+    Tick(u64),
+    LoseGpu(u8),
+    RemoveNode(u8),
+    AddNode(u8),
+    /// It becomes a device plugin's, whoever is there.
+    GiveToPlugin(u8),
+    /// What it has of CPU beside its GPUs.
+    Spare(u8, u64),
+    /// What free VRAM is worth follows who came so far.
+    Learn,
+}
+
+pub fn step() -> impl Strategy<Value = Step> {
+    let pod = 0u8..14;
+    let node = 0u8..3;
+    prop_oneof![
+        6 => (pod.clone(), 1u64..80, 1u32..3, sharing(), -3i32..4).prop_map(|(p, v, n, s, q)| Step::Arrive(p, v, n, s, q)),
+        3 => (pod.clone(), 1u32..4, -3i32..4).prop_map(|(p, n, q)| Step::ArriveForDevices(p, n, q)),
+        2 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Offer(p, n)),
+        8 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Assume(p, n)),
+        6 => pod.clone().prop_map(Step::Confirm),
+        2 => pod.clone().prop_map(Step::Forget),
+        2 => pod.clone().prop_map(Step::Release),
+        4 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Hold(p, n)),
+        1 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::BoundByOthers(p, n)),
+        3 => (pod.clone(), prop::option::of(0u8..3), proptest::bool::weighted(0.2), proptest::bool::weighted(0.3))
+            .prop_map(|(p, group, is_kept, is_leaving)| Step::Show(p, group, is_kept, is_leaving)),
+        3 => pod.clone().prop_map(Step::Started),
+        4 => (
+            node.clone(),
+            0u64..40_000,
+            prop::collection::vec((pod.clone(), 0u8..3, 0u64..120), 0..6),
+            prop::collection::vec(0u64..110, 3),
+        ).prop_map(|(node, age, attributed, used)| Step::Read(node, age, attributed, used)),
+        2 => (1u64..40_000).prop_map(Step::Tick),
+        1 => node.clone().prop_map(Step::LoseGpu),
+        1 => node.clone().prop_map(Step::RemoveNode),
+        1 => node.clone().prop_map(Step::GiveToPlugin),
+        2 => node.clone().prop_map(Step::AddNode),
+        1 => (node, 0u64..8).prop_map(|(node, cpu)| Step::Spare(node, cpu)),
+        1 => Just(Step::Learn),
+    ]
+}
+
+pub fn uid(pod: u8) -> PodUid {
+    PodUid::parse(&format!("uid-{pod}")).unwrap()
+}
+
+pub fn key(pod: u8) -> PodKey {
+    PodKey::parse("default", &format!("pod-{pod}")).unwrap()
+}
+
+pub fn name(node: u8) -> NodeName {
+    NodeName::parse(&format!("node-{node}")).unwrap()
+}
+
+/// What a plugin offers on a node it has been given.
+pub const DEVICES: u32 = 4;
+
+pub fn gpu() -> PluginResource {
+    PluginResource::parse("nvidia.com/gpu").unwrap()
+}
+
+pub fn devices(node: u8, gpus: u32) -> Vec<Device> {
+    (0..gpus).map(|index| Device { reserved: Bytes(2), ..device(node, index) }).collect()
+}
+
+/// What an agent could have found on a node: who has how much on which GPU, and what each GPU has in use.
+pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]) -> Reading {
+    let gpu = |(index, used): (usize, &u64)| {
+        let on_it = attributed.iter().filter(|(_, gpu, _)| usize::from(*gpu) == index);
+        let sums: BTreeMap<PodUid, u64> = on_it.fold(BTreeMap::new(), |mut sums, (pod, _, bytes)| {
+            *sums.entry(uid(*pod)).or_default() += bytes;
+            sums
+        });
+        GpuReading {
+            uuid: GpuUuid::parse(&format!("GPU-{node}-{index}")).unwrap(),
+            // The driver does not always say.
+            used: (*used < 105).then_some(Bytes(*used)),
+            attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),
+            pressure: Pressure::of(Percent::new((used % 101) as u8), None),
+        }
+    };
+    Reading {
+        sampled,
+        gpus: used.iter().enumerate().map(gpu).collect(),
+        holdings: Holdings::default(),
+        in_flight: Vec::new(),
+    }
+}
