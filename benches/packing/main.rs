@@ -105,7 +105,7 @@ impl Cluster {
             let anew = Snapshot::clone(&snapshot).with_worth(self.ledger.worth().clone());
             first.add(timed(|| best_of_all(&anew, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
-            let fresh = shortlist(&snapshot, &demand, asked(names), attempt(&policy));
+            let fresh = shortlist(&anew, &demand, asked(names), attempt(&policy));
             let remembered = memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
             assert_eq!(fresh, remembered, "what is remembered is what is found anew");
             cold.add(timed(|| shortlist(&snapshot, &demand, asked(names), attempt(&policy))));

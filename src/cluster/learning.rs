@@ -27,7 +27,7 @@ impl Learning {
             if !ledger.is_worth_due() {
                 return;
             }
-            (ledger.mix().clone(), ledger.snapshot())
+            (ledger.mix_to_learn(), ledger.snapshot())
         };
         let service = service.clone();
         self.at_work = Some(tokio::task::spawn_blocking(move || {
@@ -35,6 +35,9 @@ impl Learning {
             // Before the ledger is asked for: it copies a snapshot that somebody still reads.
             drop(snapshot);
             service.ledger().set_worth(worth);
+            // Who asks first finds every node summed up.
+            let snapshot = service.ledger().snapshot();
+            snapshot.sum_up();
         }));
     }
 }

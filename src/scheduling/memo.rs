@@ -16,7 +16,7 @@ use crate::units::Bytes;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// Verdicts that are kept at most, of all demands together: five megabytes.
+/// Verdicts that are kept at most, of all demands together, unless the fewest demands have more: five megabytes.
 const VERDICTS: usize = 80_000;
 /// Demands of which verdicts are kept. A cluster serves a handful of kinds of pods at a time; more pages than this would take
 /// longer to look through than they save.

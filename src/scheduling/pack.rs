@@ -10,8 +10,8 @@ use super::worth::{Appraisal, Loss, Lots};
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place.
-type Preference = (bool, Bustle, Loss, u8);
+/// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place, and its NVLink island.
+type Preference = (bool, Bustle, Loss, u8, Option<u8>);
 
 /// GPUs for a demand, and what is lost if it gets them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -50,14 +50,14 @@ fn choose_among<'a>(
     if demand.gpus == 1 {
         return best_one(appraisal, seats);
     }
-    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0); _];
+    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0, None); _];
     let mut found = 0;
     for (gpu, places) in seats {
         let (contended, bustle) = standing(gpu, demand);
         // Alone, whatever the others are.
         let loss = appraisal.of(places.lowest().map_or(places, GpuSet::one));
         for place in places.iter() {
-            preferences[found] = (contended, bustle, loss, place as u8);
+            preferences[found] = (contended, bustle, loss, place as u8, gpu.island);
             found += 1;
         }
     }
@@ -66,7 +66,7 @@ fn choose_among<'a>(
         return None;
     }
     preferences[..found].sort_unstable();
-    let gpus = together(appraisal, &preferences[..found], wanted);
+    let gpus = together(&preferences[..found], wanted);
     Some(Choice { gpus, loss: appraisal.of(gpus) })
 }
 
@@ -81,7 +81,7 @@ fn best_one<'a>(appraisal: &Appraisal<'_>, seats: impl Iterator<Item = (&'a Gpu,
         let Some(place) = places.lowest() else { continue };
         let gpus = GpuSet::one(place);
         let loss = appraisal.of(gpus);
-        let found = (contended, bustle, loss, place as u8);
+        let found = (contended, bustle, loss, place as u8, gpu.island);
         if best.is_none_or(|(best, _)| found < best) {
             best = Some((found, Choice { gpus, loss }));
         }
@@ -95,15 +95,14 @@ fn standing(gpu: &Gpu, demand: &Demand) -> (bool, Bustle) {
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
 /// are hinted to someone else.
-fn together(appraisal: &Appraisal<'_>, seats: &[Preference], wanted: usize) -> GpuSet {
-    let island = |seat: &&Preference| appraisal.gpu(usize::from(seat.3)).island;
-    let of = |one: u8| seats.iter().filter(move |seat| island(seat) == Some(one)).take(wanted);
+fn together(seats: &[Preference], wanted: usize) -> GpuSet {
+    let of = |one: u8| seats.iter().filter(move |seat| seat.4 == Some(one)).take(wanted);
     let contended = seats[..wanted].iter().filter(|seat| seat.0).count();
     let is_enough =
         |one: &u8| of(*one).count() == wanted && of(*one).filter(|seat| seat.0).count() == contended;
     let places = |seat: &Preference| usize::from(seat.3);
     // Seats of one island name it again; that changes nothing.
-    match seats.iter().filter_map(|seat| island(&seat)).filter(is_enough).min_by(|a, b| of(*a).cmp(of(*b))) {
+    match seats.iter().filter_map(|seat| seat.4).filter(is_enough).min_by(|a, b| of(*a).cmp(of(*b))) {
         Some(one) => of(one).map(places).collect(),
         None => seats[..wanted].iter().map(places).collect(),
     }

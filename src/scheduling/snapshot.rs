@@ -71,6 +71,13 @@ impl Snapshot {
         self.outlooks[place].get_or_init(|| self.worth.outlook(self.nodes[place].site()))
     }
 
+    /// Sums every node up, for one who has time to.
+    pub fn sum_up(&self) {
+        (0..self.nodes.len()).for_each(|place| {
+            self.outlook(place);
+        });
+    }
+
     /// The node at this place, to be looked at for this demand.
     pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> Appraisal<'a> {
         self.worth.appraise_known(self.outlook(place), demand)

@@ -1,11 +1,11 @@
 //! A node as it would be if all had left who may be evicted for a pod. Whoever stays is better judged by that than by what is free
 //! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
 //!
-//! No search is here, and no order: what one pod's coming would take from whom is for [`super::room`] and `preempt`.
+//! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would take from whom is for [`super::room`] and `preempt`.
 
 use super::Ledger;
 use super::entry::PodEntry;
-use crate::ids::NodeName;
+use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::Gpu;
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::Eviction;
@@ -25,7 +25,7 @@ pub struct Cleared {
 
 impl Cleared {
     /// Others have gone, too, who had no GPU.
-    pub fn without(self, others: Companion) -> Self {
+    pub fn and_freed(self, others: Companion) -> Self {
         Self { freed: sum(self.freed, others), ..self }
     }
 
@@ -36,9 +36,14 @@ impl Cleared {
 }
 
 impl Ledger {
-    /// Without all pods that one of this priority could have evicted sooner or later; `None` for a node that nobody knows.
+    /// Without all pods that one of this priority could have evicted sooner or later; `None` for a node that nobody knows, and for
+    /// one where room is held: somebody is leaving it already, and part of the hold is in what they have.
     pub fn cleared(&self, node: &NodeName, priority: i32) -> Option<Cleared> {
         let book = self.books.get(node)?;
+        let holds = |uid: &PodUid| self.entries[uid].hold().is_some_and(|hold| hold.node == *node);
+        if book.pods.iter().any(holds) {
+            return None;
+        }
         let lower = book.tenants.iter().filter(|tenant| tenant.priority < priority);
         let entries = lower.map(|tenant| (&tenant.uid, &self.entries[&tenant.uid]));
         let movable = entries.filter(|(_, entry)| self.may_leave_some_day(entry));

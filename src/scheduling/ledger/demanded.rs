@@ -15,6 +15,13 @@ impl Ledger {
         &self.mix
     }
 
+    /// The same, with those who were refused and still wait: to be learned from.
+    pub fn mix_to_learn(&self) -> Mix {
+        let refused = self.refused.iter().filter_map(|uid| self.entries.get(uid));
+        let refused = refused.filter(|entry| entry.refused().is_some() && !entry.demand.asks_plugin());
+        Mix::clone(&self.mix).with_waiting(refused.map(|entry| entry.demand.vram()).sum())
+    }
+
     pub fn worth(&self) -> &Arc<Worth> {
         &self.worth
     }
@@ -67,13 +74,13 @@ impl Ledger {
 
     /// A pod is gone.
     pub(super) fn note_departure(&mut self, entry: &PodEntry) {
-        let mix = Arc::make_mut(&mut self.mix);
-        match entry.phase {
-            _ if entry.demand.asks_plugin() => {}
-            Phase::Bound(_) => mix.depart(),
-            Phase::Waiting(_) => mix.turn_away(entry.demand.gpus),
-            // Nobody knows yet.
-            Phase::Assumed(_) => {}
+        if entry.demand.asks_plugin() {
+            return;
+        }
+        if matches!(entry.phase, Phase::Bound(_)) {
+            Arc::make_mut(&mut self.mix).depart();
+        } else if entry.refused().is_some() {
+            Arc::make_mut(&mut self.mix).turn_away(entry.demand.vram());
         }
     }
 }

@@ -9,6 +9,7 @@ use super::potential::Site;
 use super::setting::Setting;
 use super::{Learned, Worth};
 use crate::ids::GpuModel;
+use crate::scheduling::device::Gpu;
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -48,8 +49,12 @@ impl Worth {
     }
 }
 
+fn is_whole(gpu: &Gpu) -> bool {
+    gpu.capacity > Bytes::ZERO && free_for_others(gpu) >= gpu.capacity
+}
+
 fn blocks_on(site: Site<'_>, block: &Block, partial: f64) -> f64 {
-    let whole = site.gpus.iter().filter(|gpu| free_for_others(gpu) >= gpu.capacity).count();
+    let whole = site.gpus.iter().filter(|gpu| is_whole(gpu)).count();
     block.on(whole, site.spare.map(|spare| spare.cpu), partial)
 }
 

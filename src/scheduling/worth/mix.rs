@@ -43,6 +43,10 @@ impl Wish {
             models: models.clone(),
         })
     }
+
+    fn vram(&self) -> Bytes {
+        self.per_gpu.times(self.gpus.into())
+    }
 }
 
 /// The last so many wishes.
@@ -52,9 +56,10 @@ pub struct Mix {
     latest: VecDeque<Arrival>,
     counts: BTreeMap<Arc<Wish>, u32>,
     departures: u64,
-    /// GPUs.
-    asked: u64,
-    turned_away: u64,
+    asked: Bytes,
+    turned_away: Bytes,
+    /// By those who were refused, and have not given up.
+    waiting: Bytes,
     arrivals: u64,
 }
 
@@ -64,8 +69,8 @@ struct Arrival {
     wish: Arc<Wish>,
     /// How many pods ended.
     departures: u32,
-    /// How many GPUs those asked for who left without a place.
-    turned_away: u32,
+    /// What those asked for who were refused, and gave up.
+    turned_away: Bytes,
 }
 
 impl Default for Mix {
@@ -82,8 +87,9 @@ impl Mix {
             latest: VecDeque::new(),
             counts: BTreeMap::new(),
             departures: 0,
-            asked: 0,
-            turned_away: 0,
+            asked: Bytes::ZERO,
+            turned_away: Bytes::ZERO,
+            waiting: Bytes::ZERO,
             arrivals: 0,
         }
     }
@@ -106,8 +112,8 @@ impl Mix {
             None => Arc::new(wish),
         };
         *self.counts.entry(wish.clone()).or_default() += 1;
-        self.asked += u64::from(wish.gpus);
-        self.latest.push_back(Arrival { wish, departures: 0, turned_away: 0 });
+        self.asked += wish.vram();
+        self.latest.push_back(Arrival { wish, departures: 0, turned_away: Bytes::ZERO });
         self.arrivals += 1;
     }
 
@@ -119,12 +125,17 @@ impl Mix {
         }
     }
 
-    /// A pod that asked for so many GPUs is gone, and never had a place.
-    pub fn turn_away(&mut self, gpus: u32) {
+    /// A pod that asked for so much was refused, and is gone.
+    pub fn turn_away(&mut self, vram: Bytes) {
         if let Some(latest) = self.latest.back_mut() {
-            latest.turned_away = latest.turned_away.saturating_add(gpus);
-            self.turned_away += u64::from(gpus);
+            latest.turned_away += vram;
+            self.turned_away += vram;
         }
+    }
+
+    /// The same mix, while pods that ask for so much all together were refused and wait.
+    pub fn with_waiting(self, vram: Bytes) -> Self {
+        Self { waiting: vram, ..self }
     }
 
     /// How many arrivals there were, those that are forgotten too.
@@ -157,16 +168,16 @@ impl Mix {
         self.departures as f64 / self.latest.len().max(1) as f64
     }
 
-    /// Of the GPUs that were asked for, the part that was asked for in vain.
+    /// What was asked for in vain, over all that was asked for; more than one where many wait who came long ago.
     pub fn turned_away(&self) -> f64 {
-        self.turned_away as f64 / self.asked.max(1) as f64
+        (self.turned_away + self.waiting).0 as f64 / self.asked.0.max(1) as f64
     }
 
     fn forget_oldest(&mut self) {
         let Some(Arrival { wish, departures, turned_away }) = self.latest.pop_front() else { return };
         self.departures -= u64::from(departures);
-        self.turned_away -= u64::from(turned_away);
-        self.asked -= u64::from(wish.gpus);
+        self.turned_away = self.turned_away.minus(turned_away);
+        self.asked = self.asked.minus(wish.vram());
         if let Some(count) = self.counts.get_mut(&wish) {
             *count -= 1;
             if *count == 0 {
@@ -233,11 +244,12 @@ mod tests {
     fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
         let mut mix = Mix::of_last(2);
         mix.arrive(Wish { gpus: 3, ..wish(10) });
-        mix.turn_away(3);
+        mix.turn_away(Bytes::gib(30));
         mix.arrive(wish(10));
         assert_eq!(mix.turned_away(), 0.75);
         mix.arrive(wish(10));
         assert_eq!(mix.turned_away(), 0.0);
+        assert_eq!(mix.with_waiting(Bytes::gib(5)).turned_away(), 0.25);
     }
 
     #[test]

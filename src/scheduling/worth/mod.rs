@@ -10,8 +10,8 @@
 //! ```
 //!
 //! U is [`cutting`]'s, `wasted` [`companion`]'s, the share [`kind`]'s (after FGD, USENIX ATC 2023), P_k [`blocks`]' and
-//! κ, f, t [`setting`]'s, by how many pods end. σ(model) = min(1, Σ_s R·d_s ÷ free(s)) over the sets of models s with it that
-//! pods insist on: R GPUs are free, d_s of the demand insists on s, and on free(s) of the free ones it could run.
+//! κ, f, t [`setting`]'s, by how many pods end and how many are turned away. σ(model) = min(1, Σ_s R·d_s ÷ free(s)) over the sets of
+//! models s with it that pods insist on: R GPUs are free, d_s of the demand insists on s, and on free(s) of the free ones it could run.
 //!
 //! A [`Worth`] is immutable and made off the request path. It never looks ahead; and as long as too little was seen, it knows
 //! nothing, and places are judged by best fit. Nothing here counts what is promised: that is the ledger's, in whole bytes.

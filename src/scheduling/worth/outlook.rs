@@ -1,5 +1,5 @@
-//! A node as decisions read it, summed up once for all demands: its GPUs in lots of such as are alike, and what its free GPU
-//! promises under one [`Worth`].
+//! A node as decisions read it, summed up once for all demands: its GPUs in lots of such as are alike, and what its free GPU is
+//! good for under one [`Worth`].
 //!
 //! Eight GPUs of a node are rarely more than three lots: those that are empty, those that are full, and one or two between.
 
@@ -19,7 +19,7 @@ pub struct Outlook {
     lots: Arc<[Lot]>,
     free: Bytes,
     /// `None` if nothing was learned.
-    pub(super) promise: Option<Promise>,
+    pub(super) before: Option<Before>,
 }
 
 /// GPUs of one node that nothing tells apart but their places.
@@ -30,9 +30,9 @@ pub struct Lot {
     pub(super) part: Part,
 }
 
-/// What a node's free GPU promises, before anything is taken.
+/// A node before anything is taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Promise {
+pub(super) struct Before {
     pub standing: Standing,
     /// φ.
     pub potential: f64,
@@ -76,7 +76,7 @@ impl Worth {
         let lots = lots(site, learned);
         Outlook {
             free: site.gpus.iter().map(Gpu::free).sum(),
-            promise: learned.map(|learned| learned.promise(site.spare, &lots)),
+            before: learned.map(|learned| learned.before(site.spare, &lots)),
             lots: lots.into(),
         }
     }
@@ -100,7 +100,7 @@ impl Outlook {
 }
 
 fn lots(site: Site<'_>, learned: Option<&Learned>) -> Vec<Lot> {
-    let mut lots: Vec<Lot> = Vec::with_capacity(site.gpus.len());
+    let mut lots: Vec<Lot> = Vec::with_capacity(site.gpus.len().min(4));
     for (place, gpu) in site.gpus.iter().enumerate() {
         let part = learned.map_or_else(Part::default, |learned| {
             Part::of(&learned.kinds, learned.kind_of(gpu, site.devices.get(place)), free_for_others(gpu))
@@ -125,9 +125,9 @@ impl Part {
 }
 
 impl Learned {
-    fn promise(&self, spare: Option<Companion>, lots: &[Lot]) -> Promise {
+    fn before(&self, spare: Option<Companion>, lots: &[Lot]) -> Before {
         let standing = self.standing(spare, lots);
-        Promise { standing, potential: self.potential(&standing), blocks: self.blocks(&standing) }
+        Before { standing, potential: self.potential(&standing), blocks: self.blocks(&standing) }
     }
 
     /// These GPUs beside this much CPU and memory.

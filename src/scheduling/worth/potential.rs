@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
-//! that is the same for every pod is in the node's [`Outlook`] already, and nothing is allocated here.
+//! that is the same for every pod is in the node's [`Outlook`] already, and for one that has it nothing is allocated.
 
 use super::cutting::GRID;
 use super::kind::{free_for_others, hundredths};
-use super::outlook::{Lot, Outlook, Part, Promise, Standing};
+use super::outlook::{Before, Lot, Outlook, Part, Standing};
 use super::{Learned, Worth};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::request::{Companion, Demand, Sharing};
@@ -36,7 +36,7 @@ pub struct Loss(pub i64);
 
 /// Billionths: far above the noise of the arithmetic, far below anything that matters.
 const UNIT: f64 = 1e9;
-/// CPU and GPUs of a large node. Only ties are settled by them.
+/// CPU and GPUs of a large node, by which what is left on one is measured.
 const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
 /// One node, looked at for one demand: its choices are compared by it.
@@ -98,10 +98,10 @@ impl Worth {
     /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
     /// has.
     pub fn loss_of_company(&self, outlook: &Outlook, taken: Companion) -> Option<Loss> {
-        let (learned, promise) = self.learned.as_ref().zip(outlook.promise.as_ref())?;
-        promise.standing.spare?;
-        let beside = learned.beside(outlook, promise, taken);
-        Some(fixed(learned.loss(promise, &beside)))
+        let (learned, before) = self.learned.as_ref().zip(outlook.before.as_ref())?;
+        before.standing.spare?;
+        let beside = learned.beside(outlook, before, taken);
+        Some(fixed(learned.loss(before, &beside)))
     }
 }
 
@@ -144,12 +144,12 @@ impl<'a> Appraisal<'a> {
 
     /// What is lost if the demand gets these.
     pub fn of(&self, chosen: GpuSet) -> Loss {
-        match self.promise() {
-            Some((learned, outlook, promise)) => {
-                let beside = || learned.beside(outlook, promise, self.demand.companion);
+        match self.before() {
+            Some((learned, outlook, before)) => {
+                let beside = || learned.beside(outlook, before, self.demand.companion);
                 let beside = *self.beside.get_or_init(beside);
                 let (after, scarcity) = learned.after(chosen, outlook, self.demand, beside);
-                fixed(learned.loss(promise, &after) + scarcity)
+                fixed(learned.loss(before, &after) + scarcity)
             }
             None => {
                 let left: Bytes = chosen.iter().map(|place| self.left(place)).sum();
@@ -171,13 +171,13 @@ impl<'a> Appraisal<'a> {
 
     /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
-        let (learned, outlook, _) = self.promise()?;
+        let (learned, outlook, _) = self.before()?;
         Some(chosen.iter().map(|place| learned.useless(outlook.lot_of(place), self.demand)).sum())
     }
 
-    fn promise(&self) -> Option<(&'a Learned, &Outlook, &Promise)> {
+    fn before(&self) -> Option<(&'a Learned, &Outlook, &Before)> {
         let outlook = self.seen.outlook()?;
-        Some((self.learned?, outlook, outlook.promise.as_ref()?))
+        Some((self.learned?, outlook, outlook.before.as_ref()?))
     }
 
     fn left(&self, place: usize) -> Bytes {
@@ -192,7 +192,9 @@ fn on_scale(Loss(loss): Loss) -> u32 {
 }
 
 fn fixed(loss: f64) -> Loss {
-    Loss((loss * UNIT) as i64)
+    // Rounded: what should be equal differs by the noise of the arithmetic. By hand, for it is done for every node.
+    let loss = loss * UNIT;
+    Loss((loss + 0.5_f64.copysign(loss)) as i64)
 }
 
 fn less(spare: Companion, taken: Companion) -> Companion {
@@ -212,8 +214,8 @@ fn rest(gpu: &Gpu, demand: &Demand) -> Bytes {
 
 impl Learned {
     /// A node that has this much less of CPU and memory.
-    fn beside(&self, outlook: &Outlook, promise: &Promise, taken: Companion) -> Standing {
-        let before = promise.standing;
+    fn beside(&self, outlook: &Outlook, before: &Before, taken: Companion) -> Standing {
+        let before = before.standing;
         let spare = before.spare.map(|spare| less(spare, taken));
         match self.level(spare) == before.level {
             true => Standing { spare, ..before },
@@ -254,11 +256,11 @@ impl Learned {
     }
 
     /// All of the loss but the scarcity.
-    fn loss(&self, promise: &Promise, after: &Standing) -> f64 {
+    fn loss(&self, before: &Before, after: &Standing) -> f64 {
         let cpu_left = after.spare.map_or(0.0, |spare| spare.cpu.0 as f64);
         let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.sums.free / LARGE_NODE.1;
-        self.potential(after) - promise.potential + self.setting.tie * left + promise.blocks
-            - self.blocks(after)
+        let broken = before.blocks - self.blocks(after);
+        self.potential(after) - before.potential + self.setting.tie * left + broken
     }
 
     /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
@@ -299,7 +301,7 @@ mod tests {
             after.spare = machine.spare.map(|spare| less(spare, demand.companion));
             let known = worth.learned.as_ref().unwrap();
             let [seen, fresh] =
-                [&machine, &after].map(|machine| worth.outlook(machine.site()).promise.unwrap());
+                [&machine, &after].map(|machine| worth.outlook(machine.site()).before.unwrap());
             // Nobody insists on a model: all of the loss but φ is ties and blocks.
             let cpu_left = after.spare.unwrap().cpu;
             let tie = 0.5 * cpu_left.0 as f64 / LARGE_NODE.0 + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;

@@ -120,7 +120,7 @@ fn assert_no_worse_than_best_fit(pods: &[Demand]) {
 }
 
 #[test]
-fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
+fn begins_as_too_few_were_seen_the_loss_is_what_is_left_over() {
     let machines = [Machine::alike(2).with(&[300, 500])];
     let worth = learned(&mix((0..9).map(|_| shared(200))), &machines);
     assert!(!worth.is_learned());

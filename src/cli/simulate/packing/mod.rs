@@ -60,8 +60,8 @@ pub struct PackingArgs {
     #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPods::Worth)]
     cpu_pods: CpuPods,
 
-    /// Tell how much could have been allocated at most (a linear program; some seconds)
-    #[arg(long, conflicts_with = "churn")]
+    /// Tell how much could have been allocated by whoever begins like the last to turn a pod away, and by anybody (some seconds)
+    #[arg(long, conflicts_with_all = ["churn", "preempt_best_effort"])]
     bound: bool,
 
     /// Draw what is allocated and what is in fragments, over what pods have asked for

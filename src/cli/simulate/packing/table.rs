@@ -52,9 +52,9 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Opt
 }
 
 fn meaning(bound: &Bound) -> String {
-    let Bound { as_long_as, placed, choosy_at_100, choosy_at_130, .. } = bound;
+    let Bound { begins_as, placed, of_anybody_at_100, of_anybody_at_130, .. } = bound;
     let (policy, choosy) =
-        (as_long_as.name(), [figure(*choosy_at_100), figure(*choosy_at_130)].join(" and "));
+        (begins_as.name(), [figure(*of_anybody_at_100), figure(*of_anybody_at_130)].join(" and "));
     format!(
         "bound (LP): no policy could have allocated more that places those whom {policy} placed before it turned away\n    \
          the first of the same GPU models ({placed:.1} % of the GPUs); whoever refuses others could come to {choosy}"

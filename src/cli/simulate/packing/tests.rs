@@ -61,7 +61,7 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
     let args = args(&["--policy", "best-fit,stowage", "--seeds", "42", "--bound"]).unwrap();
     let page = page(&args);
     let (bound, results) = (&page["bound"], page["results"].as_array().unwrap());
-    let longest = bound["as_long_as"].as_str().unwrap();
+    let longest = bound["begins_as"].as_str().unwrap();
     assert!(["best-fit", "stowage"].contains(&longest), "{bound}");
     let line = results.iter().find(|line| line["policy"] == longest).unwrap();
     assert!(bound["at_130"].as_f64() >= line["at_130"].as_f64(), "{page}");

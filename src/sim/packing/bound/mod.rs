@@ -3,7 +3,7 @@
 //!
 //! When more has been asked for than there is, somebody is turned away, and a policy that knew the future would choose whom: of
 //! such a one little more can be said than that GPUs have an end. Real policies place whoever fits. So there are two bounds: of
-//! [anybody](Bound::choosy_at_130), and of whoever [places at least those](Bound::at_130) whom the best policy that was played
+//! [anybody](Bound::of_anybody_at_130), and of whoever [places at least those](Bound::at_130) whom the best policy that was played
 //! placed before it turned away the first who accepts the same GPU models.
 
 pub mod asked;
@@ -23,15 +23,15 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Bound {
     /// The policy that turned nobody away for longest.
-    pub as_long_as: PackingPolicy,
+    pub begins_as: PackingPolicy,
     /// What those asked for whom it had placed by then, whoever was turned away later: the mean over seeds.
     pub placed: f64,
     /// Of whoever places them too.
     pub at_100: Option<f64>,
     pub at_130: Option<f64>,
     /// Of anybody, also of who turns pods away for which there is room.
-    pub choosy_at_100: Option<f64>,
-    pub choosy_at_130: Option<f64>,
+    pub of_anybody_at_100: Option<f64>,
+    pub of_anybody_at_130: Option<f64>,
 }
 
 /// What a policy did with each seed until it first turned somebody away.
@@ -59,12 +59,12 @@ impl Bound {
         let nobody = vec![vec![0; setting.kinds.len()]; arrivals.len()];
         let at = |until: &[Until], load| at(setting, arrivals, until, load);
         Ok(Some(Self {
-            as_long_as: longest.policy,
+            begins_as: longest.policy,
             placed: placed(longest),
             at_100: at(&longest.until, 100)?,
             at_130: at(&longest.until, 130)?,
-            choosy_at_100: at(&nobody, 100)?,
-            choosy_at_130: at(&nobody, 130)?,
+            of_anybody_at_100: at(&nobody, 100)?,
+            of_anybody_at_130: at(&nobody, 130)?,
         }))
     }
 }

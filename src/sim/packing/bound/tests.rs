@@ -139,7 +139,7 @@ fn no_policy_passes_the_bound_on_those_who_began_as_it_did() {
         let (beginning, replays) = played(&setting, &arrivals, policy);
         let bound = Bound::of(&setting, &arrivals, &[beginning]).unwrap().unwrap();
         let came_to = [mean(&replays, 100), mean(&replays, 130)];
-        let bounds = [(bound.at_100, bound.choosy_at_100), (bound.at_130, bound.choosy_at_130)];
+        let bounds = [(bound.at_100, bound.of_anybody_at_100), (bound.at_130, bound.of_anybody_at_130)];
         for (came_to, (bound, choosy)) in came_to.into_iter().zip(bounds) {
             let (bound, choosy) = (bound.unwrap(), choosy.unwrap());
             assert!(
@@ -162,7 +162,7 @@ fn the_bound_is_of_whoever_turned_nobody_away_for_longest() {
         beginning(PackingPolicy::BestFit, 9),
     ];
     let bound = Bound::of(&setting, &arrivals, &beginnings).unwrap().unwrap();
-    assert_eq!((bound.as_long_as, bound.placed), (PackingPolicy::Fgd, 90.0));
+    assert_eq!((bound.begins_as, bound.placed), (PackingPolicy::Fgd, 90.0));
     assert!((bound.at_130.unwrap() - 100.0).abs() < 1e-6);
     assert_eq!(Bound::of(&setting, &arrivals, &[]), Ok(None));
     assert_eq!(Bound::of(&setting, &[], &beginnings), Ok(None));

@@ -87,7 +87,7 @@ impl<'s> CpuOnly<'s> {
             return None;
         }
         let cleared = ledger.cleared(&node.name, standing.priority())?;
-        Some(cleared.without(self.evictable.freed(rank)))
+        Some(cleared.and_freed(self.evictable.freed(rank)))
     }
 }
 

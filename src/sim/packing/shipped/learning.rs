@@ -69,7 +69,7 @@ impl Upkeep {
 
     fn learn(&mut self, ledger: &mut Ledger) {
         let mix = match &mut self.knowledge {
-            Knowledge::Learned if ledger.is_worth_due() => ledger.mix().clone(),
+            Knowledge::Learned if ledger.is_worth_due() => Arc::new(ledger.mix_to_learn()),
             Knowledge::Learned => return,
             Knowledge::Told { mix, next_at } if *next_at <= ledger.mix().arrivals() => {
                 *next_at = ledger.mix().arrivals() + EVERY;

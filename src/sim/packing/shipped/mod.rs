@@ -180,6 +180,7 @@ impl Placer for Shipped<'_> {
             Eviction::Never => None,
         });
         if placed.is_none() {
+            self.ledger.note_refused(&uid, None);
             self.ledger.release(&uid);
         }
         placed
