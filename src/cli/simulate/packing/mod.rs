@@ -13,9 +13,10 @@ use super::{Seeds, side_by_side};
 use crate::sim::packing::bound::{Beginning, Bound, Watched};
 use crate::sim::packing::churn::churn;
 use crate::sim::packing::placer::Placer;
+use crate::sim::packing::replay::is_high;
 use crate::sim::packing::report::Losses;
 use crate::sim::packing::{Arrivals, CpuRule, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use picture::PictureFile;
@@ -36,7 +37,8 @@ pub struct PackingArgs {
     #[arg(long, value_name = "NAME", default_value = "default", requires = "trace")]
     variant: String,
 
-    /// What to play, separated by commas [default: all]: random, dot-product, clustering, packing, best-fit, fgd, stowage
+    /// What to play, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these], and
+    /// stowage-told, which knows beforehand how often each pod will come
     #[arg(long, value_name = "P", value_delimiter = ',')]
     policy: Vec<PackingPolicy>,
 
@@ -151,6 +153,15 @@ impl PackingArgs {
             None => Source::built_in(),
         };
         let setting = Setting::of(&source.trace);
+        if self.churn.is_some() && self.policy.contains(&PackingPolicy::StowageTold) {
+            bail!("stowage-told is told who comes and not who ends; leave it or --churn out");
+        }
+        if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
+            bail!(
+                "no pod of {} has a qos that says it serves (LS, Guaranteed), so nobody would be evicted; leave --preempt-best-effort out",
+                source.variant
+            );
+        }
         let mut policies = if self.policy.is_empty() { PackingPolicy::usual() } else { self.policy.clone() };
         // Each once, in the order in which they were asked for.
         let asked = policies.clone();

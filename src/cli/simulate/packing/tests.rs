@@ -97,6 +97,21 @@ fn the_table_stands_beside_what_was_published() {
 }
 
 #[test]
+fn where_no_pod_serves_nobody_can_be_evicted_for_one() {
+    let directory = trace(PODS);
+    let path = directory.path().to_str().unwrap();
+    let words = ["--trace", path, "--variant", "tiny", "--preempt-best-effort"];
+    let error = args(&words).unwrap().stage().err().unwrap().to_string();
+    assert!(error.contains("no pod of tiny") && error.contains("leave --preempt-best-effort out"), "{error}");
+}
+
+#[test]
+fn who_is_told_the_mix_is_not_played_where_pods_end() {
+    let error = args(&["--policy", "stowage-told", "--churn", "0.9"]).unwrap().stage().err().unwrap();
+    assert!(error.to_string().contains("leave it or --churn out"), "{error}");
+}
+
+#[test]
 fn pods_too_large_for_the_models_they_name_are_played_and_told() {
     let pods = |rows: &str| {
         format!("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\np0,4000,8192,1,460,\n{rows}")
@@ -129,7 +144,7 @@ fn the_made_up_trace_is_said_to_be_made_up() {
 
 #[test]
 fn what_cannot_be_asked_for_is_refused_with_the_way_out() {
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 7] = [
         (
             &["--policy", "worst-fit"],
             "there is no policy \"worst-fit\"; write one or several of random, dot-product",
@@ -139,6 +154,7 @@ fn what_cannot_be_asked_for_is_refused_with_the_way_out() {
         (&["--variant", "default"], "--trace <DIR>"),
         (&["--churn", "95"], "from 0.01 to 10, such as 0.95"),
         (&["--churn", "0.9", "--preempt-best-effort"], "cannot be used with"),
+        (&["--bound", "--preempt-best-effort"], "cannot be used with"),
     ];
     for (words, said) in cases {
         let error = args(words).unwrap_err();
