@@ -1,7 +1,8 @@
 //! A node as it would be if all had left who may be evicted for a pod. Whoever stays is better judged by that than by what is free
 //! now: where others can make room, those who come later and stay will take it, and need CPU and memory beside it.
 //!
-//! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would take from whom is for [`super::room`] and `preempt`.
+//! For who places pods that have no GPU: in the simulator, so far. No search is here, and no order: what one pod's coming would
+//! take from whom is for [`super::room`] and `preempt`.
 
 use super::Ledger;
 use super::entry::PodEntry;
