@@ -84,3 +84,35 @@ impl Ledger {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Seen, SeenState, SeenWaiting};
+    use super::*;
+    use crate::ids::PodKey;
+    use crate::scheduling::proptests::demand_of;
+    use crate::scheduling::request::Sharing;
+
+    #[test]
+    fn who_was_refused_counts_as_turned_away_while_it_waits_and_when_it_gives_up() {
+        let mut ledger = Ledger::default();
+        let uids = ["a", "b"].map(|name| PodUid::parse(name).unwrap());
+        for uid in &uids {
+            let (key, demand) =
+                (PodKey::parse("llm", uid.as_str()).unwrap(), demand_of(10, 1, Sharing::Shared, 0));
+            let state = SeenState::Waiting(SeenWaiting::default());
+            ledger.see(Seen { uid: uid.clone(), key, demand, state, shown: None });
+        }
+        assert_eq!(ledger.mix_to_learn().turned_away(), 0.0, "nobody was refused");
+        ledger.note_refused(&uids[0], None);
+        assert_eq!(ledger.mix_to_learn().turned_away(), 0.5, "it waits");
+        ledger.release(&uids[0]);
+        assert_eq!(
+            (ledger.mix().turned_away(), ledger.mix_to_learn().turned_away()),
+            (0.5, 0.5),
+            "it gave up"
+        );
+        ledger.release(&uids[1]);
+        assert_eq!(ledger.mix_to_learn().turned_away(), 0.5, "it was never refused");
+    }
+}
