@@ -1,7 +1,8 @@
 //! What is said when the policy's files change: to the log, the metrics, `/readyz`, and as an Event on Stowage's own pod,
 //! where whoever applied the change looks first.
 //!
-//! Nothing is decided here, and nothing is repeated: who calls says each change once.
+//! Nothing is decided here, and nothing is repeated: who calls says each change once. What is counted in the metrics has
+//! been said already: the counter comes last.
 
 use super::Problems;
 use crate::control_plane::{ControlPlane, Notice, NoticeKind};
@@ -31,30 +32,25 @@ impl Announcer {
 
     /// Another policy is in force than `before`.
     pub fn in_force(&self, before: &Policy, warnings: Option<&str>) {
-        let digest = self.good("in-force", warnings);
+        let digest = self.digest();
         info!(policy = %digest, before = %before.digest, "another policy is in force");
         self.tell(
             NoticeKind::PolicyInForce,
             format!("The policy {digest} is in force, in place of {}.", before.digest),
         );
+        self.good("in-force", warnings);
     }
 
     /// The files changed, and say what they said.
     pub fn unchanged(&self, warnings: Option<&str>) {
-        let digest = self.good("unchanged", warnings);
+        let digest = self.digest();
         info!(policy = %digest, "the policy's files changed and say the same; it stays in force");
+        self.good("unchanged", warnings);
     }
 
     /// What the files say now is no policy.
     pub fn refused(&self, problems: &Problems) {
-        let digest = self.service.ledger().policy().digest;
-        self.service.standing.set_refused(Some(RefusedPolicy {
-            since: self.service.now(),
-            headline: problems.headline.as_str().into(),
-            problems: problems.whole.as_str().into(),
-        }));
-        self.service.metrics.policy.refused.set(1);
-        self.service.metrics.policy.reloads.with_label_values(&["refused"]).inc();
+        let digest = self.digest();
         error!(policy = %digest, "the policy's files are refused, and the policy before them stays in force:\n{}", problems.whole.trim_end());
         self.tell(
             NoticeKind::PolicyRefused,
@@ -63,16 +59,31 @@ impl Announcer {
                 problems.headline
             ),
         );
+        self.service.standing.set_refused(Some(RefusedPolicy {
+            since: self.service.now(),
+            headline: problems.headline.as_str().into(),
+            problems: problems.whole.as_str().into(),
+        }));
+        self.service.metrics.policy.refused.set(1);
+        self.count("refused");
     }
 
     /// What is in force is what the files say.
-    fn good(&self, outcome: &str, warnings: Option<&str>) -> Digest {
-        self.service.standing.set_refused(None);
-        self.service.metrics.policy.refused.set(0);
-        self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
+    fn good(&self, outcome: &str, warnings: Option<&str>) {
         if let Some(warnings) = warnings {
             warn!("the policy's files:\n{}", warnings.trim_end());
         }
+        self.service.standing.set_refused(None);
+        self.service.metrics.policy.refused.set(0);
+        self.count(outcome);
+    }
+
+    fn count(&self, outcome: &str) {
+        self.service.metrics.policy.reloads.with_label_values(&[outcome]).inc();
+    }
+
+    /// Of the policy in force.
+    fn digest(&self) -> Digest {
         self.service.ledger().policy().digest
     }
 

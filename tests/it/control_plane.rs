@@ -254,14 +254,18 @@ fn asked_gib(pod: &Pod) -> u64 {
     asked.strip_suffix("Gi").unwrap().parse().unwrap()
 }
 
-/// What each GPU is charged, by the ledger.
+/// What each GPU is charged, by the ledger: what a restart must find again. Who starts and what was offered passes by itself.
 fn charged(books: &Value) -> BTreeMap<String, Value> {
+    let lasting = |gpu: &Value| {
+        let of = |field: &str| gpu.get(field).unwrap_or_else(|| panic!("{gpu}: no {field}")).clone();
+        json!([of("capacity"), of("charged"), of("tenants"), of("exclusive")])
+    };
     let nodes = books["snapshot"]["nodes"].as_array().unwrap();
     let gpus = nodes.iter().flat_map(|node| {
         let devices = node["devices"].as_array().unwrap().iter();
         devices
             .map(|device| device["uuid"].as_str().unwrap().to_owned())
-            .zip(node["gpus"].as_array().unwrap().clone())
+            .zip(node["gpus"].as_array().unwrap().iter().map(lasting))
     });
     gpus.collect()
 }

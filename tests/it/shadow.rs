@@ -283,11 +283,13 @@ impl Beside {
         tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")
     }
 
-    /// Pods of one to three GPUs, then one that needs the place of another.
+    /// Pods of one to three GPUs, then one that needs the place of another. No two are worth the same, so that
+    /// whose place that is depends on no clock: between equals the scheduler looks at who started last.
     async fn all(&self) -> Vec<String> {
         let mut nodes = Vec::new();
         for number in 0..13 {
-            nodes.push(self.bind(&format!("pod-{number}"), 1 + number % 3, -1).await);
+            let rank = -1 - i32::try_from(number).unwrap();
+            nodes.push(self.bind(&format!("pod-{number}"), 1 + number % 3, rank).await);
         }
         nodes.push(self.bind("last", 4, 100).await);
         nodes

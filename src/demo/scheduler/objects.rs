@@ -78,9 +78,10 @@ impl Pod {
         list(&self.object["status"]["conditions"]).iter().find(|condition| condition["type"] == kind)
     }
 
-    /// When it started; text of one format, so it orders as time does.
+    /// When it started; text of one format, so it orders as time does. Who has not started yet counts as the
+    /// latest, as with the real one, which takes the time of asking.
     pub fn start_time(&self) -> &str {
-        self.object["status"]["startTime"].as_str().unwrap_or_default()
+        self.object["status"]["startTime"].as_str().unwrap_or("not yet")
     }
 
     /// Without what every write changes: two pods alike in this are the same to the queue.

@@ -180,6 +180,25 @@ mod tests {
     }
 
     #[test]
+    fn between_equals_who_started_last_leaves_and_who_has_not_started_before_them() {
+        let on = |node: &str, started: Option<&str>| {
+            let mut object = json!({"metadata": {"name": node, "uid": node}, "spec": {"priority": 1}});
+            if let Some(started) = started {
+                object["status"] = json!({"startTime": started});
+            }
+            let victims = vec![Arc::new(Pod::parse(Arc::new(object)).unwrap())];
+            Candidate { node: node.into(), victims, pdb_violations: 0 }
+        };
+        let early = on("a", Some("2026-01-01T00:00:00Z"));
+        let late = on("b", Some("2026-01-01T00:00:01Z"));
+        let not_yet = on("c", None);
+        let chosen =
+            |candidates: &[&Candidate]| choose(candidates.iter().copied().cloned().collect()).unwrap().node;
+        assert_eq!(chosen(&[&early, &late]), "b");
+        assert_eq!(chosen(&[&early, &late, &not_yet]), "c");
+    }
+
+    #[test]
     fn only_the_victims_that_are_needed_leave_and_the_lowest_first() {
         let (view, refusals) = full_node();
         let found = dry_run(&pod("p", 9, "40Gi", None), &view, &refusals, 0, None);

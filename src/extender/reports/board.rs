@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ended_boot_stays_ended_for_begins_as_it_is_remembered() {
+    fn an_ended_boot_stays_ended_for_as_long_as_it_is_remembered() {
         let board = Board::default();
         for boot in ["1", "2", "3", "4", "5"] {
             assert_eq!(take(&board, boot, 1), Ok(()));

@@ -212,11 +212,21 @@ impl Running {
 
     /// The next line of its log that has `text` in it.
     pub fn line_with(&self, text: &str) -> String {
+        self.lines_until(text).pop().expect("the one with the text")
+    }
+
+    /// The lines of its log up to the next that has `text` in it.
+    pub fn lines_until(&self, text: &str) -> Vec<String> {
         let started = Instant::now();
+        let mut lines = Vec::new();
         loop {
             match self.log.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
-                Ok(line) if line.contains(text) => return line,
-                Ok(_) => {}
+                Ok(line) => {
+                    lines.push(line);
+                    if lines.last().is_some_and(|line| line.contains(text)) {
+                        return lines;
+                    }
+                }
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
                     panic!("its log never said {text:?}")
                 }
