@@ -18,7 +18,7 @@ use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
 use stowage::scheduling::memo::Memo;
 use stowage::scheduling::node::{Node, NodeKind};
 use stowage::scheduling::policy::{Limit, Policy};
-use stowage::scheduling::rank::{self, Attempt, shortlist};
+use stowage::scheduling::rank::{self, Attempt, Score, shortlist};
 use stowage::scheduling::request::{
     Companion, ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest,
 };
@@ -140,8 +140,14 @@ fn attempt(policy: &Policy) -> Attempt<'_> {
 
 /// The best node, without anything remembered or looked up.
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
-    let score = |place| Some((rank::seat(snapshot, place, demand, policy).ok()?.0, place));
-    (0..snapshot.nodes().len()).filter_map(score).min().map(|(_, place)| place)
+    let mut best: Option<(Score, usize)> = None;
+    for place in 0..snapshot.nodes().len() {
+        let Ok((score, _)) = rank::seat(snapshot, place, demand, policy) else { continue };
+        if best.is_none_or(|(best, _)| score < best) {
+            best = Some((score, place));
+        }
+    }
+    best.map(|(_, place)| place)
 }
 
 fn timed<T>(work: impl FnOnce() -> T) -> std::time::Duration {

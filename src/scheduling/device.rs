@@ -170,11 +170,13 @@ pub struct GpuSet(u64);
 
 impl GpuSet {
     pub const EMPTY: Self = Self(0);
+    /// Every GPU that a node can have.
+    pub const ALL: Self = Self(u64::MAX);
 
     /// The first `n` GPUs.
     pub fn first(n: usize) -> Self {
         debug_assert!(n <= MAX_GPUS as usize);
-        Self(if n >= 64 { u64::MAX } else { (1 << n) - 1 })
+        if n >= 64 { Self::ALL } else { Self((1 << n) - 1) }
     }
 
     pub fn one(place: usize) -> Self {
@@ -203,9 +205,9 @@ impl GpuSet {
         Self(self.0 & !other.0)
     }
 
-    /// The lowest place in it.
-    pub fn lowest(self) -> Option<usize> {
-        (!self.is_empty()).then(|| self.0.trailing_zeros() as usize)
+    /// The lowest place in it alone.
+    pub fn lowest(self) -> Self {
+        Self(self.0 & self.0.wrapping_neg())
     }
 
     pub fn len(self) -> u32 {
@@ -252,6 +254,8 @@ mod tests {
         let set: GpuSet = [63, 0, 5].into_iter().collect();
         assert_eq!(set.iter().collect::<Vec<_>>(), [0, 5, 63]);
         assert_eq!((set.len(), set.contains(5), set.contains(6)), (3, true, false));
+        assert_eq!([set.lowest(), set.without(GpuSet::one(0)).lowest()], [GpuSet::one(0), GpuSet::one(5)]);
+        assert_eq!(GpuSet::EMPTY.lowest(), GpuSet::EMPTY);
         assert_eq!(GpuSet::first(64).len(), 64);
         assert_eq!(GpuSet::first(0), GpuSet::EMPTY);
     }

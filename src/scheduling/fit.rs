@@ -153,7 +153,7 @@ pub fn fit_by(appraisal: &Appraisal<'_>, node: &Node) -> Result<Choice, Misfit> 
     if let Ask::Plugin { resource, count } = &demand.ask {
         return plugin::has_room(node, resource, *count, 0).map(|()| Choice::default());
     }
-    pack::choose_by(appraisal, GpuSet::first(node.gpus.len())).ok_or_else(|| misfit(&node.gpus, demand))
+    pack::choose_by(appraisal, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.

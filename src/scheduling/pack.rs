@@ -6,18 +6,43 @@ use super::fit::usable;
 use super::policy::Terms;
 use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
-use super::worth::{Appraisal, Loss, Lots};
+use super::worth::{Alike, Appraisal, Comparison, Gpus, Loss, Site, Worth};
 use crate::units::Bytes;
 use serde::Serialize;
 
 /// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place, and its NVLink island.
 type Preference = (bool, Bustle, Loss, u8, Option<u8>);
 
-/// GPUs for a demand, and what is lost if it gets them.
+/// GPUs for a demand, and what is to be said of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Choice {
     pub gpus: GpuSet,
     pub loss: Loss,
+    /// One of them was just offered to someone else who would not fit beside this demand.
+    pub contended: bool,
+    /// Of the busiest.
+    pub bustle: Bustle,
+    /// On the fullest.
+    pub tenants: u16,
+    /// They do not all reach each other over NVLink, as far as anybody says.
+    pub apart: bool,
+}
+
+impl Choice {
+    /// These, of GPUs that were looked at for a demand.
+    pub fn of(comparison: &Comparison<'_>, gpus: GpuSet) -> Self {
+        let appraisal = comparison.appraisal();
+        let chosen = || gpus.iter().map(|place| appraisal.gpu(place));
+        let first = chosen().next().and_then(|gpu| gpu.island);
+        Self {
+            gpus,
+            loss: comparison.of(gpus),
+            contended: chosen().any(|gpu| is_contended(gpu, appraisal.demand())),
+            bustle: chosen().map(|gpu| bustle(gpu, appraisal.demand())).max().unwrap_or_default(),
+            tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
+            apart: gpus.len() > 1 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
+        }
+    }
 }
 
 /// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have room.
@@ -25,39 +50,43 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
     choose_by(&Appraisal::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
 }
 
+/// The same by what free VRAM is worth, on a node that is not summed up yet.
+pub fn choose_at(worth: &Worth, site: Site<'_>, demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
+    if !worth.is_learned() {
+        return choose(site.gpus, demand, allowed);
+    }
+    choose_by(&worth.appraise(&worth.outlook(site), demand), allowed).map(|choice| choice.gpus)
+}
+
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
 /// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
 pub fn choose_by(appraisal: &Appraisal<'_>, allowed: GpuSet) -> Option<Choice> {
-    match appraisal.lots() {
-        Lots::Alone(gpus) => {
-            let alone = |(place, gpu)| (gpu, GpuSet::one(place));
-            choose_among(appraisal, gpus.iter().enumerate().map(alone), allowed)
-        }
-        Lots::Alike(lots) => choose_among(appraisal, lots.iter().map(|lot| (&lot.gpu, lot.places)), allowed),
+    match appraisal.gpus() {
+        Gpus::Alone(gpus) => choose_among(appraisal, gpus.iter().enumerate().map(Alike::alone), allowed),
+        Gpus::Alike(outlook) => choose_among(appraisal, outlook.lots().iter().map(Alike::of), allowed),
     }
 }
 
 /// Of GPUs that are alike, and where those are.
 fn choose_among<'a>(
     appraisal: &Appraisal<'_>,
-    lots: impl Iterator<Item = (&'a Gpu, GpuSet)>,
+    lots: impl Iterator<Item = Alike<'a>>,
     allowed: GpuSet,
 ) -> Option<Choice> {
     let demand = appraisal.demand();
-    let seats = lots
-        .map(|(gpu, places)| (gpu, places.and(allowed)))
-        .filter(|(gpu, places)| !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand));
+    let lots = lots.map(|alike| alike.among(allowed));
     if demand.gpus == 1 {
-        return best_one(appraisal, seats);
+        return best_one(appraisal, lots);
     }
+    let mut comparison = None;
     let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0, None); _];
     let mut found = 0;
-    for (gpu, places) in seats {
-        let (contended, bustle) = standing(gpu, demand);
+    for alike in lots {
+        let Some((contended, bustle)) = standing(alike, demand) else { continue };
         // Alone, whatever the others are.
-        let loss = appraisal.of(places.lowest().map_or(places, GpuSet::one));
-        for place in places.iter() {
-            preferences[found] = (contended, bustle, loss, place as u8, gpu.island);
+        let loss = comparison.get_or_insert_with(|| appraisal.compare()).of_one(alike);
+        for place in alike.places.iter() {
+            preferences[found] = (contended, bustle, loss, place as u8, alike.gpu.island);
             found += 1;
         }
     }
@@ -66,31 +95,35 @@ fn choose_among<'a>(
         return None;
     }
     preferences[..found].sort_unstable();
-    let gpus = together(&preferences[..found], wanted);
-    Some(Choice { gpus, loss: appraisal.of(gpus) })
+    Some(Choice::of(&comparison?, together(&preferences[..found], wanted)))
 }
 
 /// Of those that are alike one is appraised, and none that all else speaks against.
-fn best_one<'a>(appraisal: &Appraisal<'_>, seats: impl Iterator<Item = (&'a Gpu, GpuSet)>) -> Option<Choice> {
-    let mut best: Option<(Preference, Choice)> = None;
-    for (gpu, places) in seats {
-        let (contended, bustle) = standing(gpu, appraisal.demand());
-        if best.is_some_and(|((hinted, calm, ..), _)| (contended, bustle) > (hinted, calm)) {
+fn best_one<'a>(appraisal: &Appraisal<'_>, lots: impl Iterator<Item = Alike<'a>>) -> Option<Choice> {
+    let mut comparison = None;
+    let mut best: Option<Choice> = None;
+    for alike in lots {
+        let Some((contended, bustle)) = standing(alike, appraisal.demand()) else { continue };
+        if best.is_some_and(|best| (contended, bustle) > (best.contended, best.bustle)) {
             continue;
         }
-        let Some(place) = places.lowest() else { continue };
-        let gpus = GpuSet::one(place);
-        let loss = appraisal.of(gpus);
-        let found = (contended, bustle, loss, place as u8, gpu.island);
-        if best.is_none_or(|(best, _)| found < best) {
-            best = Some((found, Choice { gpus, loss }));
+        let comparison = comparison.get_or_insert_with(|| appraisal.compare());
+        let (gpus, loss) = (alike.places.lowest(), comparison.of_one(alike));
+        let is_better = best.is_none_or(|best| {
+            (contended, bustle, loss, gpus) < (best.contended, best.bustle, best.loss, best.gpus)
+        });
+        if is_better {
+            best = Some(Choice { gpus, loss, contended, bustle, tenants: alike.gpu.tenants, apart: false });
         }
     }
-    best.map(|(_, choice)| choice)
+    best
 }
 
-fn standing(gpu: &Gpu, demand: &Demand) -> (bool, Bustle) {
-    (is_contended(gpu, demand), bustle(gpu, demand))
+/// What is to be said of GPUs that are alike but what is lost by one of them; `None` if they have no room.
+#[inline]
+fn standing(Alike { gpu, places, .. }: Alike<'_>, demand: &Demand) -> Option<(bool, Bustle)> {
+    let has_room = !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand);
+    has_room.then(|| (is_contended(gpu, demand), bustle(gpu, demand)))
 }
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
@@ -137,8 +170,12 @@ impl Bustle {
     }
 }
 
+#[inline]
 pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
     let Terms { kv_cache_limit, queue_limit, .. } = demand.terms;
+    if kv_cache_limit.is_none() && queue_limit.is_none() {
+        return Bustle::Calm;
+    }
     let near = |measured: u32, limit: u32| u64::from(measured) * 4 > u64::from(limit) * 3;
     let full = gpu.pressure.kv_cache.zip(kv_cache_limit);
     let long = gpu.pressure.queue.zip(queue_limit);
@@ -147,10 +184,8 @@ pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
     {
         return Bustle::Busy;
     }
-    let is_limited = kv_cache_limit.is_some() || queue_limit.is_some();
     let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-    let unknown = is_silent || is_limited && gpu.pressure.partial;
-    if unknown { Bustle::Unknown } else { Bustle::Calm }
+    if is_silent || gpu.pressure.partial { Bustle::Unknown } else { Bustle::Calm }
 }
 
 /// What would stay free on GPUs that have room.

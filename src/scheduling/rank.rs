@@ -1,12 +1,12 @@
 //! Which of the nodes that fit is best, and how that order travels in the few score steps an extender has.
 
-use super::device::{Gpu, GpuSet};
+use super::device::GpuSet;
 use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::memo::Verdict;
 use super::node::Node;
-use super::pack::{self, Choice};
+use super::pack::Choice;
 use super::plugin::{self, Ask};
 use super::policy::{Limit, Policy, Usage, Weights};
 use super::request::{Demand, Sharing};
@@ -19,14 +19,10 @@ use serde::Serialize;
 /// The top of the extender's score range.
 pub const MAX_SCORE: u8 = 10;
 
-/// How good a place is; less is better. The order of the fields is the policy, the first that differs decides.
-/// Nodes that still tie are told apart by name.
+/// How good a place is for a demand; less is better. The order of the fields is the policy, the first that differs decides. What
+/// a pod's attempt brings along goes before it, and its node's name after it: see [`Candidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Score {
-    /// The pod has room of its own, for which others may have been evicted, on another node than this.
-    pub outside_own_room: bool,
-    /// The pod came back unbound from there a moment ago.
-    pub just_failed: bool,
     /// Another pod was just offered these GPUs.
     pub contended: bool,
     /// The weighted sum of [`Parts`].
@@ -77,7 +73,18 @@ pub struct Candidate {
     /// Its place in the snapshot.
     pub node: usize,
     pub gpus: GpuSet,
+    /// The pod has room of its own, for which others may have been evicted, on another node than this.
+    pub outside_own_room: bool,
+    /// The pod came back unbound from there a moment ago.
+    pub just_failed: bool,
     pub score: Score,
+}
+
+impl Candidate {
+    /// Less is better. Nodes stand in order of name in a snapshot, so their places break ties by name.
+    fn order(&self) -> (bool, bool, Score, usize) {
+        (self.outside_own_room, self.just_failed, self.score, self.node)
+    }
 }
 
 /// What a filter found.
@@ -140,11 +147,11 @@ pub fn shortlist_by<'a>(
         }
     }
     // Room that pods were evicted for goes before any other, and a node that just failed goes last.
-    if attempt.own_room.is_some() && list.best.first().is_some_and(|best| !best.score.outside_own_room) {
+    if attempt.own_room.is_some() && list.best.first().is_some_and(|best| !best.outside_own_room) {
         list.best.truncate(1);
     }
     if list.best.len() > 1 {
-        list.best.retain(|candidate| !candidate.score.just_failed);
+        list.best.retain(|candidate| !candidate.just_failed);
     }
     list
 }
@@ -169,20 +176,21 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, appraisal) = (own.verdict?, snapshot.appraise(place, demand));
-            let choice = Choice { gpus, loss: appraisal.of(gpus) };
-            (score(&appraisal, node, choice, attempt.policy), gpus)
+            (score(&appraisal, node, Choice::of(&appraisal.compare(), gpus), attempt.policy), gpus)
         }
         None => seat(place)?,
     };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
         return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
     }
-    let score = Score {
+    Ok(Candidate {
+        asked,
+        node: place,
+        gpus,
         outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
-        ..score
-    };
-    Ok(Candidate { asked, node: place, gpus, score })
+        score,
+    })
 }
 
 /// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
@@ -205,32 +213,27 @@ fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
 }
 
 fn score(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Score {
-    let (demand, Choice { gpus, loss }) = (appraisal.demand(), choice);
     Score {
-        outside_own_room: false,
-        just_failed: false,
-        contended: gpus.iter().any(|place| pack::is_contended(appraisal.gpu(place), demand)),
+        contended: choice.contended,
         cost: parts(appraisal, node, choice, policy).weighted(&policy.weights),
-        loss,
-        node_free: if demand.ask == Ask::Vram { appraisal.free() } else { Bytes::ZERO },
+        loss: choice.loss,
+        node_free: if appraisal.demand().ask == Ask::Vram { appraisal.free() } else { Bytes::ZERO },
     }
 }
 
 /// What is to be said against these GPUs of a node.
 pub fn parts(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Parts {
-    let (demand, Choice { gpus, loss }) = (appraisal.demand(), choice);
+    let demand = appraisal.demand();
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);
     }
-    let chosen = || gpus.iter().map(|place| appraisal.gpu(place));
-    let others = chosen().map(|gpu| gpu.tenants).max().unwrap_or_default();
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     Parts {
-        packing: appraisal.part(gpus, loss),
-        kv_headroom: chosen().map(|gpu| pack::bustle(gpu, demand)).max().unwrap_or_default().weight(),
+        packing: appraisal.part(choice.gpus, choice.loss),
+        kv_headroom: choice.bustle.weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
-        interference: share_of_one_more(others),
-        topology: if is_one_island(chosen()) { 0 } else { WHOLE_PART },
+        interference: share_of_one_more(choice.tenants),
+        topology: if choice.apart { WHOLE_PART } else { 0 },
         spread: match &demand.model {
             Some(model) if policy.weights.spread > 0 => share_of_one_more(node.replicas_of(model)),
             _ => 0,
@@ -245,26 +248,18 @@ pub(super) fn share_of_one_more(n: u16) -> u32 {
     WHOLE_PART * u32::from(n) / (u32::from(n) + 1)
 }
 
-/// Whether GPUs reach each other over NVLink; one reaches itself.
-fn is_one_island<'a>(mut gpus: impl Iterator<Item = &'a Gpu>) -> bool {
-    let Some(first) = gpus.next() else { return true };
-    gpus.all(|gpu| gpu.island.is_some() && gpu.island == first.island)
-}
-
 /// How long until the pod's model answers on this node; `None` for a pod that names no model.
 pub fn ready(node: &Node, demand: &Demand, speeds: &LoadingSpeeds) -> Option<Millis> {
     let model = demand.model.as_ref()?;
     Some(time_to_ready(node.holding(model), demand.weights(), speeds))
 }
 
-/// Inserts in order and drops the worst beyond `limit`. Nodes stand in order of name in a snapshot, so their
-/// places break ties by name. A node that was named twice counts once.
+/// Inserts in order and drops the worst beyond `limit`. A node that was named twice counts once.
 fn keep(best: &mut Vec<Candidate>, candidate: Candidate, limit: usize) {
-    let order = |c: &Candidate| (c.score, c.node);
-    if best.len() == limit && best.last().is_some_and(|worst| order(worst) <= order(&candidate)) {
+    if best.len() == limit && best.last().is_some_and(|worst| worst.order() <= candidate.order()) {
         return;
     }
-    if let Err(place) = best.binary_search_by_key(&order(&candidate), order) {
+    if let Err(place) = best.binary_search_by_key(&candidate.order(), Candidate::order) {
         best.insert(place, candidate);
         best.truncate(limit);
     }

@@ -67,6 +67,7 @@ impl Snapshot {
     }
 
     /// The node at this place, summed up.
+    #[inline]
     pub fn outlook(&self, place: usize) -> &Outlook {
         self.outlooks[place].get_or_init(|| self.worth.outlook(self.nodes[place].site()))
     }
@@ -79,8 +80,9 @@ impl Snapshot {
     }
 
     /// The node at this place, to be looked at for this demand.
+    #[inline]
     pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> Appraisal<'a> {
-        self.worth.appraise_known(self.outlook(place), demand)
+        self.worth.appraise(self.outlook(place), demand)
     }
 
     pub fn worth(&self) -> &Worth {

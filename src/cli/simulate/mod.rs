@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 #[derive(Debug, Args)]
@@ -98,14 +98,14 @@ fn file_in(directory: &Path, name: &str) -> Result<TraceFile> {
 /// Each task's result, in the order of the tasks; as many are at work as the machine has processors.
 fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
-    let next = Mutex::new(tasks.iter().enumerate());
+    let tasks = Mutex::new(tasks.iter().enumerate());
+    // Here and not in the loop's head, where the lock would be held as long as the task runs. A worker that panicked took nothing
+    // away from the others.
+    let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut done: Vec<(usize, R)> = thread::scope(|scope| {
         let work = || {
             let mut mine = Vec::new();
-            // A worker that panicked took nothing away from the others.
-            while let Some((place, task)) =
-                next.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next()
-            {
+            while let Some((place, task)) = next() {
                 mine.push((place, run(task)));
             }
             mine
@@ -122,6 +122,8 @@ fn side_by_side<T: Sync, R: Send>(tasks: &[T], run: impl Fn(&T) -> R + Sync) -> 
 mod tests {
     use super::*;
     use crate::sim::openb::PODS;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn seeds_are_one_or_a_range_with_both_its_ends() {
@@ -134,6 +136,21 @@ mod tests {
         for text in ["", "..", "-1", "a..b", "1..2..3"] {
             assert_eq!(seeds(text), Err(BadSeeds::Malformed), "{text}");
         }
+    }
+
+    #[test]
+    fn tasks_are_done_side_by_side_and_told_in_their_order() {
+        let workers = thread::available_parallelism().map_or(1, NonZeroUsize::get).min(2);
+        let at_work = AtomicUsize::new(0);
+        let met = side_by_side(&[1, 2], |task| {
+            at_work.fetch_add(1, Ordering::SeqCst);
+            let deadline = Instant::now() + Duration::from_secs(20);
+            while at_work.load(Ordering::SeqCst) < workers && Instant::now() < deadline {
+                thread::yield_now();
+            }
+            (*task, at_work.load(Ordering::SeqCst) >= workers)
+        });
+        assert_eq!(met, [(1, true), (2, true)]);
     }
 
     #[test]

@@ -183,7 +183,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
     let appraisal = facts.snapshot.appraise(candidate.node, facts.demand());
-    let choice = Choice { gpus: candidate.gpus, loss: candidate.score.loss };
+    let choice = Choice::of(&appraisal.compare(), candidate.gpus);
     let parts = rank::parts(&appraisal, node, choice, &facts.policy);
     ScorePart {
         rank,

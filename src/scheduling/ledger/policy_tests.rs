@@ -390,7 +390,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
 }
 
 #[test]
-fn a_start_gate_stays_shut_begins_as_its_class_says_however_soon_the_engine_is_ready() {
+fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_ready() {
     let start_gate = StartGate { at_least: Millis::seconds(30), at_most: Millis::seconds(600) };
     let policy =
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();

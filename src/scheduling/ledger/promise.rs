@@ -389,7 +389,7 @@ impl Ledger {
         shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let chosen = match &demand.ask {
-            Ask::Vram => self.choice(book, &gpus, demand, GpuSet::first(gpus.len())),
+            Ask::Vram => self.choice(book, &gpus, demand, GpuSet::ALL),
             Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
@@ -398,8 +398,7 @@ impl Ledger {
 
     /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
     fn choice(&self, book: &Book, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-        let site = Site { gpus, ..book.view.site() };
-        pack::choose_by(&self.worth.appraise(site, demand), allowed).map(|choice| choice.gpus)
+        pack::choose_at(&self.worth, Site { gpus, ..book.view.site() }, demand, allowed)
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.

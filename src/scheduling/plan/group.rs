@@ -109,7 +109,7 @@ impl Scratch<'_> {
         let mut best: Option<(usize, Seats)> = None;
         for place in self.free_nodes(pods[0], &snapshot) {
             let node = &snapshot.nodes()[place];
-            let seats = seats(node, snapshot.worth(), pods, GpuSet::first(node.gpus.len()));
+            let seats = seats(node, snapshot.worth(), pods, GpuSet::ALL);
             if seats.len() > best.as_ref().map_or(0, |(_, seats)| seats.len()) {
                 best = Some((place, seats));
             }
@@ -154,9 +154,8 @@ fn seats(node: &Node, worth: &Worth, pods: &[&Pending], allowed: GpuSet) -> Seat
     let mut gpus = node.gpus.to_vec();
     let mut seats = Seats::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
-        let appraisal = worth.appraise(Site { gpus: &gpus, ..node.site() }, demand);
-        let Some(choice) = pack::choose_by(&appraisal, allowed) else { continue };
-        let chosen = choice.gpus;
+        let site = Site { gpus: &gpus, ..node.site() };
+        let Some(chosen) = pack::choose_at(worth, site, demand, allowed) else { continue };
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;

@@ -1,17 +1,18 @@
 //! Fit, pack and rank against brute force.
 
-use super::demand;
+use super::{demand, demand_of, device};
 
 use crate::ids::NodeName;
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
 use crate::scheduling::node::Node;
-use crate::scheduling::pack;
-use crate::scheduling::policy::{ClassSet, Limit, Policy};
-use crate::scheduling::rank::{Attempt, shortlist};
+use crate::scheduling::pack::{self, Choice};
+use crate::scheduling::policy::{ClassSet, Headroom, Limit, Policy};
+use crate::scheduling::rank::{Attempt, OwnRoom, shortlist};
 use crate::scheduling::reading::{Freshness, Pressure};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
+use crate::scheduling::worth::{Appraisal, Worth};
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -138,8 +139,22 @@ proptest! {
         let best = subsets(gpus.len(), demand.gpus)
             .filter(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)))
             .min_by_key(cost);
-        let chosen = pack::choose(&gpus, &demand, GpuSet::first(gpus.len()));
+        let chosen = pack::choose(&gpus, &demand, GpuSet::ALL);
         prop_assert_eq!(chosen.map(|set| set.iter().collect::<Vec<_>>()), best);
+    }
+
+    #[test]
+    fn what_is_said_of_a_choice_is_the_same_when_it_is_asked_again(
+        gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
+    ) {
+        let (worth, node) = (Worth::default(), node("n", gpus.clone()));
+        let outlook = worth.outlook(node.site());
+        let [alone, alike] = [Appraisal::by_best_fit(&gpus, &demand), worth.appraise(&outlook, &demand)];
+        let chosen = pack::choose_by(&alone, GpuSet::ALL);
+        prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
+        for appraisal in [alone, alike] {
+            prop_assert_eq!(chosen, chosen.map(|choice| Choice::of(&appraisal.compare(), choice.gpus)));
+        }
     }
 
     #[test]
@@ -215,4 +230,33 @@ fn a_misfit_never_puts_a_figure_on_the_wire() {
         Misfit::VictimsLeaving { remaining: 4 },
     ];
     assert!(misfits.iter().all(|misfit| !misfit.phrase().contains(|c: char| c.is_ascii_digit())));
+}
+
+#[test]
+fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fail() {
+    let gpu = |charged: u64| {
+        let mut gpu = Gpu::of(&device(0, 0), &Headroom::all(Percent::default()));
+        gpu.charge(Bytes(charged), Sharing::Shared);
+        gpu
+    };
+    let (demand, policy) = (demand_of(10, 1, Sharing::Shared, 0), Policy::default());
+    let snapshot = Snapshot::new(1, 1, vec![node("tight", vec![gpu(60)]), node("roomy", vec![gpu(1)])]);
+    let roomy = NodeName::parse("roomy").unwrap();
+    let own_room = OwnRoom { node: &roomy, verdict: Ok(GpuSet::one(0)) };
+    let best = |own_room: Option<OwnRoom<'_>>| {
+        let attempt = Attempt {
+            limit: 1,
+            just_failed: own_room.map(|own| own.node),
+            own_room,
+            policy: &policy,
+            allowance: Limit::default(),
+        };
+        let list = shortlist(&snapshot, &demand, ["tight", "roomy"].into_iter(), attempt);
+        list.best
+            .iter()
+            .map(|candidate| snapshot.nodes()[candidate.node].name.to_string())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(best(None), ["tight"]);
+    assert_eq!(best(Some(own_room)), ["roomy"]);
 }

@@ -25,8 +25,8 @@ const MOST: usize = 4;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Block {
     pub gpus: usize,
-    /// What a pod that it is for wants beside them.
-    pub cpu: MilliCpu,
+    /// What a pod that it is for wants beside them, in thousandths.
+    pub cpu: f64,
     /// The share of the demand for GPUs that comes in such pods.
     pub share: f64,
 }
@@ -53,7 +53,7 @@ impl Block {
         let median = median(&wants);
         let block = |cpu: MilliCpu, wants: &[Want]| {
             let share = wants.iter().map(|want| want.share).sum();
-            Self { gpus, cpu, share }
+            Self { gpus, cpu: cpu.0 as f64, share }
         };
         let above = &wants[wants.partition_point(|want| want.cpu <= median)..];
         let largest = above.last().map(|want| block(want.cpu, above));
@@ -62,14 +62,14 @@ impl Block {
 
     /// How many there are on a node with so many whole GPUs; with the part of the next one that there is, if `partial` says how
     /// much that counts.
-    pub fn on(&self, whole: usize, cpu: Option<MilliCpu>, partial: f64) -> f64 {
+    pub fn on(&self, whole: usize, cpu: Option<f64>, partial: f64) -> f64 {
         // Asked of every node that a pod could go to: most have too few, and CPU for all.
         if whole < self.gpus && partial == 0.0 {
             return 0.0;
         }
         let gpus = whole as f64 / self.gpus as f64;
-        let blocks = match cpu.map(|cpu| cpu.0 as f64) {
-            Some(cpu) if cpu < gpus * self.cpu.0 as f64 => cpu / self.cpu.0 as f64,
+        let blocks = match cpu {
+            Some(cpu) if cpu < gpus * self.cpu => cpu / self.cpu,
             _ => gpus,
         };
         let nearly = blocks.fract();
@@ -125,22 +125,21 @@ mod tests {
     fn of_each_number_of_gpus_there_is_a_block_for_the_median_pod_and_one_for_the_largest() {
         let mix = mix(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
         let blocks = Block::wanted(&mix, |wish| f64::from(wish.gpus));
-        let said: Vec<_> =
-            blocks.iter().map(|b| (b.gpus, b.cpu.0, (b.share * 18.0).round() as u32)).collect();
-        assert_eq!(said, [(4, 32, 12), (4, 64, 4), (2, 8, 4)]);
+        let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
+        assert_eq!(said, [(4, 32.0, 12), (4, 64.0, 4), (2, 8.0, 4)]);
     }
 
     #[test]
     fn a_node_has_as_many_blocks_as_its_gpus_and_its_cpu_allow() {
-        let block = Block { gpus: 4, cpu: MilliCpu(32), share: 1.0 };
+        let block = Block { gpus: 4, cpu: 32.0, share: 1.0 };
         let on = |whole, cpu, partial| block.on(whole, cpu, partial);
-        assert_eq!((on(8, None, 0.0), on(7, None, 0.0), on(8, Some(MilliCpu(40)), 0.0)), (2.0, 1.0, 1.0));
+        assert_eq!((on(8, None, 0.0), on(7, None, 0.0), on(8, Some(40.0), 0.0)), (2.0, 1.0, 1.0));
         assert_eq!((on(2, None, 1.0), on(6, None, 0.5)), (0.0625, 1.031_25));
     }
 
     #[test]
     fn the_scarcer_blocks_are_the_more_one_costs() {
-        let block = Block { gpus: 4, cpu: MilliCpu(32), share: 0.5 };
+        let block = Block { gpus: 4, cpu: 32.0, share: 0.5 };
         let price = |blocks| block.price(80.0, 80.0, blocks);
         assert!(price(40.0) < 0.01 && price(10.0) > 2.0 && price(0.0) > price(10.0) && price(0.0) <= 4.0);
         assert_eq!(block.price(0.0, 0.0, 0.0), 0.0);

@@ -24,6 +24,8 @@ const GROUPS: usize = 16;
 pub struct Kind {
     pub model: GpuModel,
     pub capacity: Bytes,
+    /// What part of it a byte is.
+    pub per_byte: f64,
     /// What it counts for beside the largest.
     pub scale: f64,
     pub curve: Arc<Curve>,
@@ -33,15 +35,17 @@ pub struct Kind {
 }
 
 impl Kind {
-    /// The part of a GPU that is free, from 0 to 1; of one that takes nobody, nothing.
-    pub fn free_part(&self, free: Bytes) -> f64 {
-        (free.0 as f64 / self.capacity.0.max(1) as f64).min(1.0)
+    /// What part of one such GPU that is.
+    pub fn part(&self, bytes: Bytes) -> f64 {
+        bytes.0 as f64 * self.per_byte
     }
 }
 
-/// Whole hundredths of a part. What lies a rounding error below one is one.
+/// Whole hundredths of a part, which is never negative. What lies a rounding error below one is one.
 pub fn hundredths(part: f64) -> usize {
-    ((part * GRID as f64 + 1e-6) as usize).min(GRID)
+    debug_assert!(part >= 0.0);
+    // By way of a signed integer: that cast is cheaper, and this is done for every node.
+    ((part * GRID as f64 + 1e-6) as i64 as usize).min(GRID)
 }
 
 /// The share of a capacity that a wish takes; `None` if it is too large for it.
@@ -71,9 +75,9 @@ pub fn curve(mix: &Mix, capacity: Bytes) -> Curve {
     Curve::of(&wanted)
 }
 
-/// Amounts of CPU that tell the pods seen lately apart, in order.
+/// Amounts of CPU that tell the pods seen lately apart, in thousandths, in order.
 #[derive(Debug, Clone)]
-pub struct Levels(Vec<MilliCpu>);
+pub struct Levels(Vec<f64>);
 
 impl Levels {
     pub fn of(mix: &Mix) -> Self {
@@ -87,7 +91,7 @@ impl Levels {
             since += count;
             // The largest of a step stands for all of it: a pod is never thought to need less than it does.
             if since >= each || Some(cpu) == last {
-                levels.push(cpu);
+                levels.push(cpu.0 as f64);
                 since = 0;
             }
         }
@@ -95,8 +99,13 @@ impl Levels {
     }
 
     /// How many of the levels so much CPU serves.
-    pub fn served_by(&self, cpu: MilliCpu) -> usize {
+    pub fn served_by(&self, cpu: f64) -> usize {
         self.0.partition_point(|level| *level <= cpu)
+    }
+
+    /// Whether so much CPU serves the first `level` levels.
+    pub fn is_served(&self, level: usize, cpu: f64) -> bool {
+        level == 0 || self.0[level - 1] <= cpu
     }
 
     pub fn all(&self) -> usize {
@@ -105,7 +114,7 @@ impl Levels {
 
     /// How many levels must be served for a pod that wants so much.
     fn needed_for(&self, cpu: MilliCpu) -> usize {
-        (self.0.partition_point(|level| *level < cpu) + 1).min(self.0.len())
+        (self.0.partition_point(|level| *level < cpu.0 as f64) + 1).min(self.0.len())
     }
 }
 
@@ -113,22 +122,24 @@ impl Levels {
 #[derive(Debug, Clone)]
 pub struct Usable {
     /// By how many hundredths are free.
-    by_part: Vec<[f32; GRID + 1]>,
-    /// Of whole ones beside it, by how many the node has.
-    by_group: Vec<[f32; GROUPS + 1]>,
+    by_part: Vec<[f64; GRID + 1]>,
+    /// Of whole ones beside it, by how many the node has; empty if no pod of several GPUs was seen.
+    by_group: Vec<[f64; GROUPS + 1]>,
 }
 
 impl Usable {
     pub fn of(mix: &Mix, levels: &Levels, model: &GpuModel, capacity: Bytes) -> Self {
+        let has_groups = mix.wishes().any(|(wish, _)| wish.gpus > 1);
+        let groups = if has_groups { levels.all() + 1 } else { 0 };
         let mut usable = Self {
             by_part: vec![[0.0; GRID + 1]; levels.all() + 1],
-            by_group: vec![[0.0; GROUPS + 1]; levels.all() + 1],
+            by_group: vec![[0.0; GROUPS + 1]; groups],
         };
-        let all = mix.len().max(1) as f32;
+        let all = mix.len().max(1) as f64;
         for (wish, count) in mix.wishes().filter(|(wish, _)| may_run_on(wish, model)) {
             let Some(share) = share_of(wish, capacity) else { continue };
             let level = levels.needed_for(wish.companion.cpu);
-            let weight = count as f32 / all;
+            let weight = f64::from(count) / all;
             match (wish.gpus, wish.sharing) {
                 (2.., Sharing::Exclusive) => usable.by_group[level][GROUPS.min(wish.gpus as usize)] += weight,
                 _ => usable.by_part[level][size(share)] += weight,
@@ -143,9 +154,14 @@ impl Usable {
 
     /// The share of pods that a GPU with so many free hundredths could serve, on a node that serves so many levels of CPU and has
     /// so many GPUs that are whole.
-    pub fn share(&self, level: usize, hundredths: usize, whole: usize) -> f64 {
-        let alone = f64::from(self.by_part[level][hundredths]);
-        if hundredths == GRID { alone + f64::from(self.by_group[level][whole.min(GROUPS)]) } else { alone }
+    pub fn share(&self, level: usize, hundredths: usize, whole: u32) -> f64 {
+        let alone = self.by_part[level][hundredths];
+        if hundredths == GRID { alone + self.in_groups(level, whole) } else { alone }
+    }
+
+    /// Of that, the share of pods of several GPUs.
+    pub fn in_groups(&self, level: usize, whole: u32) -> f64 {
+        self.by_group.get(level).map_or(0.0, |row| row[GROUPS.min(whole as usize)])
     }
 }
 
@@ -153,11 +169,11 @@ pub fn may_run_on(wish: &Wish, model: &GpuModel) -> bool {
     wish.models.is_empty() || wish.models.contains(model)
 }
 
-fn add_up(row: &mut [f32]) {
+fn add_up(row: &mut [f64]) {
     (1..row.len()).for_each(|place| row[place] += row[place - 1]);
 }
 
-fn add_up_rows<const N: usize>(rows: &mut [[f32; N]]) {
+fn add_up_rows<const N: usize>(rows: &mut [[f64; N]]) {
     for place in 1..rows.len() {
         let (before, after) = rows.split_at_mut(place);
         after[0].iter_mut().zip(&before[place - 1]).for_each(|(sum, below)| *sum += below);

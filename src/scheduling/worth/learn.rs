@@ -55,7 +55,7 @@ fn is_whole(gpu: &Gpu) -> bool {
 
 fn blocks_on(site: Site<'_>, block: &Block, partial: f64) -> f64 {
     let whole = site.gpus.iter().filter(|gpu| is_whole(gpu)).count();
-    block.on(whole, site.spare.map(|spare| spare.cpu), partial)
+    block.on(whole, site.spare.map(|spare| spare.cpu.0 as f64), partial)
 }
 
 /// What is free in the cluster, by kind of GPU.
@@ -120,6 +120,7 @@ fn kinds(mix: &Mix, free: &Free, levels: &Levels) -> Vec<Kind> {
     let kind = |(model, capacity): &(GpuModel, Bytes)| Kind {
         model: model.clone(),
         capacity: *capacity,
+        per_byte: 1.0 / capacity.0.max(1) as f64,
         scale: free.scale(*capacity),
         curve: curves[capacity].clone(),
         usable: Usable::of(mix, levels, model, *capacity),

@@ -28,7 +28,7 @@ pub mod setting;
 
 pub use mix::{EVERY, Mix, Wish};
 pub use outlook::Outlook;
-pub use potential::{Appraisal, Loss, Lots, Site};
+pub use potential::{Alike, Appraisal, Comparison, Gpus, Loss, Site};
 
 use blocks::Block;
 use companion::Company;

@@ -8,7 +8,7 @@ use super::cutting::GRID;
 use super::kind::{Kind, free_for_others, hundredths};
 use super::{Learned, Site, Worth};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
-use crate::scheduling::request::Companion;
+use crate::scheduling::request::{Companion, Demand, Sharing};
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -28,11 +28,14 @@ pub struct Lot {
     pub gpu: Gpu,
     pub places: GpuSet,
     pub(super) part: Part,
+    /// What one of them adds up to, as the node is; nothing, where nothing was learned.
+    pub(super) sums: Sums,
 }
 
 /// A node before anything is taken.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Before {
+    pub spare: Option<Spare>,
     pub standing: Standing,
     /// φ.
     pub potential: f64,
@@ -46,18 +49,27 @@ pub(super) struct Part {
     /// Its kind's place.
     pub kind: u8,
     pub hundredths: u8,
-    /// From 0 to 1.
+    /// More than 1 only on a GPU that is larger than its kind.
     pub free: f64,
 }
 
 /// A node at one moment, summed up.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Standing {
-    pub spare: Option<Companion>,
     /// How many levels of CPU it serves.
     pub level: usize,
     pub whole: u32,
     pub sums: Sums,
+}
+
+/// A million cores: no node has more, whatever it says, and every loss stays small enough to be rounded.
+const MOST_CPU: u64 = 1_000_000_000;
+
+/// CPU in thousandths and memory in bytes, to reckon with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Spare {
+    pub cpu: f64,
+    pub memory: f64,
 }
 
 /// In GPUs.
@@ -73,12 +85,9 @@ impl Worth {
     /// The node, summed up.
     pub fn outlook(&self, site: Site<'_>) -> Outlook {
         let learned = self.learned.as_ref();
-        let lots = lots(site, learned);
-        Outlook {
-            free: site.gpus.iter().map(Gpu::free).sum(),
-            before: learned.map(|learned| learned.before(site.spare, &lots)),
-            lots: lots.into(),
-        }
+        let mut lots = lots(site, learned);
+        let before = learned.map(|learned| learned.before(site.spare.map(Spare::of), &mut lots));
+        Outlook { free: site.gpus.iter().map(Gpu::free).sum(), before, lots: lots.into() }
     }
 }
 
@@ -103,20 +112,31 @@ fn lots(site: Site<'_>, learned: Option<&Learned>) -> Vec<Lot> {
     let mut lots: Vec<Lot> = Vec::with_capacity(site.gpus.len().min(4));
     for (place, gpu) in site.gpus.iter().enumerate() {
         let part = learned.map_or_else(Part::default, |learned| {
-            Part::of(&learned.kinds, learned.kind_of(gpu, site.devices.get(place)), free_for_others(gpu))
+            let kind = learned.kind_of(gpu, site.devices.get(place));
+            Part::of(&learned.kinds[usize::from(kind)], kind, free_for_others(gpu))
         });
         match lots.iter_mut().find(|lot| lot.gpu == *gpu && lot.part == part) {
             Some(lot) => lot.places.insert(place),
-            None => lots.push(Lot { gpu: *gpu, places: GpuSet::one(place), part }),
+            None => lots.push(Lot { gpu: *gpu, places: GpuSet::one(place), part, sums: Sums::default() }),
         }
     }
     lots
 }
 
 impl Part {
-    pub fn of(kinds: &[Kind], kind: u8, free: Bytes) -> Self {
-        let free = kinds[usize::from(kind)].free_part(free);
-        Self { kind, hundredths: hundredths(free) as u8, free }
+    /// Of a GPU of the kind at this place.
+    pub fn of(kind: &Kind, at: u8, free: Bytes) -> Self {
+        let free = kind.part(free);
+        Self { kind: at, hundredths: hundredths(free) as u8, free }
+    }
+
+    /// What this demand leaves of it to others, where a GPU of this kind is.
+    pub fn left_by(self, demand: &Demand, kind: &Kind) -> Self {
+        let free = match demand.sharing {
+            Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
+            Sharing::Exclusive => 0.0,
+        };
+        Self { hundredths: hundredths(free) as u8, free, ..self }
     }
 
     pub fn is_whole(&self) -> bool {
@@ -125,53 +145,52 @@ impl Part {
 }
 
 impl Learned {
-    fn before(&self, spare: Option<Companion>, lots: &[Lot]) -> Before {
+    fn before(&self, spare: Option<Spare>, lots: &mut [Lot]) -> Before {
         let standing = self.standing(spare, lots);
-        Before { standing, potential: self.potential(&standing), blocks: self.blocks(&standing) }
+        for lot in lots {
+            lot.sums = self.sums_of(lot.part, standing.level, standing.whole);
+        }
+        let (potential, blocks) = (self.potential(&standing.sums, spare), self.blocks(standing.whole, spare));
+        Before { spare, standing, potential, blocks }
     }
 
     /// These GPUs beside this much CPU and memory.
-    pub(super) fn standing(&self, spare: Option<Companion>, lots: &[Lot]) -> Standing {
-        let level = self.level(spare);
+    pub(super) fn standing(&self, spare: Option<Spare>, lots: &[Lot]) -> Standing {
+        let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
         let whole = lots.iter().filter(|lot| lot.part.is_whole()).map(|lot| lot.places.len()).sum();
         let mut sums = Sums::default();
-        for Lot { places, part, .. } in lots {
-            sums.add(f64::from(places.len()), self.sums_of(*part, level, whole));
+        for lot in lots {
+            sums.add(f64::from(lot.places.len()), self.sums_of(lot.part, level, whole));
         }
-        Standing { spare, level, whole, sums }
+        Standing { level, whole, sums }
     }
 
-    pub(super) fn level(&self, spare: Option<Companion>) -> usize {
-        spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu))
-    }
-
-    /// One GPU's, on a node that serves so many levels of CPU and has so many whole GPUs.
-    pub(super) fn sums_of(&self, part: Part, level: usize, whole: u32) -> Sums {
-        let (kind, hundredths) = (&self.kinds[usize::from(part.kind)], usize::from(part.hundredths));
-        let free = kind.scale * part.free;
-        let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole as usize));
-        Sums { free, worth: kind.scale * kind.curve.at(hundredths), stuck }
+    fn sums_of(&self, part: Part, level: usize, whole: u32) -> Sums {
+        Sums::of(&self.kinds[usize::from(part.kind)], part, level, whole)
     }
 
     /// φ.
-    pub(super) fn potential(&self, standing: &Standing) -> f64 {
-        let Sums { free, worth, stuck } = standing.sums;
-        let wasted = if self.setting.company > 0.0 { self.wasted(worth, standing.spare) } else { 0.0 };
-        free - worth + self.setting.company * wasted + self.setting.fragments * stuck
+    fn potential(&self, sums: &Sums, spare: Option<Spare>) -> f64 {
+        self.unusable(sums) + self.wasted(sums.worth, spare)
     }
 
-    /// Of free GPU of this worth, what CPU or memory will be lacking for.
-    fn wasted(&self, worth: f64, spare: Option<Companion>) -> f64 {
-        let Some(spare) = spare else { return 0.0 };
-        let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(worth, spare.cpu.0 as f64));
-        let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(worth, spare.memory.0 as f64));
-        by_cpu.max(by_memory)
+    /// Of φ what GPUs are to blame for.
+    pub(super) fn unusable(&self, sums: &Sums) -> f64 {
+        sums.free - sums.worth + self.setting.fragments * sums.stuck
+    }
+
+    /// Of φ what CPU or memory will be lacking for, of free GPU of this worth.
+    pub(super) fn wasted(&self, worth: f64, spare: Option<Spare>) -> f64 {
+        let Some(spare) = spare.filter(|_| self.setting.company > 0.0) else { return 0.0 };
+        let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(worth, spare.cpu));
+        let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(worth, spare.memory));
+        self.setting.company * by_cpu.max(by_memory)
     }
 
     /// Σ P_k·blocks.
-    pub(super) fn blocks(&self, standing: &Standing) -> f64 {
-        let (cpu, partial) = (standing.spare.map(|spare| spare.cpu), self.setting.partial_blocks);
-        let of = |(block, price): &(Block, f64)| price * block.on(standing.whole as usize, cpu, partial);
+    pub(super) fn blocks(&self, whole: u32, spare: Option<Spare>) -> f64 {
+        let (cpu, partial) = (spare.map(|spare| spare.cpu), self.setting.partial_blocks);
+        let of = |(block, price): &(Block, f64)| price * block.on(whole as usize, cpu, partial);
         self.blocks.iter().map(of).sum()
     }
 
@@ -187,7 +206,24 @@ impl Learned {
     }
 }
 
+impl Spare {
+    pub fn of(companion: Companion) -> Self {
+        Self { cpu: companion.cpu.0.min(MOST_CPU) as f64, memory: companion.memory.0 as f64 }
+    }
+
+    pub fn without(self, taken: Self) -> Self {
+        Self { cpu: (self.cpu - taken.cpu).max(0.0), memory: (self.memory - taken.memory).max(0.0) }
+    }
+}
+
 impl Sums {
+    /// One GPU's of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
+    pub fn of(kind: &Kind, part: Part, level: usize, whole: u32) -> Self {
+        let (free, hundredths) = (kind.scale * part.free.min(1.0), usize::from(part.hundredths));
+        let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
+        Self { free, worth: kind.scale * kind.curve.at(hundredths), stuck }
+    }
+
     /// Adds so many times another.
     pub fn add(&mut self, times: f64, other: Self) {
         self.free += times * other.free;

@@ -7,17 +7,16 @@
 //! ```
 //!
 //! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
-//! that is the same for every pod is in the node's [`Outlook`] already, and for one that has it nothing is allocated.
+//! that is the same for every pod is in the node's [`Outlook`] already, and nothing is allocated here.
 
 use super::cutting::GRID;
-use super::kind::{free_for_others, hundredths};
-use super::outlook::{Before, Lot, Outlook, Part, Standing};
+use super::kind::free_for_others;
+use super::outlook::{Before, Lot, Outlook, Spare, Standing, Sums};
 use super::{Learned, Worth};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::request::{Companion, Demand, Sharing};
-use crate::units::{Bytes, MilliCpu};
+use crate::units::Bytes;
 use serde::Serialize;
-use std::cell::OnceCell;
 
 /// GPUs side by side, and what is left beside them.
 #[derive(Debug, Clone, Copy)]
@@ -39,128 +38,137 @@ const UNIT: f64 = 1e9;
 /// CPU and GPUs of a large node, by which what is left on one is measured.
 const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
-/// One node, looked at for one demand: its choices are compared by it.
-#[derive(Debug)]
+/// One node, looked at for one demand.
+#[derive(Debug, Clone, Copy)]
 pub struct Appraisal<'a> {
     demand: &'a Demand,
-    seen: Seen<'a>,
-    learned: Option<&'a Learned>,
-    /// The node without the pod's CPU and memory: what is the same for every choice. Found when the first choice is compared:
-    /// most nodes have no room, and nothing to choose.
-    beside: OnceCell<Standing>,
+    gpus: Gpus<'a>,
+    /// `None` where nothing was learned.
+    known: Option<Known<'a>>,
 }
 
-/// GPUs of a node: each alone, or in lots of such as are alike.
+/// A node's GPUs: each alone, or in lots of such as are alike.
 #[derive(Debug, Clone, Copy)]
-pub enum Lots<'a> {
+pub enum Gpus<'a> {
     Alone(&'a [Gpu]),
-    Alike(&'a [Lot]),
+    Alike(&'a Outlook),
 }
 
-/// What a node is judged by.
-#[derive(Debug)]
-enum Seen<'a> {
-    /// Where nothing was learned.
-    Gpus(&'a [Gpu]),
-    Known(&'a Outlook),
-    Fresh(Box<Outlook>),
+/// GPUs of a node of which each is as good as any other.
+#[derive(Debug, Clone, Copy)]
+pub struct Alike<'a> {
+    pub gpu: &'a Gpu,
+    pub places: GpuSet,
+    /// `None` for one GPU of which nothing else is known.
+    lot: Option<&'a Lot>,
 }
 
-impl Seen<'_> {
-    fn outlook(&self) -> Option<&Outlook> {
-        match self {
-            Self::Gpus(_) => None,
-            Self::Known(outlook) => Some(outlook),
-            Self::Fresh(outlook) => Some(outlook),
-        }
+impl<'a> Alike<'a> {
+    pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
+        Self { gpu, places: GpuSet::one(place), lot: None }
     }
+
+    pub fn of(lot: &'a Lot) -> Self {
+        Self { gpu: &lot.gpu, places: lot.places, lot: Some(lot) }
+    }
+
+    /// Those at these places.
+    pub fn among(self, places: GpuSet) -> Self {
+        Self { places: self.places.and(places), ..self }
+    }
+}
+
+/// A node and what was learned about such.
+#[derive(Debug, Clone, Copy)]
+struct Known<'a> {
+    learned: &'a Learned,
+    outlook: &'a Outlook,
+    before: &'a Before,
+}
+
+/// The choices of one node, to be compared: what is the same for all of them is worked out. For a node that has something to
+/// choose; many have no room.
+#[derive(Debug)]
+pub struct Comparison<'a> {
+    appraisal: &'a Appraisal<'a>,
+    known: Option<(Known<'a>, Beside)>,
+}
+
+/// The node without the pod's CPU and memory, but with all of its GPUs: what is the same for every choice.
+#[derive(Debug)]
+struct Beside {
+    spare: Option<Spare>,
+    /// Where it serves fewer levels of CPU than before.
+    standing: Option<Standing>,
+    /// Σ P_k·blocks, as long as no whole GPU is taken.
+    blocks: f64,
+    /// What of the loss is the same for every choice.
+    base: f64,
 }
 
 impl Worth {
-    /// This node, to be looked at for this demand.
-    pub fn appraise<'a>(&'a self, site: Site<'a>, demand: &'a Demand) -> Appraisal<'a> {
-        match self.is_learned() {
-            true => self.appraisal(Seen::Fresh(Box::new(self.outlook(site))), demand),
-            false => Appraisal::by_best_fit(site.gpus, demand),
-        }
-    }
-
-    /// The same of a node that this worth has summed up already.
-    pub fn appraise_known<'a>(&'a self, outlook: &'a Outlook, demand: &'a Demand) -> Appraisal<'a> {
-        self.appraisal(Seen::Known(outlook), demand)
-    }
-
-    fn appraisal<'a>(&'a self, seen: Seen<'a>, demand: &'a Demand) -> Appraisal<'a> {
-        let learned = self.learned.as_ref().filter(|_| !demand.asks_plugin());
-        Appraisal { demand, seen, learned, beside: OnceCell::new() }
+    /// A node that this worth has summed up, to be looked at for this demand.
+    #[inline]
+    pub fn appraise<'a>(&'a self, outlook: &'a Outlook, demand: &'a Demand) -> Appraisal<'a> {
+        let known = self.known(outlook).filter(|_| !demand.asks_plugin());
+        Appraisal { demand, gpus: Gpus::Alike(outlook), known }
     }
 
     /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
     /// has.
     pub fn loss_of_company(&self, outlook: &Outlook, taken: Companion) -> Option<Loss> {
+        let known = self.known(outlook).filter(|known| known.before.spare.is_some())?;
+        let beside = known.beside(taken);
+        let Standing { sums, .. } = beside.standing(known.before);
+        Some(fixed(known.learned.loss(&beside, sums, beside.blocks, 0.0)))
+    }
+
+    fn known<'a>(&'a self, outlook: &'a Outlook) -> Option<Known<'a>> {
         let (learned, before) = self.learned.as_ref().zip(outlook.before.as_ref())?;
-        before.standing.spare?;
-        let beside = learned.beside(outlook, before, taken);
-        Some(fixed(learned.loss(before, &beside)))
+        Some(Known { learned, outlook, before })
     }
 }
 
 impl<'a> Appraisal<'a> {
     /// GPUs of which nothing else is known: those with the least left over are best.
     pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
-        Self { demand, seen: Seen::Gpus(gpus), learned: None, beside: OnceCell::new() }
+        Self { demand, gpus: Gpus::Alone(gpus), known: None }
     }
 
     pub fn demand(&self) -> &'a Demand {
         self.demand
     }
 
-    /// Its GPUs.
-    pub fn lots(&self) -> Lots<'_> {
-        match &self.seen {
-            Seen::Gpus(gpus) => Lots::Alone(gpus),
-            Seen::Known(outlook) => Lots::Alike(outlook.lots()),
-            Seen::Fresh(outlook) => Lots::Alike(outlook.lots()),
-        }
+    /// What it chooses among.
+    pub fn gpus(&self) -> Gpus<'a> {
+        self.gpus
     }
 
     /// The GPU at this place.
-    pub fn gpu(&self, place: usize) -> &Gpu {
-        match &self.seen {
-            Seen::Gpus(gpus) => &gpus[place],
-            Seen::Known(outlook) => &outlook.lot_of(place).gpu,
-            Seen::Fresh(outlook) => &outlook.lot_of(place).gpu,
+    pub fn gpu(&self, place: usize) -> &'a Gpu {
+        match self.gpus {
+            Gpus::Alone(gpus) => &gpus[place],
+            Gpus::Alike(outlook) => &outlook.lot_of(place).gpu,
         }
     }
 
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
-        match &self.seen {
-            Seen::Gpus(gpus) => gpus.iter().map(Gpu::free).sum(),
-            Seen::Known(outlook) => outlook.free(),
-            Seen::Fresh(outlook) => outlook.free(),
+        match self.gpus {
+            Gpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
+            Gpus::Alike(outlook) => outlook.free(),
         }
     }
 
-    /// What is lost if the demand gets these.
-    pub fn of(&self, chosen: GpuSet) -> Loss {
-        match self.before() {
-            Some((learned, outlook, before)) => {
-                let beside = || learned.beside(outlook, before, self.demand.companion);
-                let beside = *self.beside.get_or_init(beside);
-                let (after, scarcity) = learned.after(chosen, outlook, self.demand, beside);
-                fixed(learned.loss(before, &after) + scarcity)
-            }
-            None => {
-                let left: Bytes = chosen.iter().map(|place| self.left(place)).sum();
-                Loss(i64::try_from(left.0).unwrap_or(i64::MAX))
-            }
-        }
+    /// For one that has a choice to make.
+    pub fn compare(&'a self) -> Comparison<'a> {
+        let known = self.known.map(|known| (known, known.beside(self.demand.companion)));
+        Comparison { appraisal: self, known }
     }
 
     /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
     pub fn part(&self, chosen: GpuSet, loss: Loss) -> u32 {
-        match self.learned {
+        match self.known {
             Some(_) => on_scale(loss),
             None => {
                 let whole: Bytes = chosen.iter().map(|place| self.gpu(place).capacity).sum();
@@ -171,147 +179,218 @@ impl<'a> Appraisal<'a> {
 
     /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
-        let (learned, outlook, _) = self.before()?;
+        let Known { learned, outlook, .. } = self.known.as_ref()?;
         Some(chosen.iter().map(|place| learned.useless(outlook.lot_of(place), self.demand)).sum())
     }
+}
 
-    fn before(&self) -> Option<(&'a Learned, &Outlook, &Before)> {
-        let outlook = self.seen.outlook()?;
-        Some((self.learned?, outlook, outlook.before.as_ref()?))
+impl<'a> Comparison<'a> {
+    /// The node that it is about.
+    pub fn appraisal(&self) -> &'a Appraisal<'a> {
+        self.appraisal
     }
 
-    fn left(&self, place: usize) -> Bytes {
-        self.gpu(place).free().minus(self.demand.per_gpu)
+    /// What is lost if the demand gets these.
+    pub fn of(&self, chosen: GpuSet) -> Loss {
+        let Appraisal { demand, .. } = self.appraisal;
+        match &self.known {
+            Some((known, beside)) => {
+                let lots = known.outlook.lots().iter().filter(|lot| lot.places.meets(chosen));
+                let taken = lots.map(|lot| (lot, lot.places.and(chosen).len()));
+                fixed(known.loss_of(beside, chosen, taken, demand))
+            }
+            None => {
+                let left = |place| self.appraisal.gpu(place).free().minus(demand.per_gpu);
+                left_over(chosen.iter().map(left).sum())
+            }
+        }
     }
+
+    /// What is lost if the demand gets one of these, whichever.
+    pub fn of_one(&self, alike: Alike<'_>) -> Loss {
+        let Appraisal { demand, .. } = self.appraisal;
+        match (&self.known, alike.lot) {
+            (Some((known, beside)), Some(lot)) => {
+                fixed(known.loss_of(beside, lot.places.lowest(), std::iter::once((lot, 1)), demand))
+            }
+            _ => left_over(alike.gpu.free().minus(demand.per_gpu)),
+        }
+    }
+}
+
+fn left_over(bytes: Bytes) -> Loss {
+    Loss(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
 /// Half of the scale for no loss, three quarters for a GPU, nearly all for many: steps are finest where losses lie closest.
 fn on_scale(Loss(loss): Loss) -> u32 {
-    let loss = loss as f64 / UNIT;
+    let loss = loss as f64 * (1.0 / UNIT);
     (500.0 + 500.0 * loss / (1.0 + loss.abs())) as u32
 }
 
+/// Rounded: what should be equal differs by the noise of the arithmetic.
 fn fixed(loss: f64) -> Loss {
-    // Rounded: what should be equal differs by the noise of the arithmetic. By hand, for it is done for every node.
-    let loss = loss * UNIT;
-    Loss((loss + 0.5_f64.copysign(loss)) as i64)
+    // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check what cannot
+    // be, two million GPUs, and every choice waits for this.
+    const WITHOUT_FRACTIONS: f64 = 1.5 * (1u64 << 52) as f64;
+    debug_assert!(loss.abs() < 2e6, "{loss}");
+    let bits = |sum: f64| sum.to_bits() as i64;
+    Loss(bits(loss * UNIT + WITHOUT_FRACTIONS) - bits(WITHOUT_FRACTIONS))
 }
 
-fn less(spare: Companion, taken: Companion) -> Companion {
-    Companion {
-        cpu: MilliCpu(spare.cpu.0.saturating_sub(taken.cpu.0)),
-        memory: spare.memory.minus(taken.memory),
+impl Beside {
+    fn standing<'a>(&'a self, before: &'a Before) -> &'a Standing {
+        self.standing.as_ref().unwrap_or(&before.standing)
     }
 }
 
-/// What the demand leaves of a GPU to others.
-fn rest(gpu: &Gpu, demand: &Demand) -> Bytes {
-    match demand.sharing {
-        Sharing::Shared => free_for_others(gpu).minus(demand.per_gpu),
-        Sharing::Exclusive => Bytes::ZERO,
+impl Known<'_> {
+    /// The node with this much less of CPU and memory.
+    fn beside(&self, taken: Companion) -> Beside {
+        let Self { learned, outlook, before } = self;
+        let spare = before.spare.map(|spare| spare.without(Spare::of(taken)));
+        let is_level = spare.is_none_or(|spare| learned.levels.is_served(before.standing.level, spare.cpu));
+        let cpu_left = spare.map_or(0.0, |spare| spare.cpu);
+        Beside {
+            spare,
+            standing: (!is_level).then(|| learned.standing(spare, outlook.lots())),
+            blocks: learned.blocks(before.standing.whole, spare),
+            base: before.blocks - before.potential + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
+        }
+    }
+
+    /// What is lost if the demand gets these GPUs: `taken` says how many of each lot that is.
+    fn loss_of<'a>(
+        &self,
+        beside: &Beside,
+        chosen: GpuSet,
+        taken: impl Iterator<Item = (&'a Lot, u32)>,
+        demand: &Demand,
+    ) -> f64 {
+        let Self { learned, outlook, before } = self;
+        let Standing { level, whole, mut sums } = *beside.standing(before);
+        let (mut still_whole, mut scarcity) = (whole, 0.0);
+        for (lot, count) in taken {
+            let kind = &learned.kinds[usize::from(lot.part.kind)];
+            let left = lot.part.left_by(demand, kind);
+            let was =
+                if beside.standing.is_none() { lot.sums } else { Sums::of(kind, lot.part, level, whole) };
+            let is = Sums::of(kind, left, level, whole);
+            // What has to be looked up is added last: nothing waits for it before.
+            sums.add(-f64::from(count), was);
+            sums.add(f64::from(count), is);
+            scarcity += f64::from(count) * kind.scarcity * (was.free - is.free);
+            if lot.part.is_whole() && !left.is_whole() {
+                still_whole -= count;
+            }
+        }
+        if still_whole == whole {
+            return learned.loss(beside, &sums, beside.blocks, scarcity);
+        }
+        let others = outlook.lots().iter().map(|lot| (lot, lot.places.without(chosen)));
+        sums.stuck += learned.stuck_with_fewer(others, level, whole, still_whole);
+        learned.loss(beside, &sums, learned.blocks(still_whole, beside.spare), scarcity)
     }
 }
 
 impl Learned {
-    /// A node that has this much less of CPU and memory.
-    fn beside(&self, outlook: &Outlook, before: &Before, taken: Companion) -> Standing {
-        let before = before.standing;
-        let spare = before.spare.map(|spare| less(spare, taken));
-        match self.level(spare) == before.level {
-            true => Standing { spare, ..before },
-            false => self.standing(spare, outlook.lots()),
-        }
+    /// The loss, if GPUs add up to this, so much is left of blocks, and so scarce is what is taken.
+    #[inline]
+    fn loss(&self, beside: &Beside, sums: &Sums, blocks: f64, scarcity: f64) -> f64 {
+        let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
+        // What takes longest is added last.
+        (beside.base + self.unusable(sums) + tie - blocks + scarcity) + self.wasted(sums.worth, beside.spare)
     }
 
-    /// The node once the demand has these GPUs too, and what it costs that others insist on them.
-    fn after(&self, chosen: GpuSet, outlook: &Outlook, demand: &Demand, beside: Standing) -> (Standing, f64) {
-        let (mut after, mut scarcity) = (beside, 0.0);
-        for (lot, taken) in outlook.lots().iter().map(|lot| (lot, lot.places.and(chosen))) {
-            if taken.is_empty() {
-                continue;
-            }
-            let kind = &self.kinds[usize::from(lot.part.kind)];
-            let left = Part::of(&self.kinds, lot.part.kind, rest(&lot.gpu, demand));
-            let (count, level) = (f64::from(taken.len()), after.level);
-            after.sums.add(-count, self.sums_of(lot.part, level, beside.whole));
-            after.sums.add(count, self.sums_of(left, level, beside.whole));
-            scarcity += count * kind.scale * kind.scarcity * (lot.part.free - left.free);
-            if lot.part.is_whole() && !left.is_whole() {
-                after.whole -= taken.len();
-            }
-        }
-        if after.whole < beside.whole {
-            self.regroup(&mut after, chosen, outlook, beside.whole);
-        }
-        (after, scarcity)
-    }
-
-    /// With fewer whole GPUs than before those that are left are of less use, too.
-    fn regroup(&self, after: &mut Standing, chosen: GpuSet, outlook: &Outlook, before: u32) {
-        for lot in outlook.lots().iter().filter(|lot| lot.part.is_whole()) {
-            let others = f64::from(lot.places.without(chosen).len());
-            after.sums.add(-others, self.sums_of(lot.part, after.level, before));
-            after.sums.add(others, self.sums_of(lot.part, after.level, after.whole));
-        }
-    }
-
-    /// All of the loss but the scarcity.
-    fn loss(&self, before: &Before, after: &Standing) -> f64 {
-        let cpu_left = after.spare.map_or(0.0, |spare| spare.cpu.0 as f64);
-        let left = 0.5 * cpu_left / LARGE_NODE.0 + 0.5 * after.sums.free / LARGE_NODE.1;
-        let broken = before.blocks - self.blocks(after);
-        self.potential(after) - before.potential + self.setting.tie * left + broken
+    /// By how much less use GPUs that stay whole are if their node has fewer of them.
+    fn stuck_with_fewer<'a>(
+        &self,
+        others: impl Iterator<Item = (&'a Lot, GpuSet)>,
+        level: usize,
+        before: u32,
+        after: u32,
+    ) -> f64 {
+        let of = |(lot, others): (&Lot, GpuSet)| {
+            let usable = &self.kinds[usize::from(lot.part.kind)].usable;
+            let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
+            f64::from(others.len()) * lot.sums.free * fewer
+        };
+        others.filter(|(lot, _)| lot.part.is_whole()).map(of).sum()
     }
 
     /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
     fn useless(&self, lot: &Lot, demand: &Demand) -> Bytes {
         let kind = &self.kinds[usize::from(lot.part.kind)];
-        let left = rest(&lot.gpu, demand);
-        let part = hundredths(kind.free_part(left));
+        let part = usize::from(lot.part.left_by(demand, kind).hundredths);
         let of_use = (part - kind.curve.useless(part)) as u64;
+        let left = match demand.sharing {
+            Sharing::Shared => free_for_others(&lot.gpu).minus(demand.per_gpu),
+            Sharing::Exclusive => Bytes::ZERO,
+        };
         left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Machine, learned, mix, shared, whole, with_cpu};
+    use super::super::tests::{Machine, learned, mix, shared, whole};
     use super::*;
+    use crate::units::MilliCpu;
     use proptest::prelude::*;
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
+        fn a_loss_is_rounded_to_the_nearest_billionth(loss in prop_oneof![-1e6..1e6, -1.0..1.0]) {
+            let Loss(billionths) = fixed(loss);
+            prop_assert!((billionths as f64 - loss * UNIT).abs() <= 0.5, "{} {}", billionths, loss);
+        }
+
+        #[test]
         fn what_a_choice_changes_is_what_a_fresh_look_at_the_node_shows(
             sizes in prop::collection::vec((1u64..=1000, 0u64..20_000), 10..40),
-            charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=900], 8),
-            cpu in 0u64..100_000,
-            (milli, wanted_cpu, gpus) in (1u64..=1000, 0u64..20_000, 1u32..=3),
+            charged in prop::collection::vec(prop_oneof![Just(0u64), 1u64..=300], 4),
+            cpu in prop::option::of(0u64..100_000),
+            (milli, wanted_cpu, gpus) in (1u64..=1000, 0u64..120_000, 1u32..=3),
         ) {
-            let pods = sizes.iter().map(|(milli, cpu)| with_cpu(shared(*milli), *cpu));
-            let machine = Machine::of(&[("H100", 1000), ("H100", 1000), ("L4", 400), ("L4", 400)], Some(cpu)).with(&charged);
-            let worth = learned(&mix(pods.chain([whole(2), whole(4)])), std::slice::from_ref(&machine));
-            let demand = if milli > 900 { whole(gpus) } else { with_cpu(shared(milli), wanted_cpu) };
-            let appraisal = worth.appraise(machine.site(), &demand);
+            // A GiB for each core, whatever they ask for.
+            let beside = |demand: Demand, cpu: u64| {
+                let companion = Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(cpu / 1000) };
+                Demand { companion, ..demand }
+            };
+            let pods = sizes.iter().map(|(milli, cpu)| beside(shared(*milli), *cpu));
+            let seen_before = Machine::of(&[("H100", 1000), ("L4", 400)], Some(8000));
+            let worth = learned(&mix(pods.chain([whole(2), whole(4)])), &[seen_before]);
+            // Some are larger, and some smaller, than any that it was learned from.
+            let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
+            let machine = Machine::of(&models, cpu).with(&charged);
+            let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
+            let outlook = worth.outlook(machine.site());
+            let appraisal = worth.appraise(&outlook, &demand);
             let seats = (0..4).filter(|place| machine.gpus[*place].has_space(&demand));
             let chosen: GpuSet = seats.take(demand.gpus as usize).collect();
             let mut after = machine.clone();
             chosen.iter().for_each(|place| after.gpus[place].charge(demand.per_gpu, demand.sharing));
-            after.spare = machine.spare.map(|spare| less(spare, demand.companion));
+            let left = |spare: Companion| Companion {
+                cpu: MilliCpu(spare.cpu.0.saturating_sub(demand.companion.cpu.0)),
+                memory: spare.memory.minus(demand.companion.memory),
+            };
+            after.spare = machine.spare.map(left);
             let known = worth.learned.as_ref().unwrap();
             let [seen, fresh] =
                 [&machine, &after].map(|machine| worth.outlook(machine.site()).before.unwrap());
             // Nobody insists on a model: all of the loss but φ is ties and blocks.
-            let cpu_left = after.spare.unwrap().cpu;
-            let tie = 0.5 * cpu_left.0 as f64 / LARGE_NODE.0 + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;
-            let on = |whole: u32, cpu: MilliCpu| -> f64 {
+            let cpu_left = after.spare.map(|spare| spare.cpu.0 as f64);
+            let tie = 0.5 * cpu_left.unwrap_or_default() / LARGE_NODE.0
+                + 0.5 * fresh.standing.sums.free / LARGE_NODE.1;
+            let on = |whole: u32, cpu: Option<f64>| -> f64 {
                 let blocks = known.blocks.iter();
-                blocks.map(|(block, price)| price * block.on(whole as usize, Some(cpu), 0.0)).sum()
+                blocks.map(|(block, price)| price * block.on(whole as usize, cpu, 0.0)).sum()
             };
-            let broken = on(seen.standing.whole, MilliCpu(cpu)) - on(fresh.standing.whole, cpu_left);
+            let broken = on(seen.standing.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.standing.whole, cpu_left);
             let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
-            let told = appraisal.of(chosen).0 as f64 / UNIT;
+            let told = appraisal.compare().of(chosen).0 as f64 / UNIT;
             prop_assert!((told - expected).abs() < 1e-8, "{} {}", told, expected);
         }
     }

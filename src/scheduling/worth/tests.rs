@@ -64,8 +64,9 @@ impl Machine {
     }
 
     fn chosen(&self, worth: &Worth, demand: &Demand) -> Option<(Loss, GpuSet)> {
-        let appraisal = worth.appraise(self.site(), demand);
-        let choice = pack::choose_by(&appraisal, GpuSet::first(self.gpus.len()))?;
+        let outlook = worth.outlook(self.site());
+        let appraisal = worth.appraise(&outlook, demand);
+        let choice = pack::choose_by(&appraisal, GpuSet::ALL)?;
         Some((choice.loss, choice.gpus))
     }
 }
@@ -120,7 +121,20 @@ fn assert_no_worse_than_best_fit(pods: &[Demand]) {
 }
 
 #[test]
-fn begins_as_too_few_were_seen_the_loss_is_what_is_left_over() {
+fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
+    let pods = (0..20).map(|n| with_cpu(shared(100 + n * 40), 1000 * n));
+    let large = Machine::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
+    let worth = learned(&mix(pods), std::slice::from_ref(&large));
+    let mut boastful = large.clone();
+    boastful.spare = Some(Companion { cpu: MilliCpu(u64::MAX), memory: Bytes(u64::MAX) });
+    let demand = with_cpu(shared(200), 1000);
+    let [modest, boastful] = [large, boastful].map(|machine| machine.chosen(&worth, &demand).unwrap());
+    assert_eq!(modest.1, boastful.1);
+    assert!(modest.0 < boastful.0, "{modest:?} {boastful:?}");
+}
+
+#[test]
+fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
     let machines = [Machine::alike(2).with(&[300, 500])];
     let worth = learned(&mix((0..9).map(|_| shared(200))), &machines);
     assert!(!worth.is_learned());
@@ -254,10 +268,10 @@ proptest! {
         let mixed = mix(sizes.into_iter().map(shared).chain([whole(2)]));
         let worth = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { Worth::default() };
         let (demand, outlook) = (shared(milli), worth.outlook(machine.site()));
-        let appraisal = worth.appraise_known(&outlook, &demand);
+        let appraisal = worth.appraise(&outlook, &demand);
         let seats = (0..8).filter(|place| machine.gpus[*place].has_space(&demand));
-        let best = seats.map(|place| (appraisal.of(GpuSet::one(place)), place)).min();
-        let chosen = pack::choose_by(&appraisal, GpuSet::first(8)).map(|choice| (choice.loss, choice.gpus));
+        let best = seats.map(|place| (appraisal.compare().of(GpuSet::one(place)), place)).min();
+        let chosen = pack::choose_by(&appraisal, GpuSet::ALL).map(|choice| (choice.loss, choice.gpus));
         prop_assert_eq!(chosen, best.map(|(loss, place)| (loss, GpuSet::one(place))));
         prop_assert_eq!(chosen, machine.chosen(&worth, &demand));
         let places: Vec<usize> = outlook.lots().iter().flat_map(|lot| lot.places.iter()).collect();

@@ -158,7 +158,7 @@ pub fn fits_without(room: &Room, demand: &Demand, leave: &[Person<'_>]) -> Optio
     let mut gpus = room.gpus.clone();
     leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
     settle_bars(&room.bars, &mut gpus, |uid| leave.iter().any(|one| one.resident.uid == *uid));
-    pack::choose(&gpus, demand, GpuSet::first(gpus.len()))
+    pack::choose(&gpus, demand, GpuSet::ALL)
 }
 
 fn could_fit(room: &Room, demand: &Demand) -> bool {
