@@ -57,7 +57,7 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
     submit(&world.client, &pods[45..]).await;
     world.stowage = Some(world.serve("stowage", world.ports, &ALWAYS));
     let bound = all_bound(&mut world, 60).await;
-    devices_are_in_the_binding(&journal, &bound, &nodes);
+    devices_are_in_the_binding(&journal, &bound, &nodes).await;
     no_gpu_is_promised_twice(&bound, &nodes);
     eventually("the watches have shown everything", async || {
         let books = world.books().await?;
@@ -89,14 +89,8 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
     all_bound(&mut world, 8).await;
 
     submit(&world.client, &[pod("serving", 40, &json!({}), "stowage-serving")]).await;
-    let bound = eventually("the serving pod is bound", async || {
-        world.check();
-        journal.of("serving").into_iter().find_map(|(place, happening)| match happening {
-            Happening::Bound { node, annotations } => Some((place, node, annotations)),
-            _ => None,
-        })
-    });
-    let (bound_at, bound_to, annotations) = bound.await;
+    let (bound_at, bound_to, annotations) = journal.tells_of_binding("serving").await;
+    world.check();
     let (held_at, hold) = journal
         .of("serving")
         .into_iter()
@@ -110,13 +104,13 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
     let left_at = journal.place("cheapest", |happening| *happening == Happening::Leaving).unwrap();
     let gone_at = journal.place("cheapest", |happening| *happening == Happening::Gone).unwrap();
     assert!(held_at < left_at && left_at < gone_at && gone_at < bound_at, "{hold}");
-    let victim = journal.of("cheapest").into_iter().find_map(|(_, happening)| match happening {
-        Happening::Bound { node, annotations } => Some((node, annotations["stowage.dev/devices"].clone())),
-        _ => None,
-    });
+    let (_, victim_of, of_victim) = journal.tells_of_binding("cheapest").await;
     let held = hold["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap());
     let held: Vec<&str> = held.collect();
-    assert_eq!((bound_to, annotations["stowage.dev/devices"].clone()), victim.unwrap());
+    assert_eq!(
+        (bound_to, &annotations["stowage.dev/devices"]),
+        (victim_of, &of_victim["stowage.dev/devices"])
+    );
     assert_eq!(held, [annotations["stowage.dev/devices"].as_str()]);
     assert_eq!(hold["victims"].as_array().unwrap().len(), 1);
     let told = eventually("the pod is told", async || {
@@ -273,14 +267,10 @@ fn charged(books: &Value) -> BTreeMap<String, Value> {
 // ---- what must be true ----
 
 /// In the very write that gave the pod its node.
-fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[GpuNode]) {
+async fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[GpuNode]) {
     for pod in bound {
         let name = name_of(pod);
-        let first = journal.of(name).into_iter().find_map(|(_, happening)| match happening {
-            Happening::Bound { node, annotations } => Some((node, annotations)),
-            _ => None,
-        });
-        let (node, annotations) = first.unwrap();
+        let (_, node, annotations) = journal.tells_of_binding(name).await;
         let node = nodes.iter().find(|known| known.name == node).unwrap();
         let text = |key: &str| {
             annotations.get(key).map(String::as_str).unwrap_or_else(|| panic!("{name}: no {key}"))

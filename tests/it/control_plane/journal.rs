@@ -1,5 +1,6 @@
 //! What happened to pods, in the order in which the API server tells it: one watch, so one order.
 
+use super::processes::eventually;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::WatchStreamExt;
@@ -53,6 +54,17 @@ impl Journal {
     /// When the first such thing happened to a pod.
     pub fn place(&self, pod: &str, is_it: impl Fn(&Happening) -> bool) -> Option<usize> {
         self.of(pod).into_iter().find(|(_, happening)| is_it(happening)).map(|(place, _)| place)
+    }
+
+    /// Waits until it tells of the pod's binding, and so of everything before that: another request may have shown it already.
+    pub async fn tells_of_binding(&self, pod: &str) -> (usize, String, BTreeMap<String, String>) {
+        eventually(&format!("the watch tells of the binding of {pod}"), async || {
+            self.of(pod).into_iter().find_map(|(place, happening)| match happening {
+                Happening::Bound { node, annotations } => Some((place, node, annotations)),
+                _ => None,
+            })
+        })
+        .await
     }
 
     /// The pods that such a thing happened to, in order.

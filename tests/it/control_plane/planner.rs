@@ -43,10 +43,6 @@ fn serving(name: &str, gib: u64) -> Pod {
     pod(name, gib, &json!({}), "stowage-serving")
 }
 
-fn is_bound(happening: &Happening) -> bool {
-    matches!(happening, Happening::Bound { .. })
-}
-
 async fn bound(world: &mut World, name: &str) -> Pod {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     eventually(&format!("{name} is bound"), async || {
@@ -81,13 +77,10 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
 
     submit(&world.client, &[on(serving("one-gpu", 28), PCIE)]).await;
     let on_freed = bound(&mut world, "one-gpu").await;
+    in_order(&journal, "one-gpu", "small").await;
     assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["small"]);
-    in_order(&journal, "one-gpu", "small");
-    let small = journal.of("small").into_iter().find_map(|(_, happening)| match happening {
-        Happening::Bound { annotations, .. } => Some(annotations["stowage.dev/devices"].clone()),
-        _ => None,
-    });
-    assert_eq!(annotation(&on_freed, "stowage.dev/devices").map(str::to_owned), small);
+    let (_, _, of_small) = journal.tells_of_binding("small").await;
+    assert_eq!(annotation(&on_freed, "stowage.dev/devices"), Some(&*of_small["stowage.dev/devices"]));
 
     // By the planner, by the scheduler's preempt verb, and behind the gate: each time one of twelve.
     for (n, pod) in
@@ -96,9 +89,10 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
         let (name, pod) = (name_of(&pod).to_owned(), on(pod, H100));
         submit(&world.client, &[pod]).await;
         bound(&mut world, &name).await;
+        journal.tells_of_binding(&name).await;
         let left = journal.whom(|happening| *happening == Happening::Leaving);
         assert_eq!(left.len(), n + 2, "for {name}: {left:?}");
-        in_order(&journal, &name, left.last().unwrap());
+        in_order(&journal, &name, left.last().unwrap()).await;
     }
     assert_eq!(remaining(&world).await.len(), 15, "four left, four came");
     no_gpu_is_promised_twice(&pods(&world.client).await, &nodes);
@@ -110,14 +104,14 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
 }
 
 /// Held, told to leave, gone, bound.
-fn in_order(journal: &Journal, preemptor: &str, victim: &str) {
+async fn in_order(journal: &Journal, preemptor: &str, victim: &str) {
+    let (bound, ..) = journal.tells_of_binding(preemptor).await;
     let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
         journal.place(pod, is_it).unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
     };
     let held = place(preemptor, &|happening| matches!(happening, Happening::Holds(_)));
     let left = place(victim, &|happening| *happening == Happening::Leaving);
     let gone = place(victim, &|happening| *happening == Happening::Gone);
-    let bound = place(preemptor, &is_bound);
     assert!(held < left && left < gone && gone < bound, "{preemptor}: {held}, {left}, {gone}, {bound}");
 }
 
