@@ -16,9 +16,9 @@ use crate::units::{Millis, Moment};
 use judge::{Judge, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
@@ -133,30 +133,38 @@ const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 /// Whether this replica has seen the cluster, and whether it is the one that acts.
 #[derive(Debug, Default)]
 pub struct Gate {
-    synced: AtomicBool,
+    /// How often the cluster had to be listed anew because this replica began to lead. What was listed in an earlier term
+    /// does not count.
+    term: watch::Sender<u64>,
+    /// One more than the term whose lists the ledger holds; zero before the first.
+    synced: AtomicU64,
     leading: AtomicBool,
     stopping: AtomicBool,
-    relist: Notify,
 }
 
 impl Gate {
     /// The watches have delivered everything once, and the ledger holds it.
     pub fn set_synced(&self) {
-        self.synced.store(true, Ordering::Release);
+        self.set_synced_in(*self.term.borrow());
+    }
+
+    /// The same, by lists that all began in this term or a later one.
+    pub fn set_synced_in(&self, term: u64) {
+        self.synced.fetch_max(term + 1, Ordering::AcqRel);
     }
 
     /// Who begins to lead lists everything anew first: a watch whose connection died silently may not have shown what the
-    /// last leader bound.
+    /// last leader bound. Lists that are on their way will do.
     pub fn set_leading(&self, leading: bool) {
-        let led = self.leading.swap(leading, Ordering::AcqRel);
-        if leading && !led && self.synced.swap(false, Ordering::AcqRel) {
-            self.relist.notify_waiters();
+        if leading && !self.is_leading() && self.is_synced() {
+            self.term.send_modify(|term| *term += 1);
         }
+        self.leading.store(leading, Ordering::Release);
     }
 
-    /// Resolves when the watches should list anew.
-    pub async fn relist(&self) {
-        self.relist.notified().await;
+    /// The term, and whenever it changes: the watches list anew then.
+    pub fn terms(&self) -> watch::Receiver<u64> {
+        self.term.subscribe()
     }
 
     pub fn set_stopping(&self) {
@@ -164,7 +172,7 @@ impl Gate {
     }
 
     pub fn is_synced(&self) -> bool {
-        self.synced.load(Ordering::Acquire)
+        self.synced.load(Ordering::Acquire) > *self.term.borrow()
     }
 
     pub fn is_leading(&self) -> bool {
@@ -193,6 +201,25 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cluster_is_listed_anew_by_who_begins_to_lead_and_has_lists_already() {
+        let gate = Gate::default();
+        let (terms, term) = (gate.terms(), || *gate.terms().borrow());
+        gate.set_leading(true);
+        assert_eq!((term(), gate.is_open()), (0, false), "the first lists are on their way");
+        gate.set_synced_in(0);
+        gate.set_leading(true);
+        assert_eq!((term(), gate.is_open()), (0, true), "who goes on leading lists nothing");
+        gate.set_leading(false);
+        gate.set_leading(true);
+        assert_eq!((term(), gate.is_open()), (1, false));
+        assert!(terms.has_changed().unwrap());
+        gate.set_synced_in(0);
+        assert!(!gate.is_open(), "these lists began before");
+        gate.set_synced_in(1);
+        assert!(gate.is_open());
+    }
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {

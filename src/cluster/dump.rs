@@ -288,7 +288,7 @@ mod tests {
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
             DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
             let budgets = service.ledger().budgets().len();
-            assert!(index.is_complete() && service.ledger().budgets_known());
+            assert!(index.complete_since().is_some() && service.ledger().budgets_known());
             (budgets, service.stock().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));

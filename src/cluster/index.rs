@@ -42,11 +42,28 @@ pub struct Index {
     unlisted_nodes: BTreeSet<NodeName>,
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
-    pods_listed: bool,
-    nodes_listed: bool,
-    budgets_listed: bool,
+    pods_list: List,
+    nodes_list: List,
+    budgets_list: List,
     /// Pods in the ledger that no watch had shown at the last sweep.
     strangers: BTreeSet<PodUid>,
+}
+
+/// How far the latest list of a kind has come.
+#[derive(Debug, Clone, Copy, Default)]
+struct List {
+    /// The gate's term when it began.
+    term: u64,
+    is_complete: bool,
+}
+
+impl List {
+    /// What was listed in an earlier term does not count any more.
+    fn expect(&mut self, term: u64) {
+        if self.term < term {
+            *self = Self { term, is_complete: false };
+        }
+    }
 }
 
 /// What a node's status says about its GPUs.
@@ -87,17 +104,12 @@ impl Index {
         }
     }
 
+    /// From this term on a new list is on its way.
+    pub fn expect_pods(&mut self, term: u64) {
+        self.pods_list.expect(term);
+    }
+
     /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
-    /// What was listed does not count any more: a new list is on its way.
-    pub fn expect_pods(&mut self) {
-        self.pods_listed = false;
-    }
-
-    /// The same of nodes.
-    pub fn expect_nodes(&mut self) {
-        self.nodes_listed = false;
-    }
-
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.stock().pods().cloned());
@@ -114,7 +126,7 @@ impl Index {
             self.strays.remove(uid);
         }
         self.pods.retain(|_, uid| !gone.contains(uid));
-        self.pods_listed = true;
+        self.pods_list.is_complete = true;
     }
 
     /// All pods at once.
@@ -166,6 +178,11 @@ impl Index {
         }
     }
 
+    /// The same of nodes.
+    pub fn expect_nodes(&mut self, term: u64) {
+        self.nodes_list.expect(term);
+    }
+
     pub fn begin_nodes(&mut self) {
         self.unlisted_nodes = self.nodes.keys().cloned().collect();
     }
@@ -174,7 +191,7 @@ impl Index {
         for name in std::mem::take(&mut self.unlisted_nodes) {
             self.remove_node(service, &name);
         }
-        self.nodes_listed = true;
+        self.nodes_list.is_complete = true;
     }
 
     /// All nodes at once.
@@ -189,9 +206,15 @@ impl Index {
         &self.nodes
     }
 
-    /// Whether every pod, every node and every disruption budget has been seen once, as far as they may be read.
-    pub fn is_complete(&self) -> bool {
-        self.pods_listed && self.nodes_listed && self.budgets_listed
+    /// The term since which every pod, every node and every disruption budget has been seen once, as far as they may be
+    /// read; `None` while a list is on its way.
+    pub fn complete_since(&self) -> Option<u64> {
+        let lists = [self.pods_list, self.nodes_list, self.budgets_list];
+        if lists.iter().all(|list| list.is_complete) {
+            lists.iter().map(|list| list.term).min()
+        } else {
+            None
+        }
     }
 
     // ---- inside ----

@@ -15,6 +15,7 @@ use kube::{Api, Client, Resource};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// Objects in one page of a list. A pod is some ten kilobytes of JSON on the wire: a page, read and parsed, stays in
 /// the low megabytes.
@@ -54,7 +55,7 @@ pub async fn budgets(client: Client, feed: Feed) {
 struct Taking<K> {
     take: fn(&Feed, Event<K>),
     fails: fn(&Feed, &watcher::Error) -> After,
-    expect_list: fn(&mut Index),
+    expect_list: fn(&mut Index, u64),
 }
 
 /// What becomes of a watch.
@@ -78,28 +79,34 @@ async fn watch<K>(client: Client, feed: &Feed, what: &'static str, taking: Takin
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
+    let mut terms = feed.service.gate.terms();
     loop {
-        match one_watch(client.clone(), feed, what, &taking).await {
-            After::Leads => {
-                (taking.expect_list)(&mut feed.index.lock());
-                tracing::info!(what, "listing anew: this replica begins to lead");
-            }
-            After::ListAnew => tokio::time::sleep(REFUSED_PAUSE).await,
+        let term = *terms.borrow_and_update();
+        (taking.expect_list)(&mut feed.index.lock(), term);
+        let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
+        match after {
+            After::Leads => tracing::info!(what, "listing anew: this replica begins to lead"),
+            After::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
             After::Retry | After::Ended => return,
         }
     }
 }
 
-async fn one_watch<K>(client: Client, feed: &Feed, what: &'static str, taking: &Taking<K>) -> After
+async fn one_watch<K>(
+    client: Client,
+    feed: &Feed,
+    what: &'static str,
+    taking: &Taking<K>,
+    terms: &mut watch::Receiver<u64>,
+) -> After
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
     let mut events = events::<K>(client, what);
-    let mut relist = std::pin::pin!(feed.service.gate.relist());
     loop {
         tokio::select! {
             biased;
-            () = &mut relist => return After::Leads,
+            Ok(()) = terms.changed() => return After::Leads,
             event = events.next() => match event {
                 Some(Ok(event)) => (taking.take)(feed, event),
                 Some(Err(error)) => match (taking.fails)(feed, &error) {
@@ -172,8 +179,12 @@ impl Feed {
     }
 
     fn note_sync(&self, index: &Index) {
-        if index.is_complete() && !self.service.gate.is_synced() {
-            self.service.gate.set_synced();
+        let gate = &self.service.gate;
+        if gate.is_synced() {
+            return;
+        }
+        index.complete_since().into_iter().for_each(|term| gate.set_synced_in(term));
+        if gate.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
         }
@@ -218,7 +229,40 @@ fn after_refusal(error: &watcher::Error) -> Option<After> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::testing::Recorder;
+    use crate::scheduling::policy::Policy;
     use kube::core::Status;
+
+    #[test]
+    fn what_was_listed_before_this_replica_leads_does_not_open_its_gate() {
+        let service = Service::new(Policy::default());
+        let feed = Feed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let gate = &feed.service.gate;
+        let list = |feed: &Feed, kind| {
+            for is_done in [false, true] {
+                match kind {
+                    0 => feed.pod(if is_done { Event::InitDone } else { Event::Init }),
+                    1 => feed.node(if is_done { Event::InitDone } else { Event::Init }),
+                    _ => feed.budget(if is_done { Event::InitDone } else { Event::Init }),
+                }
+            }
+        };
+        (0..3).for_each(|kind| list(&feed, kind));
+        assert!(gate.is_synced() && !gate.is_open());
+
+        gate.set_leading(true);
+        let term = *gate.terms().borrow();
+        let expect: [fn(&mut Index, u64); 3] =
+            [Index::expect_pods, Index::expect_nodes, Index::expect_budgets];
+        for (kind, expect) in expect.into_iter().enumerate() {
+            // What the old watches still show.
+            feed.pod(Event::Delete(Pod::default()));
+            assert!(!gate.is_open(), "{kind} of three lists are new");
+            expect(&mut feed.index.lock(), term);
+            list(&feed, kind);
+        }
+        assert!(gate.is_open());
+    }
 
     fn refusal(code: u16) -> kube::Error {
         kube::Error::Api(Status::failure("no", "Forbidden").with_code(code).boxed())

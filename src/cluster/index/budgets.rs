@@ -19,9 +19,9 @@ impl Index {
         }
     }
 
-    /// What was listed does not count any more: a new list is on its way.
-    pub fn expect_budgets(&mut self) {
-        self.budgets_listed = false;
+    /// The same of budgets.
+    pub fn expect_budgets(&mut self, term: u64) {
+        self.budgets_list.expect(term);
     }
 
     pub fn begin_budgets(&mut self, service: &Service) {
@@ -37,12 +37,12 @@ impl Index {
             ledger.remove_budget(&namespace, &name);
         }
         ledger.set_budget_sight(BudgetSight::Complete);
-        self.budgets_listed = true;
+        self.budgets_list.is_complete = true;
     }
 
     /// They may not be read. Nobody waits for them: pods are placed without, and nobody is evicted. Answers whether that is new.
     pub fn forbid_budgets(&mut self, service: &Service) -> bool {
-        self.budgets_listed = true;
+        self.budgets_list.is_complete = true;
         let mut ledger = service.ledger();
         let is_new = ledger.budgets_known();
         ledger.set_budget_sight(BudgetSight::Forbidden);

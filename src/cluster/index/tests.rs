@@ -313,20 +313,23 @@ fn the_index_is_complete_once_all_lists_are_in() {
     bench.index.end_budgets(&bench.service);
     bench.index.begin_pods(&bench.service);
     bench.apply(&pod("p", "1", 10));
-    assert!(!bench.index.is_complete());
+    assert_eq!(bench.index.complete_since(), None);
     bench.index.end_pods(&bench.service);
-    assert!(bench.index.is_complete());
-    bench.index.expect_budgets();
-    assert!(!bench.index.is_complete());
+    assert_eq!(bench.index.complete_since(), Some(0));
+    bench.index.expect_pods(1);
+    assert_eq!(bench.index.complete_since(), None, "a new list is on its way");
+    bench.index.begin_pods(&bench.service);
+    bench.index.end_pods(&bench.service);
+    assert_eq!(bench.index.complete_since(), Some(0), "the others are still those of before");
 }
 
 #[test]
 fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
     let mut bench = Bench::new();
     bench.index.reset_pods(&bench.service, &[]);
-    assert!(!bench.index.is_complete());
+    assert_eq!(bench.index.complete_since(), None);
     assert!(bench.index.forbid_budgets(&bench.service));
-    assert!(bench.index.is_complete());
+    assert_eq!(bench.index.complete_since(), Some(0));
     assert!(!bench.service.ledger().budgets_known());
     assert!(!bench.index.forbid_budgets(&bench.service), "it is told once");
     bench.index.begin_budgets(&bench.service);
