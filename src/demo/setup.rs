@@ -87,7 +87,7 @@ impl Setup {
     }
 
     /// A pod that came before would be refused at first, and the story would begin in another order each time.
-    async fn until_scheduler_knows_nodes(&self) {
+    pub async fn until_scheduler_knows_nodes(&self) {
         let version = |node: &Value| node["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
         let latest = self.api.list("nodes").iter().filter_map(|node| version(node)).max();
         let knows = |version| latest.is_none_or(|latest| version >= latest);

@@ -78,17 +78,18 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
     let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = Journal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: two of 30 leave 11.7 free, 23.4 on a node.
+    // 71.7 GiB of each GPU can be promised: two of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
+    // of the GPU is kept back, and all of this holds as well.
     let fillers: Vec<Pod> =
-        (0..7).map(|i| pod(&format!("filler-{i}"), 30, &json!({}), "stowage-opportunistic")).collect();
+        (0..7).map(|i| pod(&format!("filler-{i}"), 28, &json!({}), "stowage-opportunistic")).collect();
     submit(&world.client, &fillers).await;
     all_bound(&mut world, 7).await;
     the_clock_is_past_the_last_start(&world.client).await;
     // The scheduler would evict the youngest; this one is the cheapest too.
-    submit(&world.client, &[pod("cheapest", 29, &json!({}), "stowage-opportunistic")]).await;
+    submit(&world.client, &[pod("cheapest", 27, &json!({}), "stowage-opportunistic")]).await;
     all_bound(&mut world, 8).await;
 
-    submit(&world.client, &[pod("serving", 40, &json!({}), "stowage-serving")]).await;
+    submit(&world.client, &[pod("serving", 38, &json!({}), "stowage-serving")]).await;
     let (bound_at, bound_to, annotations) = journal.tells_of_binding("serving").await;
     world.check();
     let (held_at, hold) = journal
@@ -175,12 +176,14 @@ async fn an_agent_is_known_by_the_token_of_its_pod() {
         ("a", token("stowage", &[&audience]), 403, "system:serviceaccount:kube-system:stowage,"),
         ("a", format!("{good}x"), 401, "does not accept the token"),
     ] {
-        match post(of, &token).await {
-            Outcome::Refused { status: actual, reason: said } => {
-                assert!(actual.as_u16() == status && said.contains(reason), "{actual}: {said}");
-            }
-            other => panic!("{reason}: {other:?}"),
-        }
+        // Until the API server has been asked: a slow answer is no verdict.
+        let verdict = eventually(reason, async || match post(of, &token).await {
+            Outcome::Refused { status, reason } if status.as_u16() < 500 => Some((status.as_u16(), reason)),
+            Outcome::Accepted => panic!("accepted, where it should be said that {reason}"),
+            _ => None,
+        });
+        let (actual, said) = verdict.await;
+        assert!(actual == status && said.contains(reason), "{actual}: {said}");
     }
     world.check();
 }
@@ -327,6 +330,10 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut World, bound: &[
     let spec = too_large.spec.as_mut().unwrap();
     spec.node_selector = Some(BTreeMap::from([("kubernetes.io/hostname".into(), roomy.into())]));
 
+    let runs = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    // Each that begins to run wakes whoever was refused.
+    eventually("all that are bound run", async || pods(&world.client).await.iter().all(runs).then_some(()))
+        .await;
     let filters = "verb=\"filter\"";
     let calls_before = world.count("stowage_answers_total", filters).await;
     submit(&world.client, &[too_large]).await;
@@ -346,13 +353,17 @@ async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut World, bound: &[
     api.delete(name_of(leaves), &DeleteParams::default()).await.unwrap();
     throughout(Duration::from_secs(8), async || {
         world.check();
-        assert_eq!(refusal().await.as_deref(), Some(text.as_str()));
+        // A request that fails says nothing of the text.
+        refusal().await.into_iter().for_each(|now| assert_eq!(now, text));
     })
     .await;
     let calls = world.count("stowage_answers_total", filters).await - calls_before;
     println!("refused in {calls} filter calls: {text}");
     assert!((1..=8).contains(&calls), "{calls} filter calls in eight seconds in which one pod left");
-    let ours = events_of_stowage(&world.client, "too-large").await;
+    let ours = eventually("the pod is told", async || {
+        Some(events_of_stowage(&world.client, "too-large").await).filter(|events| !events.is_empty())
+    });
+    let ours = ours.await;
     assert_eq!(ours.iter().map(|event| event.reason.as_deref()).collect::<Vec<_>>(), [Some("StowageNoRoom")]);
     api.delete("too-large", &DeleteParams::default().grace_period(0)).await.unwrap();
 }

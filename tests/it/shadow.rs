@@ -277,7 +277,9 @@ impl Beside {
             let bound = self.api.until(|_| node()).await;
             // It is bound before the extender's answer, and who bound it writes it down between the two.
             let seen = self.scheduler.observations();
-            seen.until(|seen| seen.outcome(&format!("default/{name}")).node).await;
+            let pod = format!("default/{name}");
+            seen.until(|seen| (seen.outcome(&pod).node.is_some() && seen.progress().idle).then_some(()))
+                .await;
             bound
         };
         tokio::time::timeout(Duration::from_secs(60), settled).await.expect("it is bound in time")

@@ -63,8 +63,12 @@ async fn forgeries_are_refused(world: &World) {
     let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
     let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
     let devices = "only Stowage writes";
-    eventually("the admission policy is in force", async || {
-        (!world.apply(&forged("stowage.dev/devices"), &["--dry-run=server"]).ok).then_some(())
+    let other_scheduler = example.replace("schedulerName: stowage", "schedulerName: other");
+    eventually("the admission policies are in force", async || {
+        [(&forged("stowage.dev/devices"), devices), (&other_scheduler, "needs spec.schedulerName")]
+            .into_iter()
+            .all(|(text, reason)| world.apply(text, &["--dry-run=server"]).said.contains(reason))
+            .then_some(())
     })
     .await;
     let refused = |text: &str, reason: &str| {
@@ -79,7 +83,7 @@ async fn forgeries_are_refused(world: &World) {
     let on_a_node =
         |pod: &str| pod.replace("schedulerName: stowage", "schedulerName: stowage\n  nodeName: a");
     refused(&on_a_node(&example), "must not set spec.nodeName");
-    refused(&example.replace("schedulerName: stowage", "schedulerName: other"), "needs spec.schedulerName");
+    refused(&other_scheduler, "needs spec.schedulerName");
     let others = plain.replace("schedulerName: stowage", "nodeName: a");
     let applied = world.apply(&others, &["--dry-run=server"]);
     assert!(applied.ok, "a pod that asks for no VRAM is nobody's business: {}", applied.said);

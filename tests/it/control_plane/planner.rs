@@ -66,7 +66,8 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
     let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
     let journal = Journal::start(world.client.clone());
     world.begin_scheduling().await;
-    // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other.
+    // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of
+    // the GPU is kept back, and the same one leaves.
     for (n, (name, gib)) in [("large", 50), ("medium", 40), ("small", 25)].into_iter().enumerate() {
         submit(&world.client, &[on(job(name, gib), PCIE)]).await;
         all_bound(&mut world, n + 1).await;
@@ -75,7 +76,7 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
         .await;
     all_bound(&mut world, 15).await;
 
-    submit(&world.client, &[on(serving("one-gpu", 28), PCIE)]).await;
+    submit(&world.client, &[on(serving("one-gpu", 25), PCIE)]).await;
     let on_freed = bound(&mut world, "one-gpu").await;
     in_order(&journal, "one-gpu", "small").await;
     assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["small"]);
@@ -144,7 +145,11 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
     let written = async |world: &World, kind: &str| {
         world.count("stowage_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
     };
-    assert_eq!((written(&world, "nomination").await, written(&world, "gate").await), (32, 32));
+    for kind in ["nomination", "gate"] {
+        // They are counted when their answers are in.
+        eventually(kind, async || (written(&world, kind).await >= 32).then_some(())).await;
+        assert_eq!(written(&world, kind).await, 32, "{kind}");
+    }
 
     eventually("the stranger's memory is believed", async || {
         let books = world.books().await?;
@@ -169,11 +174,11 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
     let freed = Instant::now();
     all_bound(&mut world, 33).await;
     let took = freed.elapsed();
-    // One whose back-off ends just then asks by itself.
+    // One whose back-off ends just then asks by itself, and one whose refusal is on its way loses its nomination to it.
     let (nominations, wakes) = (written(&world, "nomination").await, written(&world, "wake").await);
     assert!(
-        (32..=33).contains(&nominations) && wakes == 0,
-        "{nominations} and {wakes}: one is touched at most"
+        (32..=35).contains(&nominations) && wakes == 0,
+        "{nominations} and {wakes}: a few are touched at most"
     );
     println!(
         "{REFUSED} refused by {} filter calls; room for one came free: bound {took:.1?} later, after {} more calls",

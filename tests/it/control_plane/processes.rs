@@ -73,23 +73,21 @@ pub fn run(command: &mut Command) -> Ran {
     Ran { ok: output.status.success(), said }
 }
 
-/// A loopback port that nobody listens on.
-pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+/// Loopback ports that nobody listens on.
+pub fn free_ports<const N: usize>() -> [u16; N] {
+    // All are taken before the first is given back, so that no two are the same.
+    let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
 /// Looks until there is an answer.
-pub async fn eventually<T>(what: &str, look: impl AsyncFnMut() -> Option<T>) -> T {
-    within(PATIENCE, what, look).await
-}
-
-pub async fn within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+pub async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
         if let Some(answer) = look().await {
             return answer;
         }
-        assert!(started.elapsed() < limit, "after {limit:?} it was still not so: {what}");
+        assert!(started.elapsed() < PATIENCE, "after {PATIENCE:?} it was still not so: {what}");
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }

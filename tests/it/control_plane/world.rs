@@ -5,7 +5,7 @@
 //! `stowage.yaml`, under the admission policy, with the shipped scheduler configuration.
 
 use super::fleet::{Agents, GpuNode, REPORT_EVERY};
-use super::processes::{Process, Ran, eventually, free_port, run};
+use super::processes::{Process, Ran, eventually, free_ports, run};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -54,7 +54,8 @@ pub struct Ports {
 
 impl Ports {
     pub fn free() -> Self {
-        Self { verbs: free_port(), agents: free_port(), admin: free_port() }
+        let [verbs, agents, admin] = free_ports();
+        Self { verbs, agents, admin }
     }
 }
 
@@ -64,7 +65,7 @@ impl World {
         let binaries = binaries()?;
         let turn = ONE_AT_A_TIME.lock().await;
         let folder = tempfile::tempdir().unwrap();
-        let [client_port, peer_port, secure_port] = std::array::from_fn(|_| free_port());
+        let [client_port, peer_port, secure_port] = free_ports();
         let etcd = etcd(&binaries, folder.path(), client_port, peer_port);
         let apiserver = apiserver(&binaries, folder.path(), client_port, secure_port);
         let server = format!("https://127.0.0.1:{secure_port}");

@@ -1,7 +1,7 @@
 //! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
 //! is deleted, a planner that dies.
 
-use super::world::{World, dying_slowly, gated, haunting, job, machine, names, serving};
+use super::world::{World, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
 use stowage::demo::agents::Agents;
@@ -22,6 +22,13 @@ async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
         world.fill([if node == "a" { on_a(pod) } else { pod }]).await;
     }
     world
+}
+
+/// It dies when the test says so, and its processes live on for so long.
+fn haunting(pod: Value, memory_stays: &str) -> Value {
+    let mut pod = dying_when_told(pod);
+    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!(memory_stays);
+    pod
 }
 
 /// A finalizer that nobody takes off.
@@ -45,10 +52,12 @@ async fn a_victim_that_never_goes_is_given_up_and_another_node_is_used() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
-    let world = two_nodes(haunting).await;
+    let world = two_nodes(|pod| haunting(pod, dying::FOR_EVER)).await;
+    // A process that no agent has seen leaves nothing behind.
+    world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
     world.until_so("the one on a is told to leave", |world| world.leaving().contains("on-a")).await;
-    world.setup().api.delete_now("pods/default/on-a").unwrap();
+    world.let_go();
     assert_eq!(world.bound("serving").await, "b", "nobody goes where the memory is taken");
     world.stop().await;
 }
@@ -56,13 +65,11 @@ async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn room_is_handed_out_when_the_report_shows_it_free() {
     let world = World::new(&[machine("a", 1)]).await;
-    let mut victim = job("victim", 60);
-    victim["metadata"]["annotations"][dying::MEMORY_STAYS] = json!("2500");
-    world.fill([victim]).await;
+    world.fill([haunting(job("victim", 60), "10000")]).await;
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
     world.until_so("the victim is told to leave", |world| world.leaving().contains("victim")).await;
-    world.setup().api.delete_now("pods/default/victim").unwrap();
+    world.let_go();
     let used = |world: &World| {
         let snapshot = world.setup().stowage.service.ledger().snapshot();
         snapshot.node("a").is_some_and(|node| node.gpus[0].taken.0 > 0)
@@ -85,8 +92,8 @@ async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_s
     world.until_so("one is gone", |world| world.pods().len() == 2).await;
     assert_eq!(world.holds(), 1, "the other is still asked");
     world.setup().api.delete_now("pods/default/serving").unwrap();
-    faults.clear();
     world.until_so("nothing is held", |world| world.holds() == 0).await;
+    faults.clear();
     world.some_reports_later().await;
     assert_eq!((world.pods().len(), world.leaving()), (1, names([])));
     world.create(job("next", 35));
@@ -98,11 +105,11 @@ async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_s
 async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_that_finishes() {
     for gate in [gated, |pod| pod] {
         let world = World::new(&[machine("a", 2)]).await;
-        world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+        world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
         world.create(gate(serving("serving", 40)));
         world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
-        let leaving = world.leaving();
         let world = world.restart().await;
+        let leaving = world.let_go();
         world.bound("serving").await;
         let stays: Vec<&str> =
             ["large", "small"].into_iter().filter(|name| !leaving.contains(*name)).collect();
@@ -115,12 +122,12 @@ async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_tha
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_finish() {
     let world = World::new(&[machine("a", 2)]).await;
-    world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+    world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
     let gate = &world.setup().stowage.service.gate;
     gate.set_leading(false);
-    world.until_so("the victim is gone", |world| world.pods().len() == 2).await;
+    world.let_go();
     world.some_reports_later().await;
     assert!(world.is_gated("serving"), "who does not lead tells nobody");
     gate.set_leading(true);
@@ -140,11 +147,11 @@ async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
     let _agents = Agents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
     let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();
 
-    world.fill([job("large", 50), job("small", 40)].map(dying_slowly)).await;
+    world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
-    let leaving = world.leaving();
     first_leads.set_leading(false);
+    let leaving = world.let_go();
     assert_eq!(["evict", "hold", "nomination", "gate"].map(written), [0; 4]);
     second_leads.set_leading(true);
     world.until_so("the pod is let through", |world| !world.is_gated("serving")).await;

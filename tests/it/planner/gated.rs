@@ -15,7 +15,8 @@ async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
         assert_eq!(world.planned(name).as_deref(), Some("Placed"));
         assert!(!world.is_gated(name));
     }
-    assert_eq!((world.writes("nomination"), world.writes("gate")), (16, 16));
+    world.wrote("nomination", 16).await;
+    world.wrote("gate", 16).await;
     world.stop().await;
 }
 
@@ -51,6 +52,7 @@ async fn goes_past_a(spoil: impl Fn(&World, &mut Value)) {
         let mut pod = gate(serving("serving", 50));
         spoil(&world, &mut pod);
         // The node's watch and the pod's are two: what the node is now has to be known before the pod comes.
+        world.setup().until_scheduler_knows_nodes().await;
         world.some_reports_later().await;
         world.create(pod);
         assert_eq!(world.bound("serving").await, "b");

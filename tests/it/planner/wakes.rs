@@ -34,6 +34,7 @@ async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
     let late: Vec<String> = (0..WAITING).map(|number| format!("late-{number:03}")).collect();
     late.iter().for_each(|name| world.create(pod(name, 20, None)));
     world.until_so("all are refused", |world| late.iter().all(|name| world.is_refused(name))).await;
+    world.until_the_scheduler_rests().await;
     world.some_reports_later().await;
     let told = |world: &World| (world.writes("wake"), world.writes("nomination"));
     assert_eq!(told(&world), (0, 0), "what was full stays full");
@@ -43,6 +44,7 @@ async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
     engine.set(CALM);
     let is_bound = |world: &World| late.iter().filter(|name| world.node_of(name).is_some()).count();
     world.until_so("one of them is bound", |world| is_bound(world) == 1).await;
+    world.wrote("nomination", 1).await;
     assert_eq!(told(&world), (0, 1), "one is nominated and touched, in one write");
     let chosen = late.iter().find(|name| world.node_of(name).is_some()).unwrap();
     println!(

@@ -1,13 +1,14 @@
 //! The cluster of these tests, and pods to put there.
 
 use serde_json::{Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stowage::contract;
 use stowage::demo::dying;
 use stowage::demo::machine::Machine;
 use stowage::demo::scheduler::observations::Verb;
 use stowage::demo::setup::Setup;
+use stowage::ids::NodeName;
 use stowage::scheduling::policy::Policy;
 use stowage::units::Millis;
 
@@ -36,7 +37,10 @@ impl World {
         Self::by(policy, machines).await
     }
 
-    pub async fn by(policy: Policy, machines: &[Machine]) -> Self {
+    async fn by(mut policy: Policy, machines: &[Machine]) -> Self {
+        // What an agent last said stays true, however late a busy machine makes its next report.
+        policy.telemetry.fresh = Millis::seconds(24 * 3600);
+        policy.telemetry.stale = Millis::seconds(48 * 3600);
         Self { setup: Setup::by(policy.clone(), machines).await.unwrap(), policy }
     }
 
@@ -90,6 +94,13 @@ impl World {
         self.pods().into_iter().filter(leaves).collect()
     }
 
+    /// Those that are being deleted are gone now, and who they are.
+    pub fn let_go(&self) -> BTreeSet<String> {
+        let leaving = self.leaving();
+        leaving.iter().for_each(|name| self.setup.api.delete_now(&format!("pods/default/{name}")).unwrap());
+        leaving
+    }
+
     pub fn node_of(&self, name: &str) -> Option<String> {
         Some(self.pod(name)?["spec"]["nodeName"].as_str()?.to_owned())
     }
@@ -127,6 +138,14 @@ impl World {
         self.setup.stowage.service.metrics.writes.with_label_values(&[kind, "written"]).get()
     }
 
+    /// So many writes of a kind are accepted in the end, and no more. They are counted when their answers are in, and what
+    /// follows from a write may be seen before that.
+    pub async fn wrote(&self, kind: &str, count: u64) {
+        self.until_so(&format!("{count} writes of {kind} are counted"), |world| world.writes(kind) >= count)
+            .await;
+        assert_eq!(self.writes(kind), count, "{kind}");
+    }
+
     /// The scheduler's calls about a pod: the verb, and how many nodes it was about.
     pub fn calls(&self, name: &str) -> Vec<(Verb, usize)> {
         let calls = self.setup.scheduler.observations().calls_for(&format!("default/{name}"));
@@ -159,12 +178,32 @@ impl World {
         self.until(&format!("{name} is bound"), |world| world.node_of(name)).await
     }
 
+    /// The scheduler has seen every pod as it is now, and has nothing to do.
+    pub async fn until_the_scheduler_rests(&self) {
+        let version = |pod: &Value| pod["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+        self.until_so("the scheduler rests", |world| {
+            let progress = world.setup.scheduler.observations().progress();
+            let latest: u64 = world.setup.api.list("pods").iter().map(|pod| version(pod)).max().unwrap_or(0);
+            progress.idle && progress.pods_version >= latest
+        })
+        .await;
+    }
+
     /// Every agent has reported so often: whatever follows from a report would have followed.
     pub async fn some_reports_later(&self) {
-        let reports = || self.setup.stowage.service.metrics.reports.with_label_values(&["accepted"]).get();
-        let nodes = self.setup.api.list("nodes").len() as u64;
-        let until = reports() + 6 * nodes;
-        self.until_so("the agents report", |_| reports() >= until).await;
+        let latest = |world: &Self| -> BTreeMap<NodeName, u64> {
+            let all = world.setup.stowage.board.all().into_iter();
+            all.map(|(node, latest)| (node, latest.report.sequence)).collect()
+        };
+        let nodes = self.setup.api.list("nodes").len();
+        let before = self.until("every agent has reported", |world| {
+            Some(latest(world)).filter(|known| known.len() == nodes)
+        });
+        let before = before.await;
+        self.until_so("the agents report", |world| {
+            latest(world).iter().all(|(node, sequence)| *sequence >= before[node] + 6)
+        })
+        .await;
     }
 }
 
@@ -205,9 +244,9 @@ pub fn dying_slowly(mut pod: Value) -> Value {
     pod
 }
 
-/// Its processes live on for ever when it is gone.
-pub fn haunting(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"][dying::MEMORY_STAYS] = json!(dying::FOR_EVER);
+/// It dies when the test says so, and not before.
+pub fn dying_when_told(mut pod: Value) -> Value {
+    pod["metadata"]["annotations"][dying::TAKES] = json!(dying::FOR_EVER);
     pod
 }
 
