@@ -281,12 +281,10 @@ async fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[G
         let devices: Vec<&str> = text("stowage.dev/devices").split(',').collect();
         let gpus = annotations.get("stowage.dev/gpus").map_or(1, |gpus| gpus.parse().unwrap());
         assert_eq!(devices.len(), gpus, "{name}");
-        assert!(
-            devices.iter().all(|uuid| (0..node.gpus).any(|gpu| node.uuid(gpu) == *uuid)),
-            "{name}: {devices:?}"
-        );
-        let visible: Vec<String> =
-            devices.iter().map(|uuid| format!("runtime.nvidia.com/gpu={uuid}")).collect();
+        devices.iter().for_each(|device| drop(gpu_of(node, device)));
+        // A GPU that has no UUID yet goes by its index there.
+        let cdi = |device: &&str| format!("runtime.nvidia.com/gpu={}", device.trim_start_matches("index-"));
+        let visible: Vec<String> = devices.iter().map(cdi).collect();
         assert_eq!(text("stowage.dev/visible-devices"), visible.join(","));
         assert_eq!(text("nvidia.cdi.k8s.io/container.engine"), visible.join(","));
         let granted: u64 = text("stowage.dev/vram-granted").parse().unwrap();
@@ -296,15 +294,23 @@ async fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[G
     }
 }
 
+/// The UUID of a recorded device: its own, or by its index, where a restarted Stowage bound before the agent's next report.
+fn gpu_of(node: &GpuNode, device: &str) -> String {
+    let is_it = |gpu: &u32| node.uuid(*gpu) == device || format!("index-{gpu}") == device;
+    let index = (0..node.gpus).find(is_it).unwrap_or_else(|| panic!("{}: no {device}", node.name));
+    node.uuid(index)
+}
+
 /// Added up from nothing but what the API server shows: the requests, the annotations, the sizes of the GPUs.
 fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
-    let mut tenants: BTreeMap<(&str, &str), Vec<(u64, bool)>> = BTreeMap::new();
+    let mut tenants: BTreeMap<(&str, String), Vec<(u64, bool)>> = BTreeMap::new();
     for pod in bound {
         let devices: Vec<&str> = annotation(pod, "stowage.dev/devices").unwrap().split(',').collect();
         let alone = annotation(pod, "stowage.dev/exclusive") == Some("true");
-        for uuid in &devices {
+        let node = nodes.iter().find(|node| Some(&*node.name) == node_of(pod)).unwrap();
+        for device in &devices {
             let part = asked_gib(pod) * GIB / devices.len() as u64;
-            tenants.entry((node_of(pod).unwrap(), uuid)).or_default().push((part, alone));
+            tenants.entry((&node.name, gpu_of(node, device))).or_default().push((part, alone));
         }
     }
     for ((name, uuid), tenants) in &tenants {
