@@ -33,8 +33,18 @@ pub struct Service {
 
 impl Service {
     pub fn new(policy: Policy) -> Arc<Self> {
-        let policy = Arc::new(policy);
-        let (clock, metrics) = (Clock::start(), Metrics::new());
+        Self::by(Clock::start(), policy)
+    }
+
+    /// One for which no time passes but what a test lets pass.
+    #[cfg(test)]
+    pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
+        let clock = Clock::start();
+        Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, policy)
+    }
+
+    fn by(clock: Clock, policy: Policy) -> Arc<Self> {
+        let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
         Arc::new(Self {
             judge: Judge::of(policy.clone()),
@@ -98,14 +108,24 @@ impl Service {
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     started: Instant,
+    #[cfg(test)]
+    stopped_at: Option<Moment>,
 }
 
 impl Clock {
     fn start() -> Self {
-        Self { started: Instant::now() }
+        Self {
+            started: Instant::now(),
+            #[cfg(test)]
+            stopped_at: None,
+        }
     }
 
     pub fn now(&self) -> Moment {
+        #[cfg(test)]
+        if let Some(at) = self.stopped_at {
+            return at;
+        }
         Moment(self.started.elapsed().as_millis() as u64) + BEFORE_START
     }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// Longer than any answer takes on a busy machine; a test that meets it has failed.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// A port on which nothing listens: it needs a privilege, and no service has it.
+pub const NOBODYS: u16 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {

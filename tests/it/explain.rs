@@ -1,6 +1,6 @@
 //! `/v1/explain` and `stowage explain`: the shape of the answer, errors that say the way out, and exit codes.
 
-use crate::client::Client;
+use crate::client::{Client, NOBODYS};
 use crate::served::{Cluster, on, pod, priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
@@ -97,8 +97,7 @@ fn the_command_prints_what_the_service_answers() {
 
 #[test]
 fn a_server_that_is_not_there_is_told_from_a_pod_that_is_not() {
-    let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let output = command(&["x", "--server", &format!("http://{nowhere}")]);
+    let output = command(&["x", "--server", &format!("http://127.0.0.1:{NOBODYS}")]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("nobody answers at http://") && stderr(&output).contains("--admin"));
     let output = command(&["x", "--server", "127.0.0.1:1"]);

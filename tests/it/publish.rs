@@ -1,6 +1,7 @@
 //! The agent's publisher against real extenders' addresses, plain and with TLS.
 
 use crate::agent_auth::Guarded;
+use crate::client::NOBODYS;
 use crate::served::{Cluster, Served, doors, eventually, report};
 use crate::tls::{Ca, Files};
 use std::net::TcpListener;
@@ -56,15 +57,15 @@ fn unreachable(outcome: &Outcome) -> &str {
 #[test]
 fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
     let (one, other) = (served(), served());
-    let dead = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let mut agent = Agent::of(&[at(&one), at(&other), format!("http://{dead}")], None, None);
+    let dead = format!("http://127.0.0.1:{NOBODYS}");
+    let mut agent = Agent::of(&[at(&one), at(&other), dead.clone()], None, None);
     for _ in 0..2 {
         agent.publish("node-a");
     }
     let state = agent.publisher.state();
     assert_eq!((state.replicas.len(), state.problems.len()), (3, 0));
     for (name, replica) in &state.replicas {
-        if name.contains(&dead.to_string()) {
+        if name.starts_with(&format!("{dead} ")) {
             assert!(unreachable(&replica.latest).contains("refused"), "{replica:?}");
             assert_eq!((replica.accepted, replica.failed), (0, 2));
         } else {
@@ -85,8 +86,9 @@ fn a_replica_that_never_answers_has_its_time_and_no_more() {
         let state = agent.publisher.state();
         let (hung, live): (Vec<_>, Vec<_>) =
             state.replicas.iter().partition(|(name, _)| name.starts_with(&hung_at));
-        assert!(unreachable(&hung[0].1.latest).contains("no answer within 100ms"));
-        live[0].1.latest == Outcome::Accepted
+        hung.iter()
+            .for_each(|(_, hung)| assert!(unreachable(&hung.latest).contains("no answer within 100ms")));
+        !hung.is_empty() && live.iter().any(|(_, live)| live.latest == Outcome::Accepted)
     });
 }
 

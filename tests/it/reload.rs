@@ -89,7 +89,7 @@ impl Reloading {
     }
 
     fn write(&self, text: &str) {
-        fs::write(self.policies().join("policy.yaml"), text).unwrap();
+        replace(&self.policies().join("policy.yaml"), text);
     }
 
     fn is_in_force(&self, digest: Digest) -> bool {
@@ -113,6 +113,13 @@ impl Reloading {
         let notices = self.served.notices().into_iter();
         notices.filter(|(name, ..)| name == "stowage-0").map(|(_, kind, text)| (kind, text)).collect()
     }
+}
+
+/// Writes a file anew without a moment at which it is empty, which would be a policy, too. A name with a dot is not read.
+fn replace(file: &Path, text: &str) {
+    let new = file.with_file_name(".new");
+    fs::write(&new, text).unwrap();
+    fs::rename(new, file).unwrap();
 }
 
 fn side_of(node: &str) -> &str {
@@ -457,7 +464,7 @@ fn a_service_takes_a_changed_file_over_and_says_so_in_its_log() {
     let policy = folder.path().join("policy.yaml");
     fs::write(&policy, one_sided("a")).unwrap();
     let running = Running::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
-    fs::write(&policy, one_sided("b")).unwrap();
+    replace(&policy, &one_sided("b"));
     let line = running.line_with("another policy is in force");
     for side in SIDES {
         assert!(line.contains(&digest_of(&one_sided(side)).to_string()), "{line}");

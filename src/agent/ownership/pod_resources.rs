@@ -79,6 +79,13 @@ impl PodResources {
         Self { socket, patience: PATIENCE, channel: None, last: None, failed: None }
     }
 
+    /// One that waits for an answer longer than a busy machine takes.
+    #[cfg(test)]
+    pub fn patient(socket: PathBuf) -> Self {
+        let patience = Patience { answer: Duration::from_secs(30), ..PATIENCE };
+        Self { patience, ..Self::new(socket) }
+    }
+
     /// What is handed out, as far as it is known, and why it is not known better. Must be called inside a tokio runtime.
     pub async fn allocations(&mut self) -> (&[Allocation], Option<PodResourcesError>) {
         let is_due = self.failed.as_ref().is_none_or(|(at, _)| at.elapsed() >= self.patience.again);

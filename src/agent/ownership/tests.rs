@@ -16,7 +16,9 @@ struct Node {
 
 fn node(kubelet: FakeKubelet) -> Node {
     let proc = tempfile::tempdir().unwrap();
-    let owners = Owners::new(proc.path().into(), kubelet.socket());
+    let (cgroups, pod_resources) =
+        (Cgroups::new(proc.path().into()), PodResources::patient(kubelet.socket()));
+    let owners = Owners { cgroups, pod_resources };
     Node { proc, kubelet, owners }
 }
 

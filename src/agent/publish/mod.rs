@@ -30,7 +30,7 @@ use trust::Trust;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How often names and the CA's file are looked at again. A replica that moves is away for longer than that.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long the first look-up of a name may keep the first report waiting.
+/// How long the first look-up of a name may keep the first report waiting at least.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -101,8 +101,9 @@ impl Publisher {
     pub async fn publish(&mut self, mut report: NodeReport, as_of: Instant) {
         self.problems.clear();
         self.look_at_trust();
+        let wait = self.patience.max(FIRST_LOOK);
         for target in &mut self.targets {
-            self.problems.extend(target.look(&self.trust).await);
+            self.problems.extend(target.look(&self.trust, wait).await);
         }
         let authorization = self.token_file.as_deref().map(trust::authorization).transpose();
         let replicas = self.targets.iter_mut().flat_map(|target| target.replicas.values_mut());
@@ -173,9 +174,9 @@ impl Target {
         }
     }
 
-    /// Brings the replicas to what the name stands for. Waits for a look-up only while no replica is known; answers what
-    /// is wrong with it.
-    async fn look(&mut self, trust: &Trust) -> Option<String> {
+    /// Brings the replicas to what the name stands for. Waits for a look-up only while no replica is known, and no longer than
+    /// `wait`; answers what is wrong with it.
+    async fn look(&mut self, trust: &Trust, wait: Duration) -> Option<String> {
         if self.lookup.is_none() && self.looked.is_none_or(|looked| looked.elapsed() >= LOOK_EVERY) {
             let (host, port) = (self.destination.host.to_string(), self.destination.port);
             self.looked = Some(Instant::now());
@@ -183,7 +184,7 @@ impl Target {
                 Ok(tokio::net::lookup_host((host.as_str(), port)).await?.collect())
             }));
         }
-        if let Some(found) = self.found().await {
+        if let Some(found) = self.found(wait).await {
             self.take(found);
         }
         for address in &self.addresses {
@@ -193,10 +194,10 @@ impl Target {
         self.problem.clone()
     }
 
-    async fn found(&mut self) -> Option<io::Result<Vec<SocketAddr>>> {
+    async fn found(&mut self, wait: Duration) -> Option<io::Result<Vec<SocketAddr>>> {
         let lookup = self.lookup.as_mut()?;
         let ended = match self.addresses.is_empty() {
-            true => tokio::time::timeout(FIRST_LOOK, lookup).await.ok()?,
+            true => tokio::time::timeout(wait, lookup).await.ok()?,
             false if lookup.is_finished() => lookup.await,
             false => return None,
         };
@@ -266,16 +267,16 @@ mod tests {
         let address = |n: u8| SocketAddr::from(([127, 0, 0, n], 9446));
         let known = |target: &Target| target.replicas.keys().copied().collect::<Vec<_>>();
         target.take(Ok(vec![address(2), address(1), address(1)]));
-        assert_eq!(target.look(&trust).await, None);
+        assert_eq!(target.look(&trust, FIRST_LOOK).await, None);
         assert_eq!(known(&target), [address(1), address(2)]);
         target.replicas.get_mut(&address(2)).unwrap().note(Outcome::Accepted);
         target.take(Ok(vec![address(3), address(2)]));
-        target.look(&trust).await;
+        target.look(&trust, FIRST_LOOK).await;
         assert_eq!(known(&target), [address(2), address(3)]);
         assert_eq!(target.replicas[&address(2)].state().unwrap().accepted, 1, "who stays is not asked anew");
         for nothing in [Ok(Vec::new()), Err(io::Error::other("no such name"))] {
             target.take(nothing);
-            let problem = target.look(&trust).await.unwrap();
+            let problem = target.look(&trust, FIRST_LOOK).await.unwrap();
             assert!(problem.starts_with("http://stowage:9446: "), "{problem}");
             assert_eq!(
                 known(&target),

@@ -28,7 +28,7 @@ impl Bench {
     }
 
     fn by(policy: Policy, nodes: &[&str]) -> Self {
-        let service = Service::new(policy);
+        let service = Service::with_stopped_clock(policy);
         let recorder = Arc::new(Recorder::default());
         let mut index = Index::default();
         let nodes = nodes.iter().map(|name| serde_json::from_value(node(name)).unwrap());
@@ -57,7 +57,7 @@ impl Bench {
         self.index.delete_pod(&self.service, &pod);
     }
 
-    /// As if so much time had passed.
+    /// As if so much time had passed; by itself none does.
     fn pass(&mut self, seconds: u64) {
         let mut ledger = self.service.ledger();
         let later = ledger.now() + Millis::seconds(seconds);

@@ -38,7 +38,7 @@ impl Config {
             scheduler_name: "stowage".to_owned(),
             extender: ExtenderConfig {
                 url_prefix: url_prefix.trim_end_matches('/').to_owned(),
-                timeout: Duration::from_secs(2),
+                timeout: Duration::from_secs(15),
                 weight: 15,
                 node_cache_capable: true,
                 ignorable: false,

@@ -42,7 +42,7 @@ impl AgentAuthority for Asked {
 impl Asked {
     fn guard(permits: usize) -> (Arc<Self>, Arc<TokenGuard>) {
         let asked = Arc::new(Self { tokens: Mutex::default(), permits: Semaphore::new(permits) });
-        let guard = TokenGuard::new(asked.clone(), Service::new(Policy::default()));
+        let guard = TokenGuard::new(asked.clone(), Service::with_stopped_clock(Policy::default()));
         (asked, guard)
     }
 

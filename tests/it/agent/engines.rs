@@ -1,8 +1,7 @@
 //! What engines print, from their pages into the extender's books.
 
-use super::world::{
-    Engine, GIB, NOBODYS, World, agents_at, bound_to, engine_at, gpu, measured, reported_until,
-};
+use super::world::{Engine, GIB, World, agents_at, bound_to, engine_at, gpu, measured, reported_until};
+use crate::client::NOBODYS;
 use crate::served::eventually;
 use serde_json::{Value, json};
 use std::net::TcpListener;

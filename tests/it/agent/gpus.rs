@@ -58,7 +58,7 @@ fn slices_stand_behind_the_gpu_they_are_cut_from() {
     let world = World::of([Gpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);
-    let report = world.look(&[]);
+    let report = world.look_until(&[], |report| report["gpus"].is_array());
     let shown: Vec<_> =
         report["gpus"].as_array().unwrap().iter().map(|g| (&g["uuid"], &g["parent"])).collect();
     let (a, none) = (json!("GPU-a"), Value::Null);
@@ -74,7 +74,8 @@ fn slices_stand_behind_the_gpu_they_are_cut_from() {
 #[test]
 fn gpus_that_reach_each_other_share_an_island() {
     let linked = |letter, nvlink| Gpu { nvlink, ..gpu(letter) };
-    let report = World::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]).look(&[]);
+    let world = World::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]);
+    let report = world.look_until(&[], |report| report["gpus"].is_array());
     let islands: Vec<_> =
         report["gpus"].as_array().unwrap().iter().map(|gpu| gpu["nvlinkIsland"].as_u64()).collect();
     assert_eq!(islands, [Some(0), None, Some(0)]);

@@ -34,8 +34,6 @@ pub mod fake_kubelet;
 use fake_kubelet::FakeKubelet;
 
 pub const NODE: &str = "node-a";
-/// A port on which nothing listens: it needs a privilege, and no service has it.
-pub const NOBODYS: u16 = 1;
 /// A GiB, as scripts and reports count.
 pub const GIB: u64 = 1 << 30;
 
@@ -134,7 +132,7 @@ impl World {
     }
 
     /// What `--once --json` prints.
-    pub fn look(&self, more: &[&str]) -> Value {
+    fn look(&self, more: &[&str]) -> Value {
         let output = self.agent(&[&["--once", "--json"], more].concat()).output().unwrap();
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()

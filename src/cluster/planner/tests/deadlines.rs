@@ -70,12 +70,13 @@ async fn a_standby_sees_that_a_hold_was_extended() {
     pod["status"]["conditions"] = hold_shown(&[], 10);
     bench.show(pod.clone());
     assert!(left(&bench, "serving") <= Millis::seconds(10));
-    pod["status"]["conditions"] = hold_shown(&[], 40);
+    // What the API server shows goes by the wall clock, which runs on meanwhile.
+    pod["status"]["conditions"] = hold_shown(&[], 300);
     bench.show(pod.clone());
-    assert!(left(&bench, "serving") > Millis::seconds(35));
+    assert!(left(&bench, "serving") > Millis::seconds(200));
     pod["status"]["conditions"] = hold_shown(&[], 10);
     bench.show(pod);
-    assert!(left(&bench, "serving") > Millis::seconds(35), "what is shown late shortens nothing");
+    assert!(left(&bench, "serving") > Millis::seconds(200), "what is shown late shortens nothing");
 }
 
 #[tokio::test]

@@ -1,0 +1,30 @@
+//! Disruption budgets come into the ledger by a watch of their own, which not everyone may have.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn budgets_come_by_their_watch() {
+    let server = server_with_nodes(&["a"]).await;
+    let replica = Replica::acting(&server).await;
+    assert!(replica.service.ledger().budgets_known());
+    let budget = json!({
+        "metadata": {"name": "chat", "namespace": "default"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "chat"}}},
+    });
+    server.create("poddisruptionbudgets", budget).unwrap();
+    eventually("the budget is seen", || replica.service.ledger().budgets().len() == 1).await;
+    server.delete("poddisruptionbudgets/default/chat").unwrap();
+    eventually("it is gone", || replica.service.ledger().budgets().is_empty()).await;
+    replica.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_may_not_read_budgets_begins_without_and_knows_it_until_they_can_be_read() {
+    let server = server_with_nodes(&["a"]).await;
+    server.faults().next(Operation::ListBudgets, 1000, Fault::Forbids);
+    let replica = Replica::acting(&server).await;
+    assert!(!replica.service.ledger().budgets_known());
+    server.faults().clear();
+    eventually("they are read after all", || replica.service.ledger().budgets_known()).await;
+    replica.stop().await;
+}
