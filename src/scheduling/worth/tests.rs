@@ -280,6 +280,56 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Who looks at every set of GPUs finds the same: fewest that are promised to someone else, side by side, and each of them
+    /// where a GPU alone costs least.
+    #[test]
+    fn of_all_sets_of_gpus_the_one_of_those_that_cost_least_is_chosen(
+        sizes in prop::collection::vec(1u64..=1000, 10..40),
+        gpus in prop::collection::vec(
+            (prop_oneof![3 => Just(0u64), 1 => Just(400), 1 => 1u64..=900], prop_oneof![4 => Just(0u64), 1 => 1u64..=900],
+                prop::option::of(0u8..2)), 7),
+        (capacity, milli, wanted) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, 2u32..=4),
+    ) {
+        let models = [("H100", WHOLE), ("L4", capacity)].repeat(4);
+        let charged: Vec<u64> = gpus.iter().map(|(charged, ..)| *charged).collect();
+        let mut machine = Machine::of(&models[..7], Some(50_000)).with(&charged);
+        for (gpu, (_, hinted, island)) in machine.gpus.iter_mut().zip(&gpus) {
+            (gpu.hinted, gpu.island) = (Bytes(*hinted), *island);
+        }
+        let mixed = mix(sizes.into_iter().map(shared).chain([whole(2), whole(4)]));
+        let worth = learned(&mixed, std::slice::from_ref(&machine));
+        let demand = if milli > 900 { whole(wanted) } else { demand_of(milli, wanted, Sharing::Shared, 0) };
+        let outlook = worth.outlook(machine.site());
+        let appraisal = worth.appraise(&outlook, &demand);
+        let comparison = appraisal.compare();
+        let is_promised = |place: usize| {
+            let gpu = &machine.gpus[place];
+            match demand.sharing {
+                Sharing::Exclusive => gpu.hinted.0 > 0,
+                Sharing::Shared => gpu.charged.0 + gpu.hinted.0 + demand.per_gpu.0 > gpu.capacity.0,
+            }
+        };
+        let cost = |set: &GpuSet| {
+            let islands: Vec<_> = set.iter().map(|place| machine.gpus[place].island).collect();
+            let is_apart = islands.iter().any(|island| island.is_none() || *island != islands[0]);
+            let alone = |place| (is_promised(place), comparison.of(GpuSet::one(place)), place);
+            let mut each: Vec<_> = set.iter().map(alone).collect();
+            each.sort_unstable();
+            (each.iter().filter(|(is_promised, ..)| *is_promised).count(), is_apart, each)
+        };
+        let sets = (0u32..1 << 7).filter(|bits| bits.count_ones() == wanted);
+        let best = sets
+            .map(|bits| (0..7).filter(|place| bits >> place & 1 == 1).collect::<GpuSet>())
+            .filter(|set| set.iter().all(|place| machine.gpus[place].has_space(&demand)))
+            .min_by_key(cost);
+        let chosen = pack::choose_by(&appraisal, GpuSet::ALL).map(|choice| choice.gpus);
+        prop_assert_eq!(chosen, best);
+    }
+}
+
 /// Beside the checkout, or where `STOWAGE_SHARED` says; skipped without it.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "a test may look for the trace")]
