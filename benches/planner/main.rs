@@ -14,7 +14,7 @@ use cluster::Cluster;
 use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
-use stowage::ids::PodUid;
+use stowage::ids::{NodeName, PodUid};
 use stowage::scheduling::decision::Hold;
 use stowage::scheduling::preempt::{
     Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge, seen,
@@ -57,7 +57,7 @@ fn time_decisions() {
         let prospects = cluster.ledger.prospects(&claim, &demand);
         let gathered = start.elapsed();
         let mut survey = cluster.ledger.survey(&claim, &demand);
-        let set = cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node| {
+        let set = cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node: &NodeName| {
             seen(survey.room(node)?, &demand)
         });
         let took = start.elapsed();
@@ -97,7 +97,9 @@ fn decide(cluster: &Cluster, uid: &PodUid) -> Option<VictimSet> {
     let claim = cluster.ledger.claim(uid);
     let mut survey = cluster.ledger.survey(&claim, demand);
     let prospects = cluster.ledger.prospects(&claim, demand);
-    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node| seen(survey.room(node)?, demand))
+    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node: &NodeName| {
+        seen(survey.room(node)?, demand)
+    })
 }
 
 fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {

@@ -25,9 +25,9 @@ impl Scratch<'_> {
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
         let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim_to_move(&pod.uid));
-        let mut look = self.looking(&kind, &snapshot, &demand, &claim);
-        let rooms: Vec<Room> = snapshot.nodes().iter().filter_map(|node| look(&node.name)).collect();
-        drop(look);
+        let mut looking = self.looking(&kind, &snapshot, &demand, &claim);
+        let rooms: Vec<Room> = snapshot.nodes().iter().filter_map(|node| looking.room(&node.name)).collect();
+        drop(looking);
         let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()

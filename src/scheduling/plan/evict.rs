@@ -5,23 +5,43 @@ use super::scratch::Scratch;
 use super::{Place, Seeing};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Claim, Pending};
-use crate::scheduling::preempt::{self, Effort, Prospect, Room, Rules, Seen, VictimSet};
+use crate::scheduling::ledger::{Claim, Ledger, Pending, Survey};
+use crate::scheduling::preempt::{self, Effort, Price, Prospect, Room, Rooms, Rules, Seen, VictimSet};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::Freed;
+use crate::scheduling::stock::{Freed, Question};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// What was found of nodes for pods of one kind, as long as it holds: a group's pods look at the same nodes, one after the other.
 #[derive(Debug, Default)]
-pub(super) struct KnownRooms {
+pub(super) struct Known {
     kind: Option<Kind>,
-    /// With less than what any set of victims costs there; `None` of a node where nobody's leaving would be enough.
-    rooms: BTreeMap<NodeName, Option<Seen<Rc<Room>>>>,
+    /// As the first search for a pod of the kind began. What has been held since makes no node cheaper.
+    prospects: Vec<Prospect>,
+    rooms: KnownRooms,
 }
 
-impl KnownRooms {
+/// `None` of a node where nobody's leaving would be enough.
+type KnownRooms = BTreeMap<NodeName, Option<Seen<Rc<Room>>>>;
+
+/// Finds nodes that pods of a kind could go to if all left who may, one by one.
+pub(super) struct Looking<'l> {
+    ledger: &'l Ledger,
+    snapshot: &'l Snapshot,
+    kind: &'l Kind,
+    question: Option<Question<'l>>,
+    survey: Survey<'l>,
+}
+
+/// The same; but what is known already is not looked for again.
+struct Remembering<'l, 'k> {
+    looking: Looking<'l>,
+    demand: &'l Demand,
+    rooms: &'k mut KnownRooms,
+}
+
+impl Known {
     pub fn forget(&mut self) {
         *self = Self::default();
     }
@@ -30,10 +50,55 @@ impl KnownRooms {
         self.rooms.remove(node);
     }
 
-    /// Those of a kind, if that was the last that was looked at.
-    fn take(&mut self, kind: &Kind) -> BTreeMap<NodeName, Option<Seen<Rc<Room>>>> {
-        let known = std::mem::take(self);
-        if known.kind.is_some_and(|of| of.is_like(kind)) { known.rooms } else { BTreeMap::new() }
+    /// What holds for a pod of the kind that has this claim, too; or, of another kind, what is seen at once.
+    fn of(self, kind: &Kind, ledger: &Ledger, claim: &Claim) -> Self {
+        // What a tenant may still have changes with each of its pods.
+        let is_alike = ledger.policy().tenants().is_empty();
+        if is_alike && self.kind.as_ref().is_some_and(|known| known.is_like(kind)) {
+            return self;
+        }
+        let prospects = ledger.prospects(claim, kind.demand());
+        Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() }
+    }
+}
+
+impl Looking<'_> {
+    pub fn room(&mut self, node: &NodeName) -> Option<Room> {
+        let mut room = self.survey.room(node)?;
+        let Self { ledger, snapshot, kind, question, .. } = self;
+        let seeing = Seeing { ledger, snapshot };
+        let leaving: Vec<PodUid> =
+            room.candidates.iter().chain(&room.awaited).map(|resident| resident.uid.clone()).collect();
+        let place = snapshot.place_of(node.as_str())?;
+        kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
+        let beside = Freed { leaving: &[], coming: ledger.coming_to(node) };
+        let lack = question.as_ref().map(|question| question.lack(node, &beside));
+        room.shortfall.companion = lack.unwrap_or_default();
+        Some(room)
+    }
+}
+
+impl Rooms for Remembering<'_, '_> {
+    type Room = Rc<Room>;
+
+    fn look(&mut self, node: &NodeName) -> Option<Seen<Rc<Room>>> {
+        let Self { looking, demand, rooms } = self;
+        if let Some(known) = rooms.get_mut(node) {
+            let (floor, room) = known.as_mut()?;
+            looking.survey.allow(Rc::make_mut(room));
+            return Some((*floor, Rc::clone(room)));
+        }
+        let found = looking.room(node).and_then(|room| preempt::seen(room, demand));
+        let found = found.map(|(floor, room)| (floor, Rc::new(room)));
+        rooms.insert(node.clone(), found.clone());
+        found
+    }
+
+    /// Budgets let only fewer leave as the plan goes on, so that a room becomes no cheaper as long as its node does not change.
+    fn learn(&mut self, node: &NodeName, least: Option<Price>) {
+        if let Some(known) = self.rooms.get_mut(node) {
+            *known = known.take().zip(least).map(|((_, room), least)| (least, room));
+        }
     }
 }
 
@@ -41,44 +106,20 @@ impl Scratch<'_> {
     /// The node where the cheapest pods leave, held on the scratch ledger.
     pub(super) fn evicting(&mut self, pod: &Pending) -> Option<Place> {
         let snapshot = self.ledger.snapshot();
-        let kind = Kind::of(pod, self.stock);
-        // What a tenant may still have changes with each of its pods.
-        let is_alike = self.ledger.policy().tenants().is_empty();
-        let mut rooms = if is_alike { self.rooms.take(&kind) } else { BTreeMap::new() };
+        let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim(&pod.uid));
+        let mut known = std::mem::take(&mut self.known).of(&kind, &self.ledger, &claim);
         let mut not_there = BTreeSet::new();
         let set = loop {
-            let Some(set) = self.cheapest_beside(pod, &snapshot, &mut rooms, &not_there) else { break None };
+            let looking = self.looking(&kind, &snapshot, &pod.demand, &claim);
+            let Some(set) = cheapest_beside(looking, &pod.demand, &mut known, &not_there) else { break None };
             if self.is_enough(pod, &set) && self.ledger.may_order(&set.everyone()) {
                 break Some(set);
             }
             not_there.insert(set.node);
         };
-        self.rooms = KnownRooms { kind: Some(kind), rooms };
+        self.known = known;
         let set = set?;
         self.hold(pod, self.hold_of(&set)?, set.price, set.exact)
-    }
-
-    fn cheapest_beside(
-        &self,
-        pod: &Pending,
-        snapshot: &Snapshot,
-        rooms: &mut BTreeMap<NodeName, Option<Seen<Rc<Room>>>>,
-        not_there: &BTreeSet<NodeName>,
-    ) -> Option<VictimSet> {
-        let claim = self.ledger.claim(&pod.uid);
-        let kind = Kind::of(pod, self.stock);
-        let survey = self.ledger.survey(&claim, &pod.demand);
-        rooms.values_mut().flatten().for_each(|(_, room)| survey.allow(Rc::make_mut(room)));
-        let mut find = self.looking(&kind, snapshot, &pod.demand, &claim);
-        let prospects = self.ledger.prospects(&claim, &pod.demand);
-        let wanted = prospects.iter().filter(|prospect| !not_there.contains(&prospect.node));
-        let wanted: Vec<Prospect> = wanted.cloned().collect();
-        let look = |node: &NodeName| {
-            let mut find =
-                || preempt::seen(find(node)?, &pod.demand).map(|(floor, room)| (floor, Rc::new(room)));
-            rooms.entry(node.clone()).or_insert_with(&mut find).clone()
-        };
-        preempt::cheapest_among(wanted, &pod.demand, Rules::Keep, Effort::default(), look)
     }
 
     /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
@@ -107,27 +148,25 @@ impl Scratch<'_> {
         })
     }
 
-    /// Finds nodes that pods of a kind could go to if all left who may, one by one.
     pub(super) fn looking<'l>(
         &'l self,
         kind: &'l Kind,
         snapshot: &'l Snapshot,
         demand: &'l Demand,
         claim: &'l Claim,
-    ) -> impl FnMut(&NodeName) -> Option<Room> + 'l {
-        let question = kind.question(self.stock);
-        let mut survey = self.ledger.survey(claim, demand);
-        move |node| {
-            let mut room = survey.room(node)?;
-            let seeing = Seeing { ledger: &self.ledger, snapshot };
-            let leaving: Vec<PodUid> =
-                room.candidates.iter().chain(&room.awaited).map(|resident| resident.uid.clone()).collect();
-            let place = snapshot.place_of(node.as_str())?;
-            kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
-            let beside = Freed { leaving: &[], coming: self.ledger.coming_to(node) };
-            let lack = question.as_ref().map(|question| question.lack(node, &beside));
-            room.shortfall.companion = lack.unwrap_or_default();
-            Some(room)
-        }
+    ) -> Looking<'l> {
+        let (question, survey) = (kind.question(self.stock), self.ledger.survey(claim, demand));
+        Looking { ledger: &self.ledger, snapshot, kind, question, survey }
     }
+}
+
+fn cheapest_beside(
+    looking: Looking<'_>,
+    demand: &Demand,
+    known: &mut Known,
+    not_there: &BTreeSet<NodeName>,
+) -> Option<VictimSet> {
+    let wanted = known.prospects.iter().filter(|prospect| !not_there.contains(&prospect.node)).cloned();
+    let rooms = Remembering { looking, demand, rooms: &mut known.rooms };
+    preempt::cheapest_among(wanted, demand, Rules::Keep, Effort::default(), rooms)
 }

@@ -69,6 +69,10 @@ impl Kind {
             && self.asked == other.asked
     }
 
+    pub fn demand(&self) -> &Demand {
+        &self.demand
+    }
+
     pub fn question<'a>(&'a self, stock: &'a StockSnapshot) -> Option<Question<'a>> {
         self.wants.as_ref().map(|wants| stock.ask(None, wants))
     }

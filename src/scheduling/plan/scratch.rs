@@ -1,6 +1,6 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
-use super::evict::KnownRooms;
+use super::evict::Known;
 use super::ranking::{Kind, Ranking, Seat};
 use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
@@ -22,7 +22,7 @@ pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
     rankings: Vec<Ranking>,
-    pub rooms: KnownRooms,
+    pub known: Known,
     /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
     pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
@@ -35,7 +35,7 @@ impl<'a> Scratch<'a> {
             ledger,
             stock,
             rankings: Vec::new(),
-            rooms: KnownRooms::default(),
+            known: Known::default(),
             hopeless: Vec::new(),
             done: BTreeSet::new(),
         }
@@ -150,7 +150,7 @@ impl<'a> Scratch<'a> {
         // With a group its members on other nodes leave.
         for victim in place.hold.victims.iter() {
             let node = self.ledger.entry(victim).and_then(PodEntry::node);
-            node.into_iter().for_each(|node| self.rooms.forget_node(node));
+            node.into_iter().for_each(|node| self.known.forget_node(node));
         }
         self.look_again(&place.hold.node);
         Some(place)
@@ -160,7 +160,7 @@ impl<'a> Scratch<'a> {
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
         self.hopeless.clear();
-        self.rooms.forget();
+        self.known.forget();
         self.look_again(&place.hold.node);
     }
 
@@ -178,7 +178,7 @@ impl<'a> Scratch<'a> {
     }
 
     fn look_again(&mut self, node: &NodeName) {
-        self.rooms.forget_node(node);
+        self.known.forget_node(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };

@@ -20,8 +20,27 @@ pub struct Prospect {
     pub node: NodeName,
 }
 
-/// A room that has been looked at, and less than what any set of victims costs in it.
+/// A room that has been looked at, and no more than what the cheapest set of victims costs in it.
 pub type Seen<R> = (Price, R);
+
+/// Where a search finds its rooms. Whoever keeps them for the next search can keep what this one learns of them.
+pub trait Rooms {
+    type Room: Borrow<Room>;
+
+    /// `None` if nobody's leaving would be enough.
+    fn look(&mut self, node: &NodeName) -> Option<Seen<Self::Room>>;
+
+    /// No set of the node's room costs less; `None` as above.
+    fn learn(&mut self, _node: &NodeName, _least: Option<Price>) {}
+}
+
+impl<R: Borrow<Room>, F: FnMut(&NodeName) -> Option<Seen<R>>> Rooms for F {
+    type Room = R;
+
+    fn look(&mut self, node: &NodeName) -> Option<Seen<R>> {
+        self(node)
+    }
+}
 
 /// `None` if nobody's leaving would be enough.
 pub fn seen(room: Room, demand: &Demand) -> Option<Seen<Room>> {
@@ -29,18 +48,18 @@ pub fn seen(room: Room, demand: &Demand) -> Option<Seen<Room>> {
 }
 
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
-/// first by name. `prospects` stand in order; of those that could be cheapest, `look` finds the rooms, if they are any.
-pub fn cheapest_among<R: Borrow<Room>>(
-    prospects: Vec<Prospect>,
+/// first by name. `prospects` stand in order; only those that could be cheapest are looked at.
+pub fn cheapest_among<R: Rooms>(
+    prospects: impl IntoIterator<Item = Prospect>,
     demand: &Demand,
     rules: Rules,
     effort: Effort,
-    mut look: impl FnMut(&NodeName) -> Option<Seen<R>>,
+    mut rooms: R,
 ) -> Option<VictimSet> {
     let mut search = Search::new(effort);
     let mut distant = prospects.into_iter().peekable();
     // Rooms that have been looked at, and what they cost at least by what is known now.
-    let mut rooms: Vec<Option<R>> = Vec::new();
+    let mut seen: Vec<Option<R::Room>> = Vec::new();
     let mut near: BinaryHeap<Reverse<(Prospect, usize)>> = BinaryHeap::new();
     loop {
         let next = near.peek().map(|Reverse((prospect, _))| prospect);
@@ -49,18 +68,20 @@ pub fn cheapest_among<R: Borrow<Room>>(
                 // All others could only be dearer.
                 break;
             }
-            let Some((floor, room)) = look(&prospect.node) else { continue };
+            let Some((floor, room)) = rooms.look(&prospect.node) else { continue };
             debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
-            near.push(Reverse((Prospect { floor, ..prospect }, rooms.len())));
-            rooms.push(Some(room));
+            near.push(Reverse((Prospect { floor, ..prospect }, seen.len())));
+            seen.push(Some(room));
             continue;
         }
         let Some(Reverse((prospect, place))) = near.pop() else { break };
-        let room = rooms[place].take().expect("each room stands in the queue once");
+        let room = seen[place].take().expect("each room stands in the queue once");
         if !search.beats(prospect.floor, &prospect.node) {
             break;
         }
-        if let Some(case) = Case::new(room.borrow(), demand, rules) {
+        let case = Case::new(room.borrow(), demand, rules);
+        rooms.learn(&prospect.node, case.as_ref().map(|case| case.least));
+        if let Some(case) = case {
             search.try_room(&case);
         }
     }
@@ -74,5 +95,5 @@ pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -
     let mut prospects: Vec<Prospect> =
         known.iter().map(|(node, (floor, _))| Prospect { floor: *floor, node: (*node).clone() }).collect();
     prospects.sort_unstable();
-    cheapest_among(prospects, demand, rules, effort, |node| known.get(node).copied())
+    cheapest_among(prospects, demand, rules, effort, |node: &NodeName| known.get(node).copied())
 }

@@ -12,7 +12,7 @@ mod search;
 mod unit;
 
 pub use bound::{least_on_seat, seat_need};
-pub use lazy::{Prospect, Seen, cheapest, cheapest_among, seen};
+pub use lazy::{Prospect, Rooms, Seen, cheapest, cheapest_among, seen};
 pub use price::{Loss, Price, Standing};
 pub use room::{Bar, Gang, Resident, Room, Shortfall, TenantRoom, discharge, settle_bars};
 
