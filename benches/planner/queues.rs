@@ -107,9 +107,10 @@ fn told(what: &str, cluster: &mut Cluster, expected: usize) {
     assert!(placed >= expected * 9 / 10, "{placed} of {expected} were placed");
     let millis = |time: Duration| time.as_secs_f64() * 1000.0;
     println!(
-        "{what:<46}{:>8.0} ms, of it {:.1} ms for the queue and the copy; {placed} placed",
+        "{what:<46}{:>8.0} ms, of it {:.1} ms for the queue and the copy; {placed} placed beside {}",
         millis(took),
-        millis(copied)
+        millis(copied),
+        cluster.residents,
     );
 }
 
