@@ -83,10 +83,18 @@ impl Key {
     }
 }
 
+impl Key {
+    fn is_of_the_time_of(&self, other: &Self) -> bool {
+        (self.epoch, self.worth, self.policy) == (other.epoch, other.worth, other.policy)
+    }
+}
+
 impl Memo {
     /// The page of this demand, or an empty one. Whoever takes it puts it back; who asks alike meanwhile gets an empty one.
     pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Page {
         let key = Key::of(snapshot, demand, policy);
+        // Nobody will ask for those of before.
+        self.pages.retain(|page| page.key.is_of_the_time_of(&key));
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
             None => Page::empty(key, snapshot.nodes().len()),

@@ -52,7 +52,7 @@ impl Ledger {
         least_on_seat(seat_need(gpu, demand), who_goes)
     }
 
-    /// Less than what one pod's leaving costs; `None` if it stays whatever else is known of it.
+    /// No more than what one pod's leaving costs; `None` if it stays whatever else is known of it.
     fn least_price(&self, tenant: &Tenant, preemptor: &Demand) -> Option<Price> {
         if tenant.is_leaving {
             return Some(Price::default());

@@ -45,6 +45,30 @@ impl Ledger {
         self.ordered.0.extend(new.into_iter().map(|(node, tenant)| (now, node, tenant)));
     }
 
+    /// They stay after all.
+    pub fn take_back_ordered(&mut self, victims: &[PodUid]) {
+        for (on, of) in victims.iter().filter_map(|uid| self.stays_on(uid)).collect::<Vec<_>>() {
+            let is_it = |(when, node, tenant): &(Moment, NodeName, Option<TenantId>)| {
+                (*when, node, *tenant) == (self.now, &on, of)
+            };
+            if let Some(found) = self.ordered.0.iter().rposition(is_it) {
+                self.ordered.0.remove(found);
+            }
+        }
+    }
+
+    /// Whether anybody at all may be evicted now.
+    pub fn may_order_more(&self) -> bool {
+        let since = self.now.before(WINDOW);
+        let lately = || self.ordered.0.iter().rev().take_while(|(when, ..)| *when > since);
+        let has_more = |of: Option<TenantId>| {
+            lately().filter(|(_, _, tenant)| *tenant == of).count()
+                < self.policy.eviction_rates.tenant as usize
+        };
+        lately().count() < self.policy.eviction_rates.cluster as usize
+            && (has_more(None) || self.policy.tenant_ids().any(|tenant| has_more(Some(tenant))))
+    }
+
     /// Where a pod is that is not leaving, and whose it is.
     fn stays_on(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let entry = self.entries.get(uid)?;

@@ -27,7 +27,6 @@ impl Scratch<'_> {
         let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim_to_move(&pod.uid));
         let mut looking = self.looking(&kind, &snapshot, &demand, &claim);
         let rooms: Vec<Room> = snapshot.nodes().iter().filter_map(|node| looking.room(&node.name)).collect();
-        drop(looking);
         let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()
@@ -46,19 +45,8 @@ impl Scratch<'_> {
             return None;
         }
         let place = self.hold_set_by_moving(pod, set)?;
-        let mut moved = Vec::new();
-        let all_fit = set.evicted().all(|victim| match self.settle_elsewhere(victim) {
-            Some(successor) => {
-                moved.push(successor);
-                true
-            }
-            None => false,
-        });
-        if all_fit {
+        if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
             return Some(place);
-        }
-        for successor in moved {
-            self.ledger.release(&successor);
         }
         self.drop_hold(&place);
         None
@@ -66,7 +54,7 @@ impl Scratch<'_> {
 
     /// Finds room for the pod that its controller will make in its place, and takes it on the scratch ledger: it is not for the
     /// next of the queue, nor for the next who moves.
-    fn settle_elsewhere(&mut self, victim: &PodUid) -> Option<PodUid> {
+    fn settle_elsewhere(&mut self, pod: &Pending, victim: &PodUid) -> Option<()> {
         let entry = self.ledger.entry(victim)?;
         // Nobody would make it again.
         entry.stake.owner.as_ref()?;
@@ -96,7 +84,8 @@ impl Scratch<'_> {
             self.ledger.release(&successor);
             return None;
         }
-        Some(successor)
+        self.successors.entry(pod.uid.clone()).or_default().push(successor);
+        Some(())
     }
 
     /// The best place that is free now for a pod that is not in the queue.

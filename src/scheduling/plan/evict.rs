@@ -13,7 +13,8 @@ use crate::scheduling::stock::{Freed, Question};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// What was found of nodes for pods of one kind, as long as it holds: a group's pods look at the same nodes, one after the other.
+/// What was found of nodes for pods of one kind, as long as it holds: pods of a kind that come one after the other look at the same
+/// nodes.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     kind: Option<Kind>,
@@ -22,7 +23,7 @@ pub(super) struct Known {
     rooms: KnownRooms,
 }
 
-/// `None` of a node where nobody's leaving would be enough.
+/// `None` of a node where nobody's leaving would be enough, or that would not take the pod even then.
 type KnownRooms = BTreeMap<NodeName, Option<Seen<Rc<Room>>>>;
 
 /// Finds nodes that pods of a kind could go to if all left who may, one by one.
@@ -50,15 +51,15 @@ impl Known {
         self.rooms.remove(node);
     }
 
-    /// What holds for a pod of the kind that has this claim, too; or, of another kind, what is seen at once.
-    fn of(self, kind: &Kind, ledger: &Ledger, claim: &Claim) -> Self {
-        // What a tenant may still have changes with each of its pods.
-        let is_alike = ledger.policy().tenants().is_empty();
-        if is_alike && self.kind.as_ref().is_some_and(|known| known.is_like(kind)) {
-            return self;
+    /// As much of it as holds for a pod of this kind.
+    fn for_kind(self, kind: &Kind, ledger: &Ledger, claim: &Claim) -> Self {
+        if !self.kind.as_ref().is_some_and(|known| known.is_like(kind)) {
+            let prospects = ledger.prospects(claim, kind.demand());
+            return Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() };
         }
-        let prospects = ledger.prospects(claim, kind.demand());
-        Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() }
+        // As a tenant's use grows its pods are spared less, wherever they are: a prospect's floor is below that, a room's is not.
+        let rooms = if ledger.policy().tenants().is_empty() { self.rooms } else { KnownRooms::new() };
+        Self { rooms, ..self }
     }
 }
 
@@ -94,7 +95,8 @@ impl Rooms for Remembering<'_, '_> {
         found
     }
 
-    /// Budgets let only fewer leave as the plan goes on, so that a room becomes no cheaper as long as its node does not change.
+    /// Until something is undone there are only more holds, and budgets let only fewer leave: a room becomes no cheaper. (A search
+    /// that is cut short may end with another set for it, as it begins elsewhere.)
     fn learn(&mut self, node: &NodeName, least: Option<Price>) {
         if let Some(known) = self.rooms.get_mut(node) {
             *known = known.take().zip(least).map(|((_, room), least)| (least, room));
@@ -107,19 +109,25 @@ impl Scratch<'_> {
     pub(super) fn evicting(&mut self, pod: &Pending) -> Option<Place> {
         let snapshot = self.ledger.snapshot();
         let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim(&pod.uid));
-        let mut known = std::mem::take(&mut self.known).of(&kind, &self.ledger, &claim);
+        self.known = std::mem::take(&mut self.known).for_kind(&kind, &self.ledger, &claim);
         let mut not_there = BTreeSet::new();
-        let set = loop {
+        loop {
+            let mut known = std::mem::take(&mut self.known);
             let looking = self.looking(&kind, &snapshot, &pod.demand, &claim);
-            let Some(set) = cheapest_beside(looking, &pod.demand, &mut known, &not_there) else { break None };
-            if self.is_enough(pod, &set) && self.ledger.may_order(&set.everyone()) {
-                break Some(set);
+            let set = cheapest_beside(looking, &pod.demand, &mut known, &not_there);
+            self.known = known;
+            let set = set?;
+            // Sets by which nobody is evicted are cheaper than all others.
+            if set.evicted().next().is_some() && !self.ledger.may_order_more() {
+                return None;
+            }
+            let hold = if self.is_enough(pod, &set) { self.hold_of(&set) } else { None };
+            let place = hold.and_then(|hold| self.hold(pod, hold, set.price, set.exact));
+            if place.is_some() {
+                return place;
             }
             not_there.insert(set.node);
-        };
-        self.known = known;
-        let set = set?;
-        self.hold(pod, self.hold_of(&set)?, set.price, set.exact)
+        }
     }
 
     /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in

@@ -12,7 +12,7 @@ use crate::scheduling::policy::Limit;
 use crate::scheduling::preempt::Price;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::StockSnapshot;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Kinds of pods whose rankings are kept. A queue of more kinds than this ranks some of them again.
@@ -27,6 +27,8 @@ pub(super) struct Scratch<'a> {
     pub hopeless: Vec<Kind>,
     /// Members of groups that have been dealt with.
     pub done: BTreeSet<PodUid>,
+    /// For whom others move: the pods that will be made in place of those, which have room held, too.
+    pub successors: BTreeMap<PodUid, Vec<PodUid>>,
 }
 
 impl<'a> Scratch<'a> {
@@ -38,6 +40,7 @@ impl<'a> Scratch<'a> {
             known: Known::default(),
             hopeless: Vec::new(),
             done: BTreeSet::new(),
+            successors: BTreeMap::new(),
         }
     }
 
@@ -159,6 +162,12 @@ impl<'a> Scratch<'a> {
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
+        self.ledger.take_back_ordered(&place.hold.victims);
+        for successor in self.successors.remove(&place.uid).unwrap_or_default() {
+            let released = self.ledger.release(&successor);
+            let node = released.as_ref().and_then(PodEntry::hold).map(|hold| &hold.node);
+            node.into_iter().for_each(|node| self.look_again(node));
+        }
         self.hopeless.clear();
         self.known.forget();
         self.look_again(&place.hold.node);

@@ -18,6 +18,8 @@ use crate::units::{Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+mod undone;
+
 struct Cluster {
     ledger: Ledger,
 }

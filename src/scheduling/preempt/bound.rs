@@ -137,7 +137,7 @@ pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
     }
 }
 
-/// Less than what any set of a room costs, found without a look at who leaves with whom: of those on a seat the one with the best
+/// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the one with the best
 /// value is thought to be there as often as it takes. `None` if even all of them are not enough.
 pub fn floor(room: &Room, demand: &Demand) -> Option<Price> {
     let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
@@ -158,7 +158,7 @@ fn seat_floor(room: &Room, place: usize, demand: &Demand) -> Option<Price> {
     )
 }
 
-/// Less than what it costs to cover the need on a seat by those who give back so much each, at that price each.
+/// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
 pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, Price)>) -> Option<Price> {
     if need == 0 {
         return Some(Price::default());

@@ -13,7 +13,7 @@ use std::borrow::Borrow;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// A node, and less than what any set of victims costs there. In order, the one that could be cheapest comes first.
+/// A node, and no more than what the cheapest set of victims costs there. In order, the one that could be cheapest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prospect {
     pub floor: Price,

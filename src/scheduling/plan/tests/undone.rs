@@ -1,0 +1,85 @@
+//! What was held for a group that finds no room in the end, or for a move that does not work out, is as if it had never been.
+
+use super::*;
+use crate::scheduling::policy::EvictionRates;
+
+/// A job on each of two nodes, and what stays on a third: no room for three.
+fn for_two(policy: Policy) -> Cluster {
+    let mut cluster = Cluster::by(policy, &[("l", 1), ("m", 1), ("n", 1)]);
+    cluster.bound("stays", "l", 0, shared(60, 1000));
+    cluster.bound("j", "m", 0, job(60));
+    cluster.bound("k", "n", 0, job(60));
+    for name in ["a", "b", "c"] {
+        cluster.member(name, shared(50, 100), group("trio", Some(3)));
+    }
+    cluster
+}
+
+fn limited(eviction_rates: EvictionRates) -> Policy {
+    let mut policy = Policy::default();
+    policy.eviction_rates = eviction_rates;
+    policy
+}
+
+const IN_VAIN: [&str; 3] =
+    ["a waits: group-too-large", "b waits: group-too-large", "c waits: group-too-large"];
+
+#[test]
+fn who_was_to_leave_for_a_group_in_vain_may_leave_for_the_next() {
+    let eviction_rates = EvictionRates { cluster: 2, ..EvictionRates::default() };
+    let mut cluster = for_two(limited(eviction_rates));
+    cluster.gated("y", shared(50, 50));
+    cluster.gated("z", shared(50, 50));
+    assert_eq!(cluster.plan(), [&IN_VAIN[..], &["y on m after j", "z on n after k"]].concat());
+}
+
+#[test]
+fn pods_of_the_kind_of_a_group_in_vain_find_what_it_left() {
+    let mut cluster = for_two(Policy::default());
+    cluster.gated("z", shared(50, 100));
+    assert_eq!(cluster.plan(), [&IN_VAIN[..], &["z on m after j"]].concat());
+}
+
+#[test]
+fn where_no_more_may_be_evicted_nobody_leaves_and_the_others_wait() {
+    let eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
+    let mut cluster = Cluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
+    cluster.bound("j", "m", 0, job(60));
+    cluster.bound("k", "n", 0, job(60));
+    cluster.gated("y", shared(50, 50));
+    cluster.gated("z", shared(50, 50));
+    assert_eq!(cluster.plan(), ["y on m after j", "z waits: no-room"]);
+}
+
+/// On n a job of 30 GiB, for which there is room beside the 40 on m; o is full.
+#[test]
+fn who_was_to_move_for_a_group_in_vain_holds_nothing_elsewhere() {
+    let mut cluster = Cluster::by(consolidating(Millis::seconds(36_000)), &[("m", 1), ("n", 1), ("o", 1)]);
+    cluster.bound("k", "m", 0, job(40));
+    cluster.bound("j", "n", 0, job(30));
+    cluster.bound("stays", "o", 0, shared(70, 1000));
+    let polite = Demand { may_preempt: false, ..shared(60, 100) };
+    for name in ["a", "b"] {
+        cluster.member(name, polite.clone(), group("pair", Some(2)));
+    }
+    cluster.gated("z", Demand { may_preempt: false, ..shared(32, 50) });
+    let waits = ["a waits: group-too-large", "b waits: group-too-large"];
+    assert_eq!(cluster.plan(), [&waits[..], &["z on m"]].concat());
+}
+
+#[test]
+fn what_is_taken_back_was_never_ordered() {
+    let rates = EvictionRates::default();
+    for eviction_rates in [EvictionRates { cluster: 1, ..rates }, EvictionRates { tenant: 1, ..rates }] {
+        let mut cluster = Cluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
+        cluster.bound("j", "m", 0, job(60));
+        cluster.bound("k", "n", 0, job(60));
+        let (ledger, victims) = (&mut cluster.ledger, ["j", "k"].map(uid));
+        let may = |ledger: &Ledger| (ledger.may_order(&victims[1..]), ledger.may_order_more());
+        assert_eq!(may(ledger), (true, true));
+        ledger.note_ordered(&victims[..1]);
+        assert_eq!(may(ledger), (false, false));
+        ledger.take_back_ordered(&victims[..1]);
+        assert_eq!(may(ledger), (true, true));
+    }
+}
