@@ -318,7 +318,9 @@ async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
     assert_eq!(beside.shadow("filter"), seen.count(Verb::Filter) as u64);
     assert_eq!(beside.shadow("prioritize"), seen.count(Verb::Prioritize) as u64);
     assert_eq!(beside.shadow("preempt"), seen.count(Verb::Preempt) as u64);
-    assert_eq!((beside.shadow("bind"), seen.count(Verb::Preempt)), (14, 1));
+    assert_eq!(beside.shadow("bind"), 14);
+    // The last may ask again while the one that leaves for it is still there.
+    assert!(seen.count(Verb::Preempt) > 0);
     let differing = beside.service.metrics.shadow.with_label_values(&["bind", "different"]).get();
     assert!(differing > 0, "it would have packed them otherwise");
     let recorded = beside.extender.journal.records().len();
