@@ -81,9 +81,7 @@ impl Key {
             models: demand.models.clone(),
         }
     }
-}
 
-impl Key {
     fn is_of_the_time_of(&self, other: &Self) -> bool {
         (self.epoch, self.worth, self.policy) == (other.epoch, other.worth, other.policy)
     }
