@@ -19,13 +19,11 @@ pub(super) struct Ordered(VecDeque<(Moment, NodeName, Option<TenantId>)>);
 impl Ledger {
     /// Whether so many more may be evicted now. Who leaves anyway is not evicted.
     pub fn may_order(&self, victims: &[PodUid]) -> bool {
-        let since = self.now.before(WINDOW);
         let EvictionRates { cluster, node, tenant } = self.policy.eviction_rates;
-        let lately = || self.ordered.0.iter().rev().take_while(move |(when, ..)| *when > since);
         let new: Vec<(NodeName, Option<TenantId>)> =
             victims.iter().filter_map(|uid| self.stays_on(uid)).collect();
         let is_within = |limit: u32, is_one: &dyn Fn(&NodeName, Option<TenantId>) -> bool| {
-            let before = lately().filter(|(_, node, tenant)| is_one(node, *tenant)).count();
+            let before = self.lately().filter(|(_, node, tenant)| is_one(node, *tenant)).count();
             before + new.iter().filter(|(node, tenant)| is_one(node, *tenant)).count() <= limit as usize
         };
         is_within(cluster, &|_, _| true)
@@ -59,14 +57,15 @@ impl Ledger {
 
     /// Whether anybody at all may be evicted now.
     pub fn may_order_more(&self) -> bool {
-        let since = self.now.before(WINDOW);
-        let lately = || self.ordered.0.iter().rev().take_while(|(when, ..)| *when > since);
-        let has_more = |of: Option<TenantId>| {
-            lately().filter(|(_, _, tenant)| *tenant == of).count()
-                < self.policy.eviction_rates.tenant as usize
-        };
-        lately().count() < self.policy.eviction_rates.cluster as usize
+        let EvictionRates { cluster, tenant, .. } = self.policy.eviction_rates;
+        let has_more = |of| self.lately().filter(|(_, _, tenant)| *tenant == of).count() < tenant as usize;
+        self.lately().count() < cluster as usize
             && (has_more(None) || self.policy.tenant_ids().any(|tenant| has_more(Some(tenant))))
+    }
+
+    fn lately(&self) -> impl Iterator<Item = &(Moment, NodeName, Option<TenantId>)> {
+        let since = self.now.before(WINDOW);
+        self.ordered.0.iter().rev().take_while(move |(when, ..)| *when > since)
     }
 
     /// Where a pod is that is not leaving, and whose it is.

@@ -137,8 +137,8 @@ pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
     }
 }
 
-/// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the one with the best
-/// value is thought to be there as often as it takes. `None` if even all of them are not enough.
+/// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the
+/// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
 pub fn floor(room: &Room, demand: &Demand) -> Option<Price> {
     let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
     let mut floors: Vec<Price> = seats.filter_map(|place| seat_floor(room, place, demand)).collect();

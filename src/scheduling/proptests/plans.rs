@@ -365,7 +365,8 @@ proptest! {
                 }
             }
             let mut survey = bench.ledger.survey(&claim, demand);
-            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, |node: &NodeName| seen(survey.room(node)?, demand));
+            let look = |node: &NodeName| seen(survey.room(node)?, demand);
+            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, look);
             prop_assert_eq!(lazily, cheapest(&rooms, demand, Rules::Keep, Effort::UNLIMITED));
         }
     }
