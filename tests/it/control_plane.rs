@@ -3,6 +3,7 @@
 
 mod acts;
 mod fleet;
+mod install;
 mod journal;
 mod leading;
 mod load;

@@ -191,13 +191,19 @@ impl World {
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> Ran {
-        run(self.command("kubectl").arg("--kubeconfig").arg(self.folder.path().join("admin")).args(arguments))
+        run(self.command("kubectl").arg("--kubeconfig").arg(self.admin()).args(arguments))
+    }
+
+    /// The kubeconfig of the cluster's owner.
+    pub fn admin(&self) -> PathBuf {
+        self.folder.path().join("admin")
     }
 
     /// `kubectl apply` of a file or of text.
     pub fn apply(&self, text: &str, flags: &[&str]) -> Ran {
         let file = self.folder.path().join("applied.yaml");
-        std::fs::write(&file, text).unwrap();
+        // Before 1.33 kubectl takes whatever begins with a brace for JSON.
+        std::fs::write(&file, format!("---\n{text}")).unwrap();
         self.kubectl(&[&["apply", "-f", file.to_str().unwrap()], flags].concat())
     }
 
@@ -247,7 +253,8 @@ impl World {
         }
         let runtime =
             "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
-        assert!(self.apply(runtime, &[]).ok);
+        let applied = self.apply(runtime, &[]);
+        assert!(applied.ok, "{}", applied.said);
     }
 
     pub async fn add_nodes(&self, nodes: &[GpuNode]) {
