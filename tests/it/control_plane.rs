@@ -2,6 +2,7 @@
 //! manifests. Runs where `KUBEBUILDER_ASSETS` (or its default folder) holds the binaries and says so where it does not.
 
 mod acts;
+mod admission;
 mod fleet;
 mod install;
 mod journal;

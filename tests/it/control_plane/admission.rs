@@ -1,0 +1,221 @@
+//! By which ways a container could get GPUs that Stowage did not give it, and what Stowage itself may write on a node: each
+//! is tried on a real API server under the shipped admission policies.
+
+use super::processes::eventually;
+use super::world::{World, manifest, yaml};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use stowage::cluster;
+
+const NOT_BY_HAND: &str = "NVIDIA_VISIBLE_DEVICES";
+const ONLY_STOWAGE: &str = "only Stowage writes";
+const ONLY_VRAM: &str = "of a node Stowage writes";
+
+async fn installed() -> Option<World> {
+    let world = World::start().await?;
+    world.install();
+    Some(world)
+}
+
+/// Whether the API server would take the pod, and what it says if not. Nothing is created.
+async fn try_to_create(client: &Client, namespace: &str, pod: &Value) -> Result<(), String> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    pods.create(&dry_run, &pod).await.map(drop).map_err(|error| error.to_string())
+}
+
+fn refused(outcome: Result<(), String>, reason: &str) {
+    let said = outcome.expect_err(reason);
+    assert!(said.contains(reason), "{said}");
+}
+
+/// A pod under a runtime class, with the given environment in its one container.
+fn pod(runtime: Option<&str>, env: &Value, limits: &Value) -> Value {
+    json!({
+        "metadata": { "name": "tried" },
+        "spec": {
+            "schedulerName": "stowage",
+            "runtimeClassName": runtime,
+            "containers": [{
+                "name": "engine", "image": "engine", "env": env, "resources": { "limits": limits },
+            }],
+        },
+    })
+}
+
+fn literal(value: &str) -> Value {
+    json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "value": value }])
+}
+
+fn from_field(path: &str) -> Value {
+    json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "fieldRef": { "fieldPath": path } } }])
+}
+
+const GIVEN: &str = "metadata.annotations['stowage.dev/visible-devices']";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_a_container_names_no_gpus_by_hand() {
+    let Some(world) = installed().await else { return };
+    let client = &world.client;
+    let nvidia = Some("nvidia");
+    let vram = json!({ "stowage.dev/vram": "40Gi" });
+    let all = pod(nvidia, &literal("all"), &json!({}));
+    eventually("the policy is in force", async || {
+        try_to_create(client, "default", &all)
+            .await
+            .is_err_and(|said| said.contains(NOT_BY_HAND))
+            .then_some(())
+    })
+    .await;
+    let both = |one: Value, other: Value| {
+        Value::Array([one, other].iter().flat_map(|list| list.as_array().unwrap().clone()).collect())
+    };
+    let of_config = json!([{ "name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": { "configMapKeyRef": { "name": "c", "key": "k" } } }]);
+    for (env, why) in [
+        (literal("0"), "by its index"),
+        (literal("GPU-1"), "by its UUID"),
+        (literal("$(OTHER)"), "through another variable"),
+        (from_field("metadata.annotations['mine']"), "from an annotation that anyone writes"),
+        (of_config, "from a ConfigMap"),
+        (both(from_field(GIVEN), literal("all")), "twice, and the last counts"),
+        (json!([]), "not at all: then the image's own counts"),
+    ] {
+        println!("{why}");
+        refused(try_to_create(client, "default", &pod(nvidia, &env, &vram)).await, NOT_BY_HAND);
+        refused(try_to_create(client, "default", &pod(nvidia, &env, &json!({}))).await, NOT_BY_HAND);
+    }
+    refused(try_to_create(client, "default", &pod(None, &literal("all"), &vram)).await, NOT_BY_HAND);
+    let mut beside = pod(nvidia, &from_field(GIVEN), &vram);
+    beside["spec"]["initContainers"] = json!([{ "name": "i", "image": "i", "env": literal("all") }]);
+    refused(try_to_create(client, "default", &beside).await, NOT_BY_HAND);
+    let mut mounted = pod(nvidia, &from_field(GIVEN), &vram);
+    mounted["spec"]["volumes"] = json!([{ "name": "null", "hostPath": { "path": "/dev/null" } }]);
+    mounted["spec"]["containers"][0]["volumeMounts"] =
+        json!([{ "name": "null", "mountPath": "/var/run/nvidia-container-devices/all" }]);
+    refused(try_to_create(client, "default", &mounted).await, NOT_BY_HAND);
+
+    let accepted = async |namespace: &str, pod: &Value| {
+        try_to_create(client, namespace, pod).await.unwrap_or_else(|said| panic!("{pod}: {said}"));
+    };
+    let example = yaml(&std::fs::read_to_string(manifest("example-pod.yaml")).unwrap());
+    accepted("default", &example).await;
+    accepted("default", &pod(nvidia, &from_field(GIVEN), &vram)).await;
+    accepted("default", &pod(nvidia, &literal("void"), &json!({}))).await;
+    accepted("default", &pod(None, &json!([]), &vram)).await;
+    accepted("default", &pod(None, &literal("all"), &json!({}))).await;
+    accepted("default", &pod(nvidia, &json!([]), &json!({ "nvidia.com/gpu": "1" }))).await;
+    refused(
+        try_to_create(client, "default", &pod(nvidia, &literal("all"), &json!({ "nvidia.com/gpu": "1" })))
+            .await,
+        NOT_BY_HAND,
+    );
+    // The agent's own namespace, and one that an administrator has named.
+    accepted("kube-system", &all).await;
+    assert!(world.kubectl(&["create", "namespace", "gpu-tools"]).ok);
+    refused(try_to_create(client, "gpu-tools", &all).await, NOT_BY_HAND);
+    assert!(world.kubectl(&["label", "namespace", "gpu-tools", "stowage.dev/all-gpus=allowed"]).ok);
+    eventually("the label counts", async || try_to_create(client, "gpu-tools", &all).await.ok()).await;
+    a_debug_container_names_none_either(&world).await;
+}
+
+async fn a_debug_container_names_none_either(world: &World) {
+    let running = pod(Some("nvidia"), &from_field(GIVEN), &json!({ "stowage.dev/vram": "40Gi" }));
+    assert!(world.apply(&running.to_string(), &[]).ok);
+    let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
+    let debug = async |env: Value| {
+        let container = json!({ "name": "debug", "image": "debug", "env": env });
+        let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));
+        let params = PatchParams { dry_run: true, ..PatchParams::default() };
+        let patched = pods.patch_ephemeral_containers("tried", &params, &patch).await;
+        patched.map(drop).map_err(|error| error.to_string())
+    };
+    refused(debug(literal("all")).await, NOT_BY_HAND);
+    refused(debug(json!([])).await, NOT_BY_HAND);
+    debug(literal("void")).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_no_annotation_puts_devices_into_a_container() {
+    let Some(world) = installed().await else { return };
+    let annotated = |key: &str| {
+        let mut pod = pod(None, &json!([]), &json!({}));
+        pod["metadata"]["annotations"] = json!({ key: "nvidia.com/gpu=all" });
+        pod
+    };
+    eventually("the policy is in force", async || {
+        let outcome = try_to_create(&world.client, "default", &annotated("stowage.dev/devices")).await;
+        outcome.is_err_and(|said| said.contains(ONLY_STOWAGE)).then_some(())
+    })
+    .await;
+    for key in [
+        "nvidia.cdi.k8s.io/container.engine",
+        "nvidia.cdi.k8s.io/pod",
+        "cdi.k8s.io/gpu",
+        "cdi.k8s.io/vendor_device-1",
+        "other.cdi.k8s.io/container.engine",
+        "cdi-devices.nri.io/container.engine",
+        "cdi-devices.noderesource.dev/pod",
+        "cdi.nri.io/pod",
+        "devices.nri.io/container.engine",
+        "devices.nri.io",
+        "devices.noderesource.dev/container.engine",
+        "devices.gke.io/container.engine",
+    ] {
+        let outcome = try_to_create(&world.client, "default", &annotated(key)).await;
+        assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_STOWAGE)), "{key}: {outcome:?}");
+    }
+    // Others' keys that look alike.
+    for key in ["cdi.kubevirt.io/storage.import", "example.com/cdi.k8s.io", "netdevices.nri.io/pod"] {
+        try_to_create(&world.client, "default", &annotated(key)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_stowage_writes_its_own_amounts_of_a_nodes_status_and_nothing_else() {
+    let Some(world) = installed().await else { return };
+    world.add_nodes(&[super::node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
+    let stowage = cluster::connect(Some(&world.service_account())).await.unwrap();
+    let write = async |client: &Client, status: Value| {
+        let nodes: Api<Node> = Api::all(client.clone());
+        let patch = Patch::Strategic(status);
+        nodes.patch_status("a", &PatchParams::default(), &patch).await.map_err(|error| error.to_string())
+    };
+    let taint = json!({ "status": { "conditions": [{ "type": "Ready", "status": "False" }] } });
+    eventually("the policy is in force", async || {
+        write(&stowage, taint.clone()).await.is_err_and(|said| said.contains(ONLY_VRAM)).then_some(())
+    })
+    .await;
+    for status in [
+        json!({ "status": { "capacity": { "cpu": "1" } } }),
+        json!({ "status": { "allocatable": { "memory": "1Gi" } } }),
+        json!({ "status": { "capacity": { "nvidia.com/gpu": "8" } } }),
+        json!({ "status": { "allocatable": { "pods": null } } }),
+        json!({ "status": { "addresses": [{ "type": "InternalIP", "address": "10.9.9.9" }] } }),
+        json!({ "status": { "phase": "Terminated" } }),
+        json!({ "status": { "images": [{ "names": ["model"], "sizeBytes": 1 }] } }),
+        json!({ "status": { "daemonEndpoints": { "kubeletEndpoint": { "Port": 1 } } } }),
+        json!({ "status": { "nodeInfo": { "kernelVersion": "9" } } }),
+        json!({ "metadata": { "labels": { "nvidia.com/gpu.count": "16" } } }),
+        json!({ "metadata": { "annotations": { "a": "b" } } }),
+        json!({ "metadata": { "finalizers": ["example.com/a"] } }),
+    ] {
+        let outcome = write(&stowage, status.clone()).await;
+        assert!(outcome.as_ref().is_err_and(|said| said.contains(ONLY_VRAM)), "{status}: {outcome:?}");
+    }
+    // Others write as they always did.
+    write(&world.client, taint).await.unwrap();
+    for amount in ["140Gi", "70Gi"] {
+        let status = json!({ "status": {
+            "capacity": { "stowage.dev/vram": amount }, "allocatable": { "stowage.dev/vram": amount },
+        } });
+        let node = write(&stowage, status).await.unwrap();
+        let status = serde_json::to_value(node.status).unwrap();
+        assert_eq!(
+            (&status["capacity"]["stowage.dev/vram"], &status["capacity"]["cpu"]),
+            (&json!(amount), &json!("128"))
+        );
+    }
+}
