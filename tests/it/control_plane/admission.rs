@@ -100,7 +100,7 @@ async fn s6_a_container_names_no_gpus_by_hand() {
     let accepted = async |namespace: &str, pod: &Value| {
         try_to_create(client, namespace, pod).await.unwrap_or_else(|said| panic!("{pod}: {said}"));
     };
-    let example = yaml(&std::fs::read_to_string(manifest("example-pod.yaml")).unwrap());
+    let example = yaml(&std::fs::read_to_string(manifest("examples/pod.yaml")).unwrap());
     accepted("default", &example).await;
     accepted("default", &pod(nvidia, &from_field(GIVEN), &vram)).await;
     accepted("default", &pod(nvidia, &literal("void"), &json!({}))).await;

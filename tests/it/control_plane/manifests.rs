@@ -1,7 +1,7 @@
 //! The shipped manifests before a real API server and scheduler: what they accept, and what the admission policies refuse.
 
 use super::processes::{eventually, run};
-use super::world::{World, manifest, yaml};
+use super::world::{SCHEDULER_CONFIG, World, manifest, yaml};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -23,14 +23,14 @@ async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_t
     let runtime =
         "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
     assert!(world.apply(runtime, &[]).ok);
-    accepted("example-pod.yaml", &["--dry-run=server"]);
+    accepted("examples/pod.yaml", &["--dry-run=server"]);
     scheduler_reads_the_shipped_configuration(&world);
     policies_are_without_type_errors(&world).await;
     forgeries_are_refused(&world).await;
 }
 
 fn config_map_is_the_shipped_configuration() {
-    let shipped = std::fs::read_to_string(manifest("kube-scheduler-config.yaml")).unwrap();
+    let shipped = std::fs::read_to_string(manifest(SCHEDULER_CONFIG)).unwrap();
     let stowage = std::fs::read_to_string(manifest("stowage.yaml")).unwrap();
     let config_map = stowage.split("\n---\n").map(yaml).find(|object| object["kind"] == "ConfigMap").unwrap();
     assert_eq!(config_map["data"]["kube-scheduler-config.yaml"], shipped);
@@ -59,7 +59,7 @@ async fn policies_are_without_type_errors(world: &World) {
 }
 
 async fn forgeries_are_refused(world: &World) {
-    let example = std::fs::read_to_string(manifest("example-pod.yaml")).unwrap();
+    let example = std::fs::read_to_string(manifest("examples/pod.yaml")).unwrap();
     let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
     let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));
     let devices = "only Stowage writes";

@@ -89,7 +89,7 @@ async fn the_real_scheduler_binds_plainly_past_a_shadow_that_writes_everything_d
     world.install();
     create_nodes(&world).await;
     let shadow = Shadow::start(&world).await;
-    world.start_scheduler_with("kube-scheduler-config-shadow.yaml");
+    world.start_scheduler_with("scheduler/kube-scheduler-config-shadow.yaml");
     for number in 0..4 {
         create(&world, asks(&format!("gpu-{number}"), GPU, 2)).await;
     }

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
 
 const BINARIES: [&str; 4] = ["etcd", "kube-apiserver", "kube-scheduler", "kubectl"];
-pub const SCHEDULER_CONFIG: &str = "kube-scheduler-config.yaml";
+pub const SCHEDULER_CONFIG: &str = "scheduler/kube-scheduler-config.yaml";
 const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 /// A control plane takes some 400 MiB and most of a core: one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
@@ -247,10 +247,8 @@ impl World {
     }
 
     pub fn install(&self) {
-        for file in ["priority-classes.yaml", "admission-policy.yaml", "stowage.yaml", "agent.yaml"] {
-            let applied = self.kubectl(&["apply", "-f", manifest(file).to_str().unwrap()]);
-            assert!(applied.ok, "{file}: {}", applied.said);
-        }
+        let applied = self.kubectl(&["apply", "-f", manifest("").to_str().unwrap()]);
+        assert!(applied.ok, "{}", applied.said);
         let runtime =
             "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: nvidia}, handler: nvidia}";
         let applied = self.apply(runtime, &[]);
