@@ -123,8 +123,9 @@ async fn s6_a_container_names_no_gpus_by_hand() {
 
 async fn a_debug_container_names_none_either(world: &World) {
     let running = pod(Some("nvidia"), &from_field(GIVEN), &json!({ "stowage.dev/vram": "40Gi" }));
-    assert!(world.apply(&running.to_string(), &[]).ok);
+    let running: Pod = serde_json::from_value(running).unwrap();
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());
+    pods.create(&PostParams::default(), &running).await.unwrap();
     let debug = async |env: Value| {
         let container = json!({ "name": "debug", "image": "debug", "env": env });
         let patch = Patch::Strategic(json!({ "spec": { "ephemeralContainers": [container] } }));

@@ -54,7 +54,7 @@ async fn policies_are_without_type_errors(world: &World) {
     let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
     let policies = yaml(&policies.said);
     let policies = policies["items"].as_array().unwrap();
-    assert_eq!(policies.len(), 4);
+    assert_eq!(policies.len(), 6);
     assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
 }
 
