@@ -1,5 +1,7 @@
 //! The stand-in API server, asked by kube's own client and watcher, and by hand where kube hides the answer.
 
+mod faults;
+
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};

@@ -92,6 +92,24 @@ impl ApiError {
         Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
     }
 
+    /// The list that a token goes on with is no longer kept.
+    pub fn expired_continue() -> Self {
+        Self::new(
+            410,
+            "Expired",
+            "The provided continue parameter is too old to display a consistent list result.",
+        )
+    }
+
+    /// The request was not done within the `timeout` it named, or the server's own.
+    pub fn timeout() -> Self {
+        Self::new(
+            504,
+            "Timeout",
+            "Timeout: request did not complete within requested timeout - context deadline exceeded",
+        )
+    }
+
     pub fn to_status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -1,8 +1,9 @@
-//! Faults a test orders in advance: the next bindings, evictions, writes of pods or status, token reviews, or lists of
-//! disruption budgets go wrong.
+//! Faults a test orders in advance: the next requests of a kind, of any client or of one, go wrong.
+//!
+//! Orders only. When a request is performed, how often, and what its client hears is decided in `delivery`; what happens to
+//! connections as a whole is ordered in `connections`.
 
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// What can be made to fail.
@@ -16,14 +17,50 @@ pub enum Operation {
     PodStatus,
     /// A patch or update of `nodes/…/status`.
     NodeStatus,
+    /// A creation, patch or update of a Lease.
+    Lease,
     TokenReview,
+    GetPod,
+    GetLease,
+    /// A list, or one page of it.
+    ListPods,
+    ListNodes,
     ListBudgets,
+    /// The request that begins a watch.
+    WatchPods,
+    WatchNodes,
+    WatchBudgets,
+}
+
+/// How far a write that lands late has come when it is held up. The server's `timeout` counts from the write's arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// On its way, in a proxy that buffers: the server's `timeout` has not begun.
+    Network,
+    /// Before the commit, in the server's queue or in an admission webhook: once its `timeout` has passed it is answered 504
+    /// and never lands.
+    Queue,
+    /// In the commit: once its `timeout` has passed it is answered 504, and lands all the same.
+    Commit,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Written at once, answered after this long: the client that gave up does not know it succeeded.
     AnswersLate(Duration),
+    /// Performed at once, answered when [`super::held::Held`] releases it. A page of a list shows the cluster as of its
+    /// arrival.
+    AnswersWhenReleased,
+    /// Written at once; the connection breaks before the answer is out.
+    LosesAnswer,
+    /// Accepted now, written after this long, whether or not its client still waits.
+    LandsLate(Stage, Duration),
+    /// Accepted now, written when [`super::held::Held`] releases it, whether or not its client still waits.
+    LandsWhenReleased(Stage),
+    /// Written and answered, and after this long written again: what repeats it is between client and server.
+    ArrivesTwice(Duration),
+    /// Written and answered, and written again when [`super::held::Held`] releases the repetition.
+    ArrivesAgainWhenReleased,
     /// 500, nothing written.
     Fails,
     /// 409, nothing written.
@@ -32,25 +69,57 @@ pub enum Fault {
     Forbids,
     /// 429 that names no time, nothing written.
     TooMany,
+    /// 429 with `Retry-After` in seconds, nothing written.
+    Throttles(u64),
+    /// 410: the version that a list goes on from or a watch resumes from is forgotten.
+    Expired,
     /// Nothing written, and no answer until the server stops.
     Hangs,
 }
 
 /// Faults still to be met, first ordered first.
 #[derive(Debug, Default)]
-pub struct Faults(Mutex<BTreeMap<Operation, VecDeque<Fault>>>);
+pub struct Faults(Mutex<Vec<Order>>);
+
+#[derive(Debug)]
+struct Order {
+    operation: Operation,
+    /// `None`: any.
+    client: Option<String>,
+    fault: Fault,
+}
 
 impl Faults {
     /// Makes the next `count` requests of this kind go wrong, after those ordered before.
     pub fn next(&self, operation: Operation, count: usize, fault: Fault) {
-        self.0.lock().entry(operation).or_default().extend(std::iter::repeat_n(fault, count));
+        self.order(None, operation, count, fault);
+    }
+
+    /// The same for the requests of one client.
+    pub fn next_of(&self, client: &str, operation: Operation, count: usize, fault: Fault) {
+        self.order(Some(client), operation, count, fault);
     }
 
     pub fn clear(&self) {
         self.0.lock().clear();
     }
 
-    pub(super) fn take(&self, operation: Operation) -> Option<Fault> {
-        self.0.lock().get_mut(&operation)?.pop_front()
+    /// How many are still to be met.
+    pub fn ordered(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    fn order(&self, client: Option<&str>, operation: Operation, count: usize, fault: Fault) {
+        let order = || Order { operation, client: client.map(str::to_owned), fault };
+        self.0.lock().extend(std::iter::repeat_with(order).take(count));
+    }
+
+    pub(super) fn take(&self, client: &str, operation: Operation) -> Option<Fault> {
+        let mut orders = self.0.lock();
+        let meets = |order: &Order| {
+            order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
+        };
+        let place = orders.iter().position(meets)?;
+        Some(orders.remove(place).fault)
     }
 }

@@ -2,17 +2,22 @@
 //!
 //! Objects live in memory as JSON with one global resource version; lists, watches, patches, bindings and
 //! evictions behave as the real server's do, refusals included. Callers are not authenticated, though
-//! tokens can be issued and reviewed; whole objects are not validated; there is no field ownership and no paging.
+//! tokens can be issued and reviewed; whole objects are not validated; there is no field ownership.
 //!
 //! ```text
 //! routes ── HTTP to operation ──► write, pods ──► store (objects, versions, log) ──► watch ── events to HTTP
+//!   └─ delivery: late, twice or unanswered, by faults, held and connections
 //! ```
 
 mod budgets;
 pub mod calls;
+pub mod connections;
 mod defaults;
+mod delivery;
 pub mod error;
 pub mod faults;
+pub mod held;
+mod pages;
 mod patch;
 mod pods;
 mod resource;
@@ -24,9 +29,12 @@ mod watch;
 mod write;
 
 use calls::Calls;
+use connections::Connections;
 use error::ApiError;
 use faults::Faults;
+use held::Held;
 use jiff::Timestamp;
+use pages::Pages;
 use parking_lot::Mutex;
 use patch::PatchKind;
 use resource::Target;
@@ -44,7 +52,10 @@ struct Shared {
     store: Mutex<Store>,
     revisions: channel::Sender<u64>,
     calls: Calls,
+    connections: Connections,
     faults: Faults,
+    held: Held,
+    pages: Pages,
     tokens: Tokens,
     stop: CancellationToken,
 }
@@ -80,7 +91,10 @@ impl ApiServer {
             store: Mutex::default(),
             revisions: channel::Sender::new(0),
             calls: Calls::default(),
+            connections: Connections::default(),
             faults: Faults::default(),
+            held: Held::default(),
+            pages: Pages::default(),
             tokens: Tokens::default(),
             stop: stop.clone(),
         });
@@ -115,6 +129,15 @@ impl ApiServer {
 
     pub fn faults(&self) -> &Faults {
         &self.shared.faults
+    }
+
+    /// What faults hold up until it is released.
+    pub fn held(&self) -> &Held {
+        &self.shared.held
+    }
+
+    pub fn connections(&self) -> &Connections {
+        &self.shared.connections
     }
 
     /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
@@ -188,9 +211,10 @@ impl ApiServer {
         }
     }
 
-    /// Forgets the change log: watches that resume from before get 410.
+    /// Forgets the change log: watches that resume from before get 410, and so do lists that are half read.
     pub fn compact(&self) {
         self.shared.store.lock().compact();
+        self.shared.pages.expire();
     }
 
     fn delete_with(&self, object: &str, options: &Value) -> Result<(), ApiError> {

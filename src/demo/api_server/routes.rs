@@ -1,11 +1,13 @@
 //! From an HTTP request to an operation on the store, and back.
 //!
-//! Only translation, counting and ordered faults are here; what a write means is in `write` and `pods`.
+//! Only translation and counting are here; what a write means is in `write` and `pods`, when it lands in `delivery`.
 
 use super::Shared;
 use super::calls::Call;
+use super::delivery::deliver;
 use super::error::ApiError;
-use super::faults::{Fault, Operation};
+use super::faults::Operation;
+use super::pages::{List, Page};
 use super::patch::PatchKind;
 use super::pods;
 use super::resource::Target;
@@ -21,6 +23,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The query parameters that mean something here; all others are ignored.
 #[derive(Debug, Default, Deserialize)]
@@ -32,10 +35,20 @@ pub struct Parameters {
     label_selector: String,
     send_initial_events: String,
     grace_period_seconds: Option<i64>,
+    limit: Option<usize>,
+    #[serde(rename = "continue")]
+    continue_token: String,
+    timeout: String,
 }
 
 /// A request, taken apart.
-struct Asked {
+pub struct Request {
+    pub shared: Arc<Shared>,
+    /// Its User-Agent.
+    pub client: String,
+    /// Within how much time the server is to be done with it, if it says.
+    pub timeout: Option<Duration>,
+    verb: &'static str,
     target: Target,
     parameters: Parameters,
     content_type: String,
@@ -55,52 +68,39 @@ pub async fn handle(
     let header = |name: header::HeaderName| {
         headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
-    let parameters = Query::try_from_uri(&uri).map(|Query(parameters)| parameters).unwrap_or_default();
-    let asked = Asked { target, parameters, content_type: header(header::CONTENT_TYPE), body };
-    let Some(verb) = asked.verb(&method) else {
+    let parameters: Parameters = Query::try_from_uri(&uri).map(|Query(read)| read).unwrap_or_default();
+    let Some(verb) = verb(&method, &target, &parameters) else {
         return refusal(&ApiError::method_not_allowed());
     };
-    let resource = asked.target.with_subresource();
-    shared.calls.add(Call { client: header(header::USER_AGENT), verb, resource });
-    if verb == "watch" {
-        return asked.watch(&shared);
-    }
-    let fault = asked.operation(&method).and_then(|operation| shared.faults.take(operation));
-    answer(&shared, verb, &asked, fault).await
+    let Ok(timeout) = timeout(&parameters.timeout) else {
+        return refusal(&ApiError::bad_request("invalid timeout specified in the request URL"));
+    };
+    let (client, content_type) = (header(header::USER_AGENT), header(header::CONTENT_TYPE));
+    let request = Request { shared, client, timeout, verb, target, parameters, content_type, body };
+    request.answer().await
 }
 
-async fn answer(shared: &Arc<Shared>, verb: &str, asked: &Asked, fault: Option<Fault>) -> Response {
-    match fault {
-        Some(Fault::Fails) => return refusal(&ApiError::internal("a fault was ordered")),
-        Some(Fault::Conflicts) => {
-            let name = asked.target.name.as_deref().unwrap_or_default();
-            return refusal(&ApiError::conflict(
-                &asked.target.with_subresource(),
-                name,
-                "a fault was ordered",
-            ));
-        }
-        Some(Fault::Forbids) => return refusal(&ApiError::new(403, "Forbidden", "a fault was ordered")),
-        Some(Fault::TooMany) => {
-            return refusal(&ApiError::too_many_requests("a fault was ordered", None));
-        }
-        Some(Fault::Hangs) => {
-            shared.stop.cancelled().await;
-            return refusal(&ApiError::internal("the server stops"));
-        }
-        Some(Fault::AnswersLate(_)) | None => {}
+/// Kubernetes' word for the request.
+fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Option<&'static str> {
+    let watches = matches!(parameters.watch.as_str(), "true" | "1");
+    match (method.as_str(), &target.name) {
+        ("GET", _) if watches => Some("watch"),
+        ("GET", None) => Some("list"),
+        ("GET", Some(_)) => Some("get"),
+        ("POST", _) => Some("create"),
+        ("PUT", Some(_)) => Some("update"),
+        ("PATCH", Some(_)) => Some("patch"),
+        ("DELETE", Some(_)) => Some("delete"),
+        _ => None,
     }
-    let result = asked.perform(shared, verb);
-    if let Some(Fault::AnswersLate(delay)) = fault {
-        tokio::select! {
-            () = shared.stop.cancelled() => {}
-            () = tokio::time::sleep(delay) => {}
-        }
+}
+
+/// A duration as Go writes it: `5s`, `1m30s`.
+fn timeout(text: &str) -> Result<Option<Duration>, jiff::Error> {
+    if text.is_empty() {
+        return Ok(None);
     }
-    match result {
-        Ok((code, object)) => json_response(code, &object),
-        Err(error) => refusal(&error),
-    }
+    Duration::try_from(text.parse::<jiff::SignedDuration>()?).map(Some)
 }
 
 impl Target {
@@ -112,42 +112,76 @@ impl Target {
     }
 }
 
-impl Asked {
-    /// Kubernetes' word for the request.
-    fn verb(&self, method: &Method) -> Option<&'static str> {
-        let watches = matches!(self.parameters.watch.as_str(), "true" | "1");
-        match (method.as_str(), &self.target.name) {
-            ("GET", _) if watches => Some("watch"),
-            ("GET", None) => Some("list"),
-            ("GET", Some(_)) => Some("get"),
-            ("POST", _) => Some("create"),
-            ("PUT", Some(_)) => Some("update"),
-            ("PATCH", Some(_)) => Some("patch"),
-            ("DELETE", Some(_)) => Some("delete"),
-            _ => None,
-        }
+impl Request {
+    async fn answer(self) -> Response {
+        let (shared, client) = (self.shared.clone(), self.client.clone());
+        shared.connections.until_connected(&client).await;
+        shared.calls.add(Call { client: client.clone(), verb: self.verb, resource: self.resource() });
+        let fault =
+            self.operation().and_then(|operation| Some((operation, shared.faults.take(&client, operation)?)));
+        let answer = deliver(Arc::new(self), fault).await;
+        shared.connections.until_connected(&client).await;
+        answer
     }
 
     /// Which orderable fault the request can meet.
-    fn operation(&self, method: &Method) -> Option<Operation> {
-        let writes = matches!(method.as_str(), "POST" | "PUT" | "PATCH");
-        match (self.target.with_subresource().as_str(), writes) {
-            ("pods/binding", true) => Some(Operation::Binding),
-            ("pods/eviction", true) => Some(Operation::Eviction),
-            ("pods", true) if self.target.name.is_some() => Some(Operation::Pod),
-            ("pods/status", true) => Some(Operation::PodStatus),
-            ("nodes/status", true) => Some(Operation::NodeStatus),
-            ("tokenreviews", true) => Some(Operation::TokenReview),
-            ("poddisruptionbudgets", false) => Some(Operation::ListBudgets),
+    fn operation(&self) -> Option<Operation> {
+        match (self.target.with_subresource().as_str(), self.verb) {
+            ("pods/binding", "create") => Some(Operation::Binding),
+            ("pods/eviction", "create") => Some(Operation::Eviction),
+            ("pods", "update" | "patch") => Some(Operation::Pod),
+            ("pods/status", "update" | "patch") => Some(Operation::PodStatus),
+            ("nodes/status", "update" | "patch") => Some(Operation::NodeStatus),
+            ("leases", "create" | "update" | "patch") => Some(Operation::Lease),
+            ("tokenreviews", "create") => Some(Operation::TokenReview),
+            ("pods", "get") => Some(Operation::GetPod),
+            ("leases", "get") => Some(Operation::GetLease),
+            ("pods", "list") => Some(Operation::ListPods),
+            ("nodes", "list") => Some(Operation::ListNodes),
+            ("poddisruptionbudgets", "list") => Some(Operation::ListBudgets),
+            ("pods", "watch") => Some(Operation::WatchPods),
+            ("nodes", "watch") => Some(Operation::WatchNodes),
+            ("poddisruptionbudgets", "watch") => Some(Operation::WatchBudgets),
             _ => None,
         }
     }
 
-    fn perform(&self, shared: &Shared, verb: &str) -> Result<(StatusCode, Value), ApiError> {
+    /// `pods`, `pods/binding`, …
+    pub fn resource(&self) -> String {
+        self.target.with_subresource()
+    }
+
+    /// Of the object; empty where the request is about many.
+    pub fn name(&self) -> &str {
+        self.target.name.as_deref().unwrap_or_default()
+    }
+
+    /// Waits until the test releases it.
+    pub async fn held_up(&self, operation: Operation) {
+        self.shared.held.hold(&self.client, operation, self.name()).await;
+    }
+
+    /// Waits, but not beyond the server's end.
+    pub async fn until_stop(&self, wait: impl Future<Output = ()>) {
+        self.shared.stop.run_until_cancelled(wait).await;
+    }
+
+    /// Does what is asked, now.
+    pub fn perform(&self) -> Response {
+        if self.verb == "watch" {
+            return self.watch();
+        }
+        match self.outcome(&self.shared) {
+            Ok((code, object)) => json_response(code, &object),
+            Err(error) => refusal(&error),
+        }
+    }
+
+    fn outcome(&self, shared: &Shared) -> Result<(StatusCode, Value), ApiError> {
         let ok = |object: Arc<Value>| (StatusCode::OK, Value::clone(&object));
         let now = Timestamp::now();
-        match (verb, self.target.subresource.as_deref()) {
-            ("list", None) => Ok((StatusCode::OK, self.list(shared))),
+        match (self.verb, self.target.subresource.as_deref()) {
+            ("list", None) => self.list(shared).map(|list| (StatusCode::OK, list)),
             ("get", None | Some("status")) => shared.store.lock().get(&self.key()?).cloned().map(ok),
             ("create", None) if self.target.resource.is_token_reviews() => {
                 Ok((StatusCode::CREATED, shared.tokens.review(self.json()?)))
@@ -194,26 +228,40 @@ impl Asked {
         })
     }
 
-    fn list(&self, shared: &Shared) -> Value {
-        let store = shared.store.lock();
+    fn list(&self, shared: &Shared) -> Result<Value, ApiError> {
         let resource = self.target.resource;
-        let selector = self.selector();
-        let items: Vec<&Value> =
-            store.list(resource).map(Arc::as_ref).filter(|object| selector.matches(object)).collect();
-        json!({
+        let limit = self.parameters.limit.filter(|limit| *limit > 0);
+        let page = match self.parameters.continue_token.as_str() {
+            "" => shared.pages.first(self.everything(shared), limit),
+            token => shared.pages.next(resource, token, limit)?,
+        };
+        let Page { revision, items, next } = page;
+        let mut metadata = json!({"resourceVersion": revision.to_string()});
+        if let Some((token, left)) = next {
+            metadata["continue"] = json!(token);
+            metadata["remainingItemCount"] = json!(left);
+        }
+        let items: Vec<&Value> = items.iter().map(Arc::as_ref).collect();
+        Ok(json!({
             "kind": format!("{}List", resource.kind), "apiVersion": resource.api_version,
-            "metadata": {"resourceVersion": store.revision().to_string()}, "items": items,
-        })
+            "metadata": metadata, "items": items,
+        }))
     }
 
-    fn watch(&self, shared: &Arc<Shared>) -> Response {
+    fn everything(&self, shared: &Shared) -> List {
+        let (resource, selector, store) = (self.target.resource, self.selector(), shared.store.lock());
+        let items = store.list(resource).filter(|object| selector.matches(object)).cloned().collect();
+        List { resource, revision: store.revision(), items }
+    }
+
+    fn watch(&self) -> Response {
         let asked = &self.parameters.resource_version;
         let initial_bookmark = self.parameters.send_initial_events == "true";
         let after =
             if asked.is_empty() || asked == "0" || initial_bookmark { None } else { asked.parse().ok() };
-        let watch =
-            Watch { resource: self.target.resource, selector: self.selector(), after, initial_bookmark };
-        let body = Body::from_stream(watch::stream(shared.clone(), watch));
+        let (client, resource, selector) = (self.client.clone(), self.target.resource, self.selector());
+        let watch = Watch { client, resource, selector, after, initial_bookmark };
+        let body = Body::from_stream(watch::stream(self.shared.clone(), watch));
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 
@@ -258,7 +306,7 @@ fn success() -> Value {
     json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201})
 }
 
-fn refusal(error: &ApiError) -> Response {
+pub fn refusal(error: &ApiError) -> Response {
     let code = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = json_response(code, &error.to_status());
     if let Some(seconds) = error.retry_after_seconds {

@@ -4,6 +4,7 @@
 //! with `spec.nodeName=` selectors rely on.
 
 use super::Shared;
+use super::connections::Flow;
 use super::error::ApiError;
 use super::resource::Resource;
 use super::selector::Selector;
@@ -18,6 +19,8 @@ use tokio::sync::watch;
 
 /// What one watch is about.
 pub struct Watch {
+    /// Whose it is.
+    pub client: String,
     pub resource: &'static Resource,
     pub selector: Selector,
     /// Changes after this version; `None` starts with what is there.
@@ -30,6 +33,9 @@ struct State {
     shared: Arc<Shared>,
     watch: Watch,
     revisions: watch::Receiver<u64>,
+    /// Its place among all watches.
+    number: u64,
+    orders: watch::Receiver<u64>,
     ready: VecDeque<Bytes>,
     seen: u64,
     ended: bool,
@@ -38,7 +44,9 @@ struct State {
 /// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
 pub fn stream(shared: Arc<Shared>, watch: Watch) -> impl Stream<Item = Result<Bytes, Infallible>> {
     let revisions = shared.revisions.subscribe();
-    let mut state = State { shared, watch, revisions, ready: VecDeque::new(), seen: 0, ended: false };
+    let (number, orders) = (shared.connections.begin_watch(), shared.connections.changes());
+    let mut state =
+        State { shared, watch, revisions, number, orders, ready: VecDeque::new(), seen: 0, ended: false };
     state.begin();
     futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
 }
@@ -60,7 +68,22 @@ impl State {
     }
 
     async fn next(&mut self) -> Option<Bytes> {
+        let stopped = self.shared.stop.clone();
         loop {
+            self.orders.mark_unchanged();
+            let flow =
+                self.shared.connections.flow(&self.watch.client, self.watch.resource.plural, self.number);
+            match flow {
+                Flow::Open => {}
+                Flow::Ended => return None,
+                Flow::Stalled => {
+                    tokio::select! {
+                        () = stopped.cancelled() => return None,
+                        changed = self.orders.changed() => changed.ok()?,
+                    }
+                    continue;
+                }
+            }
             if let Some(event) = self.ready.pop_front() {
                 return Some(event);
             }
@@ -70,10 +93,10 @@ impl State {
             self.revisions.mark_unchanged();
             self.collect();
             if self.ready.is_empty() {
-                let stopped = self.shared.stop.clone();
                 tokio::select! {
                     () = stopped.cancelled() => return None,
                     changed = self.revisions.changed() => changed.ok()?,
+                    changed = self.orders.changed() => changed.ok()?,
                 }
             }
         }

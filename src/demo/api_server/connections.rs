@@ -1,0 +1,109 @@
+//! What a test does to a client's connections as a whole: its watches lag, die silently or end, or it is cut off.
+//!
+//! Orders only; `watch` and `routes` ask before they send.
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::sync::watch;
+
+/// One client's watches of one kind, such as `pods`.
+type Watches = (String, String);
+
+#[derive(Debug, Default)]
+pub struct Connections {
+    state: Mutex<State>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    watches_begun: u64,
+    held_back: BTreeSet<Watches>,
+    /// Watches that began no later than this one show nothing more.
+    silent: BTreeMap<Watches, u64>,
+    /// Watches that began no later than this one end.
+    ended: BTreeMap<Watches, u64>,
+    cut_off: BTreeSet<String>,
+}
+
+/// What a watch may do now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Flow {
+    Open,
+    Stalled,
+    Ended,
+}
+
+impl Connections {
+    /// Events of this kind are held back from the client, in watches that are open and in new ones, until they are resumed.
+    pub fn hold_watches_back(&self, client: &str, kind: &str) {
+        self.change(|state| _ = state.held_back.insert(watches(client, kind)));
+    }
+
+    pub fn resume_watches(&self, client: &str, kind: &str) {
+        self.change(|state| _ = state.held_back.remove(&watches(client, kind)));
+    }
+
+    /// The client's open watches of this kind show nothing more and never end: the connection died and nobody was told. New
+    /// watches are not concerned.
+    pub fn silence_watches(&self, client: &str, kind: &str) {
+        self.change(|state| _ = state.silent.insert(watches(client, kind), state.watches_begun));
+    }
+
+    /// The client's open watches of this kind end in order. New watches are not concerned.
+    pub fn end_watches(&self, client: &str, kind: &str) {
+        self.change(|state| _ = state.ended.insert(watches(client, kind), state.watches_begun));
+    }
+
+    /// Nothing passes between the client and the server, in either direction, until it is reconnected. What the client no
+    /// longer waits for by then never arrives.
+    pub fn cut_off(&self, client: &str) {
+        self.change(|state| _ = state.cut_off.insert(client.to_owned()));
+    }
+
+    pub fn reconnect(&self, client: &str) {
+        self.change(|state| _ = state.cut_off.remove(client));
+    }
+
+    /// Waits while the client is cut off.
+    pub(super) async fn until_connected(&self, client: &str) {
+        let mut changes = self.changes();
+        while self.state.lock().cut_off.contains(client) {
+            changes.changed().await.expect("the sender lives as long as this");
+        }
+    }
+
+    /// A number for a watch that begins now.
+    pub(super) fn begin_watch(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.watches_begun += 1;
+        state.watches_begun
+    }
+
+    pub(super) fn flow(&self, client: &str, kind: &str, number: u64) -> Flow {
+        let (state, watches) = (self.state.lock(), watches(client, kind));
+        let concerns =
+            |until: &BTreeMap<Watches, u64>| until.get(&watches).is_some_and(|last| number <= *last);
+        if concerns(&state.silent) || state.held_back.contains(&watches) || state.cut_off.contains(client) {
+            Flow::Stalled
+        } else if concerns(&state.ended) {
+            Flow::Ended
+        } else {
+            Flow::Open
+        }
+    }
+
+    /// Changes whenever an order does.
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock());
+        self.changed.send_modify(|changes| *changes += 1);
+    }
+}
+
+fn watches(client: &str, kind: &str) -> Watches {
+    (client.to_owned(), kind.to_owned())
+}

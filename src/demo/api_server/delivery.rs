@@ -1,0 +1,106 @@
+//! When a request is performed, how often, and what its client hears of it: at once and the truth, unless a fault was ordered.
+//!
+//! A write that lands late lands whether or not its client still waits: it runs in a task of its own. What it means is in
+//! `routes` and behind.
+
+use super::error::ApiError;
+use super::faults::{Fault, Operation, Stage};
+use super::routes::{Request, refusal};
+use axum::body::{Body, Bytes};
+use axum::response::Response;
+use futures::future::BoxFuture;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// What a write may take that names no `timeout`, as in kube-apiserver (`requestTimeoutUpperBound`).
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(34);
+
+/// Performs a request, and answers it.
+pub async fn deliver(request: Arc<Request>, fault: Option<(Operation, Fault)>) -> Response {
+    let Some((operation, fault)) = fault else { return request.perform() };
+    match fault {
+        Fault::AnswersLate(delay) => {
+            let answer = request.perform();
+            request.until_stop(tokio::time::sleep(delay)).await;
+            answer
+        }
+        Fault::AnswersWhenReleased => {
+            let answer = request.perform();
+            request.until_stop(request.held_up(operation)).await;
+            answer
+        }
+        Fault::LosesAnswer => broken(request.perform()),
+        Fault::LandsLate(stage, delay) => late(request, stage, Box::pin(tokio::time::sleep(delay))).await,
+        Fault::LandsWhenReleased(stage) => {
+            let held = request.clone();
+            let released = async move { held.held_up(operation).await };
+            late(request, stage, Box::pin(released)).await
+        }
+        Fault::ArrivesTwice(delay) => repeated(request, Box::pin(tokio::time::sleep(delay))),
+        Fault::ArrivesAgainWhenReleased => {
+            let held = request.clone();
+            repeated(request, Box::pin(async move { held.held_up(operation).await }))
+        }
+        Fault::Hangs => {
+            request.shared.stop.cancelled().await;
+            refusal(&ApiError::internal("the server stops"))
+        }
+        _ => refusal(&refused(fault, &request)),
+    }
+}
+
+/// What is answered where nothing is performed.
+fn refused(fault: Fault, request: &Request) -> ApiError {
+    const WHY: &str = "a fault was ordered";
+    match fault {
+        Fault::Conflicts => ApiError::conflict(&request.resource(), request.name(), WHY),
+        Fault::Forbids => ApiError::new(403, "Forbidden", WHY),
+        Fault::TooMany => ApiError::too_many_requests(WHY, None),
+        Fault::Throttles(seconds) => ApiError::too_many_requests(WHY, Some(seconds)),
+        Fault::Expired => ApiError::new(410, "Expired", "too old resource version"),
+        _ => ApiError::internal(WHY),
+    }
+}
+
+/// Performs the request once `landing` has come; the client waits for it no longer than the server lets it.
+async fn late(request: Arc<Request>, stage: Stage, landing: BoxFuture<'static, ()>) -> Response {
+    let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT);
+    let (tell, told) = oneshot::channel();
+    let landed = async move {
+        let lands = match stage {
+            Stage::Queue => tokio::time::timeout(timeout, landing).await.is_ok(),
+            Stage::Network | Stage::Commit => {
+                landing.await;
+                true
+            }
+        };
+        // Nobody may be there to be told.
+        let _ = tell.send(if lands { request.perform() } else { refusal(&ApiError::timeout()) });
+    };
+    tokio::spawn(landed);
+    let answer = async { told.await.unwrap_or_else(|_| refusal(&ApiError::internal("the server stops"))) };
+    match stage {
+        Stage::Commit => {
+            tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| refusal(&ApiError::timeout()))
+        }
+        Stage::Network | Stage::Queue => answer.await,
+    }
+}
+
+/// Performs the request now, and once more when `again` has come.
+fn repeated(request: Arc<Request>, again: BoxFuture<'static, ()>) -> Response {
+    let answer = request.perform();
+    tokio::spawn(async move {
+        again.await;
+        request.perform();
+    });
+    answer
+}
+
+/// The head of an answer, and a connection that breaks before its body.
+fn broken(answer: Response) -> Response {
+    let breaks =
+        futures::stream::iter([Err::<Bytes, _>(std::io::Error::from(std::io::ErrorKind::ConnectionReset))]);
+    answer.map(|_| Body::from_stream(breaks))
+}

@@ -1,0 +1,67 @@
+//! Requests that are held up until a test releases them.
+//!
+//! Nothing here knows what is held up, a write or its answer: that is `delivery`'s.
+
+use super::faults::Operation;
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+
+#[derive(Debug, Default)]
+pub struct Held {
+    waiting: Mutex<Vec<Waiting>>,
+    /// How many have been held up so far.
+    arrived: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    client: String,
+    operation: Operation,
+    /// The name of what the request is about; empty for a list.
+    object: String,
+    go_on: oneshot::Sender<()>,
+}
+
+impl Held {
+    /// What the requests of a client are about that are held up now, by name: one for each request.
+    pub fn objects(&self, client: &str, operation: Operation) -> Vec<String> {
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|one| !one.go_on.is_closed());
+        let of_client = waiting.iter().filter(|one| one.client == client && one.operation == operation);
+        of_client.map(|one| one.object.clone()).collect()
+    }
+
+    /// Waits until a request of the client is held up that is about this object.
+    pub async fn until(&self, client: &str, operation: Operation, object: &str) {
+        let mut arrived = self.arrived.subscribe();
+        while !self.objects(client, operation).iter().any(|held| held == object) {
+            arrived.changed().await.expect("the sender lives as long as this");
+        }
+    }
+
+    /// Lets all requests of a client go on that are held up now, and answers how many they were.
+    pub fn release(&self, client: &str, operation: Operation) -> usize {
+        self.release_where(|one| one.client == client && one.operation == operation)
+    }
+
+    pub fn release_all(&self) -> usize {
+        self.release_where(|_| true)
+    }
+
+    fn release_where(&self, goes_on: impl Fn(&Waiting) -> bool) -> usize {
+        let mut waiting = self.waiting.lock();
+        let (released, still): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut *waiting).into_iter().partition(goes_on);
+        *waiting = still;
+        released.into_iter().filter_map(|one| one.go_on.send(()).ok()).count()
+    }
+
+    pub(super) async fn hold(&self, client: &str, operation: Operation, object: &str) {
+        let (go_on, released) = oneshot::channel();
+        let (client, object) = (client.to_owned(), object.to_owned());
+        self.waiting.lock().push(Waiting { client, operation, object, go_on });
+        self.arrived.send_modify(|arrived| *arrived += 1);
+        // An error means that the server is dropped: then nothing is held up any more.
+        let _ = released.await;
+    }
+}

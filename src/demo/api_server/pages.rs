@@ -1,0 +1,87 @@
+//! Lists in pages: every page of a list shows the objects as they were at its first.
+//!
+//! A list that more than one page was asked of is kept whole until it is compacted or too many others came after it; from then
+//! on its tokens have expired. What is listed is the caller's.
+
+use super::error::ApiError;
+use super::resource::Resource;
+use parking_lot::Mutex;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Lists that are kept at once: far more than clients of a test page through at the same time.
+const KEPT: usize = 256;
+
+#[derive(Debug, Default)]
+pub struct Pages(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    lists: u64,
+    kept: BTreeMap<u64, List>,
+}
+
+/// All that is listed, as of one version.
+#[derive(Debug, Clone)]
+pub struct List {
+    pub resource: &'static Resource,
+    pub revision: u64,
+    pub items: Arc<[Arc<Value>]>,
+}
+
+/// Some of a list.
+#[derive(Debug)]
+pub struct Page {
+    pub revision: u64,
+    pub items: Vec<Arc<Value>>,
+    /// The token of the next page, and how many objects it and those after it have.
+    pub next: Option<(String, usize)>,
+}
+
+impl Pages {
+    /// The first page; everything where no limit was asked for.
+    pub fn first(&self, list: List, limit: Option<usize>) -> Page {
+        let limit = limit.unwrap_or(usize::MAX);
+        if list.items.len() <= limit {
+            return list.page(0, 0, limit);
+        }
+        let mut state = self.0.lock();
+        state.lists += 1;
+        let number = state.lists;
+        state.kept.insert(number, list.clone());
+        if state.kept.len() > KEPT {
+            state.kept.pop_first();
+        }
+        list.page(number, 0, limit)
+    }
+
+    /// The page that a token of an earlier one names.
+    pub fn next(&self, resource: &Resource, token: &str, limit: Option<usize>) -> Result<Page, ApiError> {
+        let place =
+            token.split_once('-').and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));
+        let (number, from) = place
+            .ok_or_else(|| ApiError::bad_request("continue key is not valid: it was not given out here"))?;
+        let state = self.0.lock();
+        let list = state.kept.get(&number).ok_or_else(ApiError::expired_continue)?;
+        if list.resource != resource {
+            return Err(ApiError::bad_request("continue key is not valid: it is of another kind"));
+        }
+        Ok(list.page(number, from, limit.unwrap_or(usize::MAX)))
+    }
+
+    /// All tokens have expired.
+    pub fn expire(&self) {
+        self.0.lock().kept.clear();
+    }
+}
+
+impl List {
+    fn page(&self, number: u64, from: usize, limit: usize) -> Page {
+        let rest = self.items.get(from..).unwrap_or_default();
+        let items = rest[..limit.min(rest.len())].to_vec();
+        let left = rest.len() - items.len();
+        let next = (left > 0).then(|| (format!("{number}-{}", from + items.len()), left));
+        Page { revision: self.revision, items, next }
+    }
+}
