@@ -11,6 +11,7 @@ mod control_plane;
 mod device_plugin;
 mod explain;
 mod golden;
+mod handover;
 mod http;
 mod packing;
 mod planner;

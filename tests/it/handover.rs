@@ -1,0 +1,189 @@
+//! What a new leader makes of what its predecessor has sent and it has not seen: Bindings and holds that land late, and lists
+//! that began before it led. Two replicas of the real service, one stand-in API server.
+//!
+//! Whether a GPU is promised twice is read off the API server's objects and nothing else.
+
+use crate::served::without_engines;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::extender::request::Limits;
+use stowage::extender::wire::BindingArgs;
+use stowage::extender::{Extender, bind};
+use stowage::ids::PodUid;
+use stowage::service::Service;
+use tokio::task::{JoinHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// Longer than a Lease, a hand-over and anything else here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LEASE: &str = "leases/stowage/stowage";
+/// What may be promised of a GPU of 80 GiB.
+const PROMISABLE: u64 = 72 << 30;
+
+/// One of two that follow each other by a Lease of their own.
+struct Replica {
+    name: &'static str,
+    service: Arc<Service>,
+    extender: Extender,
+    tasks: JoinSet<()>,
+}
+
+impl Replica {
+    fn start(server: &ApiServer, name: &'static str) -> Self {
+        let service = Service::new(without_engines());
+        let lead_with = LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
+        let options = Options::new(lead_with, name.into());
+        let client = server.client(name).unwrap();
+        let (control_plane, tasks) =
+            cluster::start(client, service.clone(), options, CancellationToken::new());
+        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        Self { name, service, extender, tasks }
+    }
+
+    async fn acting(server: &ApiServer, name: &'static str) -> Self {
+        let replica = Self::start(server, name);
+        replica.acts().await;
+        replica
+    }
+
+    async fn acts(&self) {
+        eventually("the replica acts", || self.service.gate.is_open()).await;
+    }
+
+    async fn knows(&self, pod: &Value) {
+        eventually("the pod is seen", || self.service.ledger().entry(&uid(pod)).is_some()).await;
+    }
+
+    /// As the scheduler asks for it; what it is told is for the caller.
+    fn bind(&self, pod: &Value) -> JoinHandle<String> {
+        let (extender, pod) = (self.extender.clone(), pod.clone());
+        tokio::spawn(async move {
+            let args = BindingArgs {
+                pod_name: pod["metadata"]["name"].as_str().unwrap().into(),
+                pod_namespace: "default".into(),
+                pod_uid: uid(&pod).to_string(),
+                node: "n".into(),
+            };
+            bind::bind(&extender, &args).await.unwrap().error.to_owned()
+        })
+    }
+
+    async fn bound(&self, pod: &Value) {
+        self.knows(pod).await;
+        assert_eq!(self.bind(pod).await.unwrap(), "");
+    }
+
+    /// The process ends at once and sends nothing more. Its Lease is given up, as if it had still come to that: the next one
+    /// need not wait for it to run out.
+    async fn dies(mut self, server: &ApiServer) {
+        server.connections().cut_off(self.name);
+        self.service.gate.set_stopping();
+        self.tasks.abort_all();
+        while self.tasks.join_next().await.is_some() {}
+        let given_up = json!({ "spec": { "holderIdentity": "", "leaseDurationSeconds": 1 } });
+        server.patch(LEASE, &given_up).unwrap();
+    }
+}
+
+/// One node.
+async fn server(gpus: u32) -> ApiServer {
+    let server = ApiServer::start().await.unwrap();
+    let labels = json!({
+        "nvidia.com/gpu.count": gpus.to_string(), "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
+    });
+    let allocatable = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
+    let status = json!({ "allocatable": allocatable, "capacity": { "stowage.dev/vram": "144Gi" } });
+    server
+        .create("nodes", json!({ "metadata": { "name": "n", "labels": labels }, "status": status }))
+        .unwrap();
+    server
+}
+
+/// A pod that takes more than half of the GPU.
+fn create(server: &ApiServer, name: &str, priority: i32) -> Value {
+    create_with(server, name, priority, &json!([]))
+}
+
+/// One that the planner places.
+fn create_gated(server: &ApiServer, name: &str, priority: i32) -> Value {
+    create_with(server, name, priority, &json!([{ "name": "stowage.dev/plan" }]))
+}
+
+fn create_with(server: &ApiServer, name: &str, priority: i32, gates: &Value) -> Value {
+    let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" }, "requests": { "cpu": "1" } });
+    let container = json!({ "name": "engine", "image": "engine", "resources": resources });
+    let spec = json!({
+        "schedulerName": "stowage", "priority": priority, "containers": [container], "schedulingGates": gates,
+    });
+    let pod = server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+    Value::clone(&pod)
+}
+
+fn uid(pod: &Value) -> PodUid {
+    PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap()
+}
+
+/// The GPUs of which more is promised than may be, with the pods on them.
+fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
+    let mut promises: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
+    for pod in server.list("pods") {
+        let written = &pod["metadata"]["annotations"];
+        let (Some(devices), Some(granted)) =
+            (written["stowage.dev/devices"].as_str(), written["stowage.dev/vram-granted"].as_str())
+        else {
+            continue;
+        };
+        for device in devices.split(',') {
+            let gpu = format!("{}/{device}", pod["spec"]["nodeName"].as_str().unwrap());
+            let (sum, pods) = promises.entry(gpu).or_default();
+            *sum += granted.parse::<u64>().unwrap();
+            pods.push(pod["metadata"]["name"].as_str().unwrap().to_owned());
+        }
+    }
+    let too_much = promises.into_iter().filter(|(_, (sum, _))| *sum > PROMISABLE);
+    too_much.map(|(gpu, (_, pods))| (gpu, pods)).collect()
+}
+
+fn hold_of(server: &ApiServer, name: &str) -> Option<String> {
+    let pod = server.get(&format!("pods/default/{name}"))?;
+    let mut conditions = pod["status"]["conditions"].as_array()?.iter();
+    let hold = conditions.find(|condition| condition["type"] == "stowage.dev/Hold")?;
+    Some(hold["status"].as_str()?.to_owned())
+}
+
+/// Looks again and again. Nothing tells of a change of the gate or the ledger.
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let looking = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("it never came that {what}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "B3: red until a leader is an epoch"]
+async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again() {
+    let server = server(1).await;
+    let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
+    let a = Replica::acting(&server, "a").await;
+    // B's list shows the cluster as of now, whenever its pages come in.
+    server.faults().next_of("b", Operation::ListPods, 1, Fault::AnswersWhenReleased);
+    server.connections().hold_watches_back("b", "pods");
+    let b = Replica::start(&server, "b");
+    server.held().until("b", Operation::ListPods, "").await;
+    a.bound(&y).await;
+    a.dies(&server).await;
+    eventually("b leads", || b.service.metrics.leading.get() == 1).await;
+    server.held().release("b", Operation::ListPods);
+    b.acts().await;
+    let answer = b.bind(&x).await.unwrap();
+    assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
+    assert_ne!(answer, "", "y has the GPU");
+}
+
