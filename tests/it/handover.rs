@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use stowage::cluster::{self, LeadWith, LeaseName, Options};
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{Fault, Operation, Stage};
 use stowage::extender::request::Limits;
 use stowage::extender::wire::BindingArgs;
 use stowage::extender::{Extender, bind};
@@ -185,5 +185,30 @@ async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again(
     let answer = b.bind(&x).await.unwrap();
     assert_eq!(promised_twice(&server), BTreeMap::new(), "b's answer was {answer:?}");
     assert_ne!(answer, "", "y has the GPU");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "B4: red until a leader is an epoch"]
+async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never() {
+    let server = server(1).await;
+    let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
+    let a = Replica::acting(&server, "a").await;
+    let b = Replica::start(&server, "b");
+    eventually("b has listed", || b.service.gate.is_synced()).await;
+    a.knows(&y).await;
+    // The API server has accepted it, and is slow.
+    server.faults().next_of("a", Operation::Binding, 1, Fault::LandsWhenReleased(Stage::Queue));
+    let lost = a.bind(&y);
+    server.held().until("a", Operation::Binding, "y").await;
+    a.dies(&server).await;
+    b.acts().await;
+    b.bound(&x).await;
+    let landed = server.held().release("a", Operation::Binding);
+    if landed > 0 {
+        let node = |server: &ApiServer| server.get("pods/default/y").unwrap()["spec"]["nodeName"].is_string();
+        server.until(|server| node(server).then_some(())).await;
+    }
+    assert_eq!(promised_twice(&server), BTreeMap::new(), "{landed} Binding landed after b had acted");
+    assert_ne!(lost.await.unwrap(), "");
 }
 
