@@ -212,3 +212,32 @@ async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never()
     assert_ne!(lost.await.unwrap(), "");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "B5: red until a leader is an epoch"]
+async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
+    let server = server(1).await;
+    let a = Replica::acting(&server, "a").await;
+    let job = create(&server, "job", -10);
+    a.bound(&job).await;
+    let running = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+    server.patch_status("pods/default/job", &json!({ "status": running })).unwrap();
+    // A proxy buffers it: no time that anybody sets limits when it lands.
+    server.faults().next_of("a", Operation::PodStatus, 1, Fault::LandsWhenReleased(Stage::Network));
+    let late = create_gated(&server, "late", 100);
+    server.held().until("a", Operation::PodStatus, "late").await;
+    a.dies(&server).await;
+
+    create_gated(&server, "first", 200);
+    let b = Replica::acting(&server, "b").await;
+    eventually("b holds the GPU for the first", || hold_of(&server, "first").as_deref() == Some("True"))
+        .await;
+    assert_eq!(hold_of(&server, "late"), None);
+    assert_eq!(server.held().release("a", Operation::PodStatus), 1);
+    let is_held = || b.service.ledger().entry(&uid(&late)).is_some_and(|entry| entry.hold().is_some());
+    let is_ended = || hold_of(&server, "late").as_deref() == Some("False");
+    eventually("b has seen the late hold", || is_held() || is_ended()).await;
+    let holds = b.service.ledger().totals().holds;
+    assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
+    assert_eq!((holds, hold_of(&server, "first").as_deref()), (1, Some("True")));
+}
+
