@@ -241,3 +241,23 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
     assert_eq!((holds, hold_of(&server, "first").as_deref()), (1, Some("True")));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "B9: red until one loop settles a pod"]
+async fn b9_however_often_a_pod_is_bound_without_an_answer_one_loop_reads_it() {
+    let server = server(2).await;
+    let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));
+    let replica = Replica::acting(&server, "a").await;
+    replica.knows(&p).await;
+    replica.knows(&q).await;
+    server.faults().next_of("a", Operation::GetPod, 1000, Fault::AnswersWhenReleased);
+    server.faults().next_of("a", Operation::Binding, 1000, Fault::Fails);
+    for _ in 0..5 {
+        assert_ne!(replica.bind(&p).await.unwrap(), "");
+    }
+    server.held().until("a", Operation::GetPod, "p").await;
+    // The first look at this pod comes after the first look of every loop that reads the other.
+    assert_ne!(replica.bind(&q).await.unwrap(), "");
+    server.held().until("a", Operation::GetPod, "q").await;
+    let reads = server.held().objects("a", Operation::GetPod);
+    assert_eq!(reads.iter().filter(|pod| *pod == "p").count(), 1, "{reads:?}");
+}
