@@ -1,10 +1,11 @@
-//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`.
+//! The verbs beside their floor: `cargo bench --bench verbs [-- NODES…]`; or beside another build, as `beside` says.
 //!
 //! The floor parses the same bytes into the same types and writes an answer of the same size, without a decision. Both
 //! are measured alternately in one run, so that what the machine does meanwhile happens to both; the ratio is what
 //! travels. In process the two are function calls; over loopback each is a server process of its own, on the same HTTP
 //! stack, asked by this process over one kept-alive connection, as the scheduler does.
 
+mod beside;
 mod classes;
 #[path = "../common/cluster.rs"]
 #[allow(dead_code, reason = "each bench asks its part")]
@@ -27,7 +28,7 @@ use samples::Samples;
 use server::Server;
 use std::hint::black_box;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
@@ -44,10 +45,25 @@ const ROUNDS: usize = 2000;
 const WARM_UP: usize = 100;
 const FLOOR: &str = "STOWAGE_BENCH_FLOOR";
 
-fn main() {
+fn main() -> ExitCode {
     if std::env::var_os(FLOOR).is_some() {
-        return http::serve_floor();
+        http::serve_floor();
+        return ExitCode::SUCCESS;
     }
+    match beside::Asked::of(std::env::args().skip(1)) {
+        Ok(Some(asked)) => asked.compare(),
+        Ok(None) => {
+            beside_floor();
+            ExitCode::SUCCESS
+        }
+        Err(wrong) => {
+            eprintln!("{wrong}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn beside_floor() {
     let asked: Vec<usize> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
     let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
     let folder = tempfile::tempdir().expect("a folder for the dump");
