@@ -8,9 +8,11 @@ mod serve_policy;
 mod simulate;
 
 use crate::cluster::{self, LeadWith, LeaseName};
+use crate::control_plane::WriteTimes;
 use crate::demo::{self, Show};
 use crate::extender::request::Limits;
 use crate::extender::tls::TlsFiles;
+use crate::policy_file::format;
 use crate::report::NodeReport;
 use crate::serve::{self, ServeOptions, Source};
 use agents::AgentsArgs;
@@ -23,8 +25,10 @@ use serve_policy::ServePolicyArgs;
 use simulate::SimulateArgs;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 
 /// Places LLM pods on single GPUs: an HTTP extender of the stock kube-scheduler.
@@ -117,6 +121,11 @@ struct ServeArgs {
     /// The Lease to watch or hold, as NAMESPACE/NAME [default: kube-system/kube-scheduler or kube-system/stowage]
     #[arg(long, value_name = "LEASE", conflicts_with = "cluster")]
     lease: Option<String>,
+
+    /// What one part of a write may take: until the client gives up, until the kernel stops sending, until the API server
+    /// gives up. A new leader waits for all of them, and a fifth of one for the commit, before it acts
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = write_deadline, conflicts_with = "cluster")]
+    write_deadline: Duration,
 
     /// This replica's host name, the part of the Lease holder's identity before the last underscore
     #[arg(long, value_name = "NAME", env = "HOSTNAME")]
@@ -222,6 +231,7 @@ impl ServeArgs {
                 lead_with: lead_with(self.lead_with, self.lease.as_deref(), identity.as_deref())?,
                 identity: identity.unwrap_or_else(|| "stowage".into()),
                 cdi_kind: self.cdi_kind,
+                times: WriteTimes::of(self.write_deadline),
             },
         };
         let limits = Limits { body: usize::from(self.body_limit) << 20, ..Limits::default() };
@@ -263,6 +273,19 @@ fn lease_name(text: &str) -> Result<LeaseName> {
             Ok(LeaseName { namespace: namespace.into(), name: name.into() })
         }
         _ => bail!("--lease is {text:?}; write NAMESPACE/NAME, such as kube-system/kube-scheduler"),
+    }
+}
+
+/// Shorter, an API server that is merely busy answers nothing in time; longer, a new leader waits for minutes.
+const WRITE_DEADLINES: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(60);
+
+fn write_deadline(text: &str) -> Result<Duration, String> {
+    let millis =
+        format::duration(text).map_err(|malformed| format!("{}: {}", malformed.is, malformed.help))?;
+    let deadline = Duration::from_millis(millis.0);
+    match WRITE_DEADLINES.contains(&deadline) {
+        true => Ok(deadline),
+        false => Err("write a duration from 100ms to 1m, such as 5s".into()),
     }
 }
 

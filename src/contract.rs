@@ -14,7 +14,7 @@ pub use acts::{
 };
 pub use budget::budget;
 
-use crate::ids::{GpuModel, GpuUuid, InvalidName, NodeName, PodKey, PodUid};
+use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
@@ -50,6 +50,8 @@ pub mod written {
     pub const GRANTED: &str = "stowage.dev/vram-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
+    /// Which leader wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
+    pub const LEADER_EPOCH: &str = "stowage.dev/leader-epoch";
     /// Followed by a container's name: what the NVIDIA NRI plugin injects there.
     pub const NRI_PREFIX: &str = "nvidia.cdi.k8s.io/container.";
 }
@@ -256,8 +258,9 @@ pub fn binding(
     demand: &Demand,
     placement: &Placement,
     cdi_kind: &str,
+    epoch: &LeaderEpoch,
 ) -> Binding {
-    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind));
+    let annotations = (!demand.asks_plugin()).then(|| annotations(demand, placement, cdi_kind, epoch));
     Binding {
         metadata: ObjectMeta {
             name: Some(key.name.to_string()),
@@ -274,13 +277,19 @@ pub fn binding(
     }
 }
 
-fn annotations(demand: &Demand, placement: &Placement, cdi_kind: &str) -> BTreeMap<String, String> {
+fn annotations(
+    demand: &Demand,
+    placement: &Placement,
+    cdi_kind: &str,
+    epoch: &LeaderEpoch,
+) -> BTreeMap<String, String> {
     let cdi_names = cdi_names(placement, cdi_kind);
     let mut annotations = BTreeMap::from([
         (written::DEVICES.to_owned(), join(&placement.devices)),
         (written::GRANTED.to_owned(), placement.granted.0.to_string()),
         (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
         (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
+        (written::LEADER_EPOCH.to_owned(), epoch.to_string()),
     ]);
     annotations.extend(
         demand.containers.iter().map(|name| (format!("{}{name}", written::NRI_PREFIX), cdi_names.clone())),
@@ -297,6 +306,9 @@ pub struct HoldMessage {
     pub victims: Arc<[PodUid]>,
     /// RFC 3339.
     pub deadline: jiff::Timestamp,
+    /// Which leader holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<LeaderEpoch>,
 }
 
 impl HoldMessage {

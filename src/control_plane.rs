@@ -3,6 +3,9 @@
 //! The edge that decides (`extender`) and the edges that write (`cluster`) meet here and nowhere else.
 
 mod acts;
+mod write_times;
+
+pub use write_times::{DEFAULT_DEADLINE, WriteTimes};
 
 pub use acts::{
     EvictionMark, EvictionOutcome, EvictionReason, HoldChange, Nomination, PlanState, StatusChange, Touch,
@@ -15,8 +18,14 @@ use crate::scheduling::request::Demand;
 use crate::units::Millis;
 use futures::future::BoxFuture;
 use std::sync::Arc;
+use std::time::Duration;
 
 pub trait ControlPlane: Send + Sync + 'static {
+    /// How long after it was begun a write whose answer was lost may still land.
+    fn latest_landing(&self) -> Duration {
+        WriteTimes::default().latest_landing()
+    }
+
     /// Writes the Binding, with everything Stowage records, in one request.
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome>;
 

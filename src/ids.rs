@@ -80,6 +80,17 @@ name!(
     /// A model an engine serves, such as `meta-llama/Llama-3.1-8B`.
     ModelId, "model id");
 
+name!(
+    /// One term of one leader: `LEASE-UID/TRANSITIONS/NONCE`. No two terms share it, and a process that starts anew begins another.
+    LeaderEpoch, "leader epoch");
+
+impl LeaderEpoch {
+    /// The term in which the process of this nonce acts under a Lease, which counts how often it has changed hands.
+    pub fn new(lease_uid: &str, transitions: i32, nonce: &str) -> Self {
+        Self(format!("{lease_uid}/{transitions}/{nonce}").into())
+    }
+}
+
 /// What [`GpuUuid::from_index`] puts before the index. No UUID of NVML begins so.
 const INDEX_PREFIX: &str = "index-";
 

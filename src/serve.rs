@@ -3,7 +3,7 @@
 use crate::cluster::dump::{Dump, DumpControlPlane};
 use crate::cluster::index::Index;
 use crate::cluster::{self, AgentAccount, LeadWith, TokenReviews, upkeep};
-use crate::control_plane::{AgentAuthority, ControlPlane};
+use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::Limits;
 use crate::extender::server::{Door, Doors};
@@ -60,7 +60,13 @@ pub struct AgentsOptions {
 /// Where the cluster is.
 #[derive(Debug)]
 pub enum Source {
-    ApiServer { kubeconfig: Option<PathBuf>, lead_with: LeadWith, identity: String, cdi_kind: String },
+    ApiServer {
+        kubeconfig: Option<PathBuf>,
+        lead_with: LeadWith,
+        identity: String,
+        cdi_kind: String,
+        times: WriteTimes,
+    },
     Dump(PathBuf),
 }
 
@@ -150,8 +156,8 @@ async fn connect(
 ) -> Result<Connected> {
     match &options.source {
         Source::Dump(path) => load(path, service, shutdown),
-        Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind } => {
-            let client = cluster::connect(kubeconfig.as_deref()).await?;
+        Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
+            let client = cluster::connect(kubeconfig.as_deref(), *times).await?;
             let agent_auth = match options.agents.account.clone() {
                 None => AgentAuth::Anyone,
                 Some(account) => {
@@ -162,6 +168,7 @@ async fn connect(
             };
             let mut options = cluster::Options::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
+            options.times = *times;
             let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
             Ok(Connected { control_plane, tasks, agent_auth })
         }

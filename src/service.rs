@@ -2,9 +2,11 @@
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
+mod gate;
 mod judge;
 mod standing;
 
+pub use gate::{Gate, Tenure};
 pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
 use crate::scheduling::ledger::{Judgements, Ledger};
@@ -15,10 +17,8 @@ use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
 use judge::{Judge, Remembered};
 use parking_lot::{Mutex, MutexGuard};
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
-use tokio::sync::watch;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
@@ -51,7 +51,7 @@ impl Service {
             ledger: Mutex::new(Ledger::new(policy)),
             stock: Mutex::default(),
             memo: Mutex::default(),
-            gate: Gate::default(),
+            gate: Gate::new(clock),
             standing: PolicyStanding::new(clock.now()),
             clock,
             metrics,
@@ -99,6 +99,28 @@ impl Service {
         self.judge.set(policy, remembered);
     }
 
+    /// What the Lease says of this replica. One that begins to lead lists everything anew before it acts.
+    pub fn set_tenure(&self, tenure: Tenure) {
+        if !self.gate.set_tenure(tenure) {
+            self.ledger().stop_leading();
+        }
+    }
+
+    /// Everything has been listed in this term of the gate: a replica that leads takes over what its predecessors hold, as
+    /// far as it stands up to the checks of a new hold, and acts from now on.
+    pub fn set_synced_in(&self, term: u64) {
+        if let Some(epoch) = self.gate.epoch() {
+            self.ledger().begin_leading(epoch);
+        }
+        self.gate.set_synced_in(term);
+    }
+
+    /// This replica leads, and nothing has to be listed for it: there is no API server, or a test stands for it.
+    pub fn lead_from_the_start(&self) {
+        self.set_tenure(Tenure::without_end());
+        self.set_synced_in(self.gate.term());
+    }
+
     pub fn now(&self) -> Moment {
         self.clock.now()
     }
@@ -107,7 +129,7 @@ impl Service {
 /// A monotonic clock for the core, and its relation to wall time for what is written down.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
-    started: Instant,
+    started: Millis,
     #[cfg(test)]
     stopped_at: Option<Moment>,
 }
@@ -115,7 +137,7 @@ pub struct Clock {
 impl Clock {
     fn start() -> Self {
         Self {
-            started: Instant::now(),
+            started: since_boot(),
             #[cfg(test)]
             stopped_at: None,
         }
@@ -126,7 +148,7 @@ impl Clock {
         if let Some(at) = self.stopped_at {
             return at;
         }
-        Moment(self.started.elapsed().as_millis() as u64) + BEFORE_START
+        Moment(since_boot().0.saturating_sub(self.started.0)) + BEFORE_START
     }
 
     /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
@@ -143,6 +165,12 @@ impl Clock {
     }
 }
 
+/// A machine that was suspended has let a Lease run out meanwhile: of the monotonic clocks it takes the one that goes on then.
+fn since_boot() -> Millis {
+    let now = clock_gettime(ClockId::Boottime);
+    Millis(now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000)
+}
+
 /// The clock does not begin at zero: a pod that has run for days must be known to have, in the first second too. No minimum
 /// runtime is longer than a year.
 const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
@@ -150,96 +178,9 @@ const BEFORE_START: Millis = Millis::seconds(365 * 24 * 3600);
 /// A year: nothing Stowage writes down lasts longer.
 const MAX_MILLIS: i128 = 365 * 24 * 3600 * 1000;
 
-/// Whether this replica has seen the cluster, and whether it is the one that acts.
-#[derive(Debug, Default)]
-pub struct Gate {
-    /// How often the cluster had to be listed anew because this replica began to lead. What was listed in an earlier term
-    /// does not count.
-    term: watch::Sender<u64>,
-    /// One more than the term whose lists the ledger holds; zero before the first.
-    synced: AtomicU64,
-    leading: AtomicBool,
-    stopping: AtomicBool,
-}
-
-impl Gate {
-    /// The watches have delivered everything once, and the ledger holds it.
-    pub fn set_synced(&self) {
-        self.set_synced_in(*self.term.borrow());
-    }
-
-    /// The same, by lists that all began in this term or a later one.
-    pub fn set_synced_in(&self, term: u64) {
-        self.synced.fetch_max(term + 1, Ordering::AcqRel);
-    }
-
-    /// Who begins to lead lists everything anew first: a watch whose connection died silently may not have shown what the
-    /// last leader bound. Lists that are on their way will do.
-    pub fn set_leading(&self, leading: bool) {
-        if leading && !self.is_leading() && self.is_synced() {
-            self.term.send_modify(|term| *term += 1);
-        }
-        self.leading.store(leading, Ordering::Release);
-    }
-
-    /// The term, and whenever it changes: the watches list anew then.
-    pub fn terms(&self) -> watch::Receiver<u64> {
-        self.term.subscribe()
-    }
-
-    pub fn set_stopping(&self) {
-        self.stopping.store(true, Ordering::Release);
-    }
-
-    pub fn is_synced(&self) -> bool {
-        self.synced.load(Ordering::Acquire) > *self.term.borrow()
-    }
-
-    pub fn is_leading(&self) -> bool {
-        self.leading.load(Ordering::Acquire)
-    }
-
-    /// Whether questions are answered and writes are made.
-    pub fn is_open(&self) -> bool {
-        self.is_synced() && self.is_leading()
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// Why the gate is shut, for a person.
-    pub fn reason_shut(&self) -> Option<&'static str> {
-        match (self.is_synced(), self.is_leading()) {
-            (false, _) => Some("the watches have not synced yet"),
-            (_, false) => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),
-            _ => None,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_cluster_is_listed_anew_by_who_begins_to_lead_and_has_lists_already() {
-        let gate = Gate::default();
-        let (terms, term) = (gate.terms(), || *gate.terms().borrow());
-        gate.set_leading(true);
-        assert_eq!((term(), gate.is_open()), (0, false), "the first lists are on their way");
-        gate.set_synced_in(0);
-        gate.set_leading(true);
-        assert_eq!((term(), gate.is_open()), (0, true), "who goes on leading lists nothing");
-        gate.set_leading(false);
-        gate.set_leading(true);
-        assert_eq!((term(), gate.is_open()), (1, false));
-        assert!(terms.has_changed().unwrap());
-        gate.set_synced_in(0);
-        assert!(!gate.is_open(), "these lists began before");
-        gate.set_synced_in(1);
-        assert!(gate.is_open());
-    }
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {

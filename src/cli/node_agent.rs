@@ -9,6 +9,7 @@ use crate::agent::pods::{NoPods, PodSource};
 use crate::agent::publish::{Destination, Publisher};
 use crate::agent::run::{self, AgentOptions, Print};
 use crate::cluster;
+use crate::control_plane::WriteTimes;
 use crate::ids::NodeName;
 use crate::units::Bytes;
 use anyhow::{Context, Result, ensure};
@@ -115,14 +116,15 @@ impl AgentArgs {
             vec![Box::new(NodeModels::new(hf_caches, self.kserve_models))];
         // Without a cluster there are no names for the pods, and no engines are found; all else is told. One that is named
         // must be there.
-        let pods: Box<dyn PodSource> = match cluster::connect(self.kubeconfig.as_deref()).await {
-            Ok(client) => {
-                models.push(Box::new(NodeImages::start(client.clone(), &node)));
-                Box::new(WatchedPods::start(client, &node))
-            }
-            Err(error) if self.kubeconfig.is_none() => Box::new(NoPods(error.to_string())),
-            Err(error) => return Err(error).context("--kubeconfig"),
-        };
+        let pods: Box<dyn PodSource> =
+            match cluster::connect(self.kubeconfig.as_deref(), WriteTimes::default()).await {
+                Ok(client) => {
+                    models.push(Box::new(NodeImages::start(client.clone(), &node)));
+                    Box::new(WatchedPods::start(client, &node))
+                }
+                Err(error) if self.kubeconfig.is_none() => Box::new(NoPods(error.to_string())),
+                Err(error) => return Err(error).context("--kubeconfig"),
+            };
         Ok(AgentOptions {
             every: Duration::from_millis(self.every),
             gpus: Box::new(Nvml::new(nvml)),

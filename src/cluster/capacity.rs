@@ -7,6 +7,7 @@
 
 use super::index::{Index, NodeKind, NodeOnRecord};
 use crate::contract::VRAM;
+use crate::control_plane::WriteTimes;
 use crate::ids::NodeName;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
@@ -29,21 +30,20 @@ const SHOWS_WITHIN: Millis = Millis::seconds(5);
 /// After a failed write: doubled each time, up to a minute.
 const FIRST_PAUSE: Millis = Millis::seconds(1);
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
-const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest amount of an extended resource that the API knows.
 const LARGEST: Bytes = Bytes(i64::MAX as u64);
 /// Writes at a time: a thousand new nodes take seconds, and the API server hardly notices.
 const WRITES: usize = 8;
 
 /// Runs until it is dropped.
-pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>) {
+pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>, times: WriteTimes) {
     let nodes: Api<Node> = Api::all(client);
     let mut capacity = Capacity::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if service.gate.is_open() {
             let due = capacity.look(&service, &index.lock(), service.now());
-            capacity.write(&service, &nodes, due).await;
+            capacity.write(&service, &nodes, due, times.client).await;
         } else {
             capacity = Capacity::default();
         }
@@ -147,9 +147,15 @@ impl Capacity {
         }
     }
 
-    async fn write(&mut self, service: &Service, nodes: &Api<Node>, due: Vec<(NodeName, Bytes)>) {
+    async fn write(
+        &mut self,
+        service: &Service,
+        nodes: &Api<Node>,
+        due: Vec<(NodeName, Bytes)>,
+        limit: Duration,
+    ) {
         let writes = futures::stream::iter(due).map(async |(name, wanted)| {
-            let written = patch(service, nodes, &name, wanted).await;
+            let written = patch(service, nodes, &name, wanted, limit).await;
             (name, written)
         });
         let outcomes: Vec<(NodeName, Result<(), String>)> = writes.buffer_unordered(WRITES).collect().await;
@@ -188,16 +194,22 @@ fn pause(failures: u32) -> Millis {
     }
 }
 
-async fn patch(service: &Service, nodes: &Api<Node>, name: &NodeName, wanted: Bytes) -> Result<(), String> {
+async fn patch(
+    service: &Service,
+    nodes: &Api<Node>,
+    name: &NodeName,
+    wanted: Bytes,
+    limit: Duration,
+) -> Result<(), String> {
     // There may be many nodes before this one, and the lease may have passed on meanwhile.
     if let Some(reason) = service.gate.reason_shut() {
         return Err(reason.into());
     }
     let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));
     let params = PatchParams::default();
-    match tokio::time::timeout(WRITE_TIMEOUT, nodes.patch_status(name.as_str(), &params, &patch)).await {
+    match tokio::time::timeout(limit, nodes.patch_status(name.as_str(), &params, &patch)).await {
         Ok(answer) => answer.map(|_| ()).map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {WRITE_TIMEOUT:?}")),
+        Err(_) => Err(format!("no answer within {limit:?}")),
     }
 }
 

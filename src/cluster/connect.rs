@@ -1,13 +1,24 @@
-//! A client of the API server, set up as a scheduler needs it.
+//! A client of the API server, set up as a scheduler needs it: no request is repeated behind its back, and every write says
+//! how long the API server may work on it.
 //!
 //! Nothing here asks the API server anything yet.
 
+use crate::control_plane::WriteTimes;
+use http::uri::{Parts, PathAndQuery};
+use http::{Method, Request, Uri};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::{Body, ConfigExt};
 use kube::config::{InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use std::error::Error;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
+use tower::util::MapRequestLayer;
+use tower::{BoxError, ServiceBuilder};
 
 /// A server that takes longer to accept a connection is as good as away; a Binding waits no longer either.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,22 +39,63 @@ pub enum ConnectError {
     Client(#[from] Box<kube::Error>),
 }
 
+/// A connection on which nothing arrives for so long is dead. A watch ends by itself within a minute, and so hears
+/// something within this time.
+const SILENCE: Duration = Duration::from_secs(75);
+
 /// A client by a kubeconfig's current context, or by what the surroundings say: `KUBECONFIG`, `~/.kube/config`, or the pod's
 /// service account.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ConnectError> {
+pub async fn connect(kubeconfig: Option<&Path>, times: WriteTimes) -> Result<Client, ConnectError> {
     let config = match kubeconfig {
         Some(path) => from_file(path).await?,
         None => Config::infer().await.map_err(|error| nowhere(&error))?,
     };
-    Ok(Client::try_from(tuned(config)).map_err(Box::new)?)
+    Ok(client(config, times).map_err(Box::new)?)
 }
 
 /// The client neither throttles nor repeats anything by itself: every write here knows what its failure means, and one
-/// that is repeated behind its back may arrive after the lease has passed on.
-pub fn tuned(mut config: Config) -> Config {
+/// that is repeated behind its back may arrive after the lease has passed on. What the kernel has in hand when a request is
+/// given up, and what the API server has begun, ends by [`WriteTimes`].
+pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     config.default_retry = false;
-    config.connect_timeout = Some(CONNECT_TIMEOUT);
-    config
+    if config.proxy_url.is_some() {
+        // This build has no proxy of any kind, and the library's own error says so.
+        return Client::try_from(config);
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_tcp_user_timeout(Some(times.transport));
+    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_read_timeout(Some(SILENCE));
+    let https: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let service = ServiceBuilder::new()
+        .layer(MapRequestLayer::new(move |request| limited(request, times.server)))
+        .layer(config.base_uri_layer())
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(https);
+    Ok(Client::new(service, config.default_namespace))
+}
+
+/// A write, which the API server gives up after so long. Reads keep what they ask for.
+fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        *request.uri_mut() = with_timeout(request.uri(), limit);
+    }
+    request
+}
+
+fn with_timeout(uri: &Uri, limit: Duration) -> Uri {
+    let (path, query) = (uri.path(), uri.query().unwrap_or_default());
+    let separator = if query.is_empty() { "" } else { "&" };
+    let limited = format!("{path}?{query}{separator}timeout={}ms", limit.as_millis());
+    let limited = PathAndQuery::try_from(limited).expect("a query is still one with a parameter more");
+    let mut parts: Parts = uri.clone().into_parts();
+    parts.path_and_query = Some(limited);
+    Uri::from_parts(parts).expect("a URI with another query is one")
 }
 
 async fn from_file(path: &Path) -> Result<Config, ConnectError> {
@@ -81,12 +133,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_kubeconfig_with_tls_makes_a_client_and_one_that_is_missing_is_named() {
-        let folder = tempfile::tempdir().unwrap();
+        let (folder, times) = (tempfile::tempdir().unwrap(), WriteTimes::default());
         let path = folder.path().join("config");
-        let missing = connect(Some(&path)).await.err().unwrap();
+        let missing = connect(Some(&path), times).await.err().unwrap();
         assert!(missing.to_string().starts_with(path.to_str().unwrap()), "{missing}");
         std::fs::write(&path, KUBECONFIG).unwrap();
-        assert_eq!(connect(Some(&path)).await.unwrap().default_namespace(), "team-a");
+        assert_eq!(connect(Some(&path), times).await.unwrap().default_namespace(), "team-a");
+    }
+
+    #[test]
+    fn b4_a_write_says_how_long_the_api_server_may_work_on_it_and_a_read_does_not() {
+        let sent = |method: Method, uri: &str| {
+            let request = Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
+            limited(request, Duration::from_secs(5)).uri().to_string()
+        };
+        let binding = "/api/v1/namespaces/a/pods/b/binding";
+        assert_eq!(sent(Method::POST, binding), format!("{binding}?timeout=5000ms"));
+        assert_eq!(
+            sent(Method::PATCH, "http://x/api/v1/nodes/n/status?fieldManager=stowage"),
+            "http://x/api/v1/nodes/n/status?fieldManager=stowage&timeout=5000ms"
+        );
+        assert_eq!(sent(Method::GET, "/api/v1/pods?watch=true"), "/api/v1/pods?watch=true");
     }
 
     const KUBECONFIG: &str = "

@@ -190,8 +190,7 @@ impl DumpControlPlane {
         for notice in index.standing(service) {
             info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
         }
-        service.gate.set_leading(true);
-        service.gate.set_synced();
+        service.lead_from_the_start();
         Ok(Self { pods: Mutex::new(pods) })
     }
 

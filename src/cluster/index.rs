@@ -274,8 +274,8 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
     let holds = hold.is_some();
     let seen = contract::seen(pod, &policy, hold, jiff::Timestamp::now());
     let mut ledger = service.ledger();
-    // Only who leads makes holds, and knows of one before its condition is written: everyone else believes the pod.
-    if !holds && !service.gate.is_leading() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
+    // Only a leader makes holds, and knows of one before its condition is written: every other replica believes the pod.
+    if !holds && ledger.leader().is_none() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
         ledger.unsee_hold(uid);
     }
     match seen {
@@ -291,7 +291,7 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
 }
 
 fn recorded_hold(service: &Service, pod: &Pod) -> Option<Hold> {
-    let HoldMessage { node, devices, victims, deadline } = HoldMessage::read(pod)?;
+    let HoldMessage { node, devices, victims, deadline, .. } = HoldMessage::read(pod)?;
     Some(Hold { node, devices, victims, deadline: service.clock.to_moment(deadline) })
 }
 

@@ -31,12 +31,13 @@ pub mod token_review;
 pub mod upkeep;
 pub mod watch;
 
-pub use api::{ApiControlPlane, Limits};
+pub use api::ApiControlPlane;
 pub use connect::connect;
 pub use index::Index;
 pub use leader::{LeadWith, LeaseName};
 pub use token_review::{AgentAccount, TokenReviews};
 
+use crate::control_plane::WriteTimes;
 use crate::service::Service;
 use futures::future::BoxFuture;
 use kube::Client;
@@ -55,12 +56,13 @@ pub struct Options {
     /// This replica's name, in Events.
     pub identity: String,
     pub cdi_kind: String,
-    pub limits: Limits,
+    /// How long writes may take, and so how long a new leader waits for those of the last one.
+    pub times: WriteTimes,
 }
 
 impl Options {
     pub fn new(lead_with: LeadWith, identity: String) -> Self {
-        Self { lead_with, identity, cdi_kind: CDI_KIND.into(), limits: Limits::default() }
+        Self { lead_with, identity, cdi_kind: CDI_KIND.into(), times: WriteTimes::default() }
     }
 }
 
@@ -74,10 +76,10 @@ pub fn start(
     options: Options,
     shutdown: CancellationToken,
 ) -> (Arc<ApiControlPlane>, JoinSet<()>) {
-    let Options { lead_with, identity, cdi_kind, limits } = options;
+    let Options { lead_with, identity, cdi_kind, times } = options;
     let (notices, told) = events::Notices::new(service.clone());
     let control_plane =
-        Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, limits));
+        Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
     let index = Arc::new(Mutex::new(Index::default()));
     let feed = Feed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
     let mut tasks = JoinSet::new();
@@ -91,9 +93,9 @@ pub fn start(
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
     run(Box::pin(watch::budgets(client.clone(), feed)));
     run(Box::pin(upkeep::run(service.clone(), index.clone(), control_plane.clone())));
-    run(Box::pin(capacity::run(client.clone(), service.clone(), index)));
+    run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
     run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
     // It hears of the shutdown itself: it has a Lease to give up.
-    tasks.spawn(leader::run(client, service, lead_with, shutdown));
+    tasks.spawn(leader::run(client, service, lead_with, times, shutdown));
     (control_plane, tasks)
 }

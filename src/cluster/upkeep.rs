@@ -56,8 +56,11 @@ impl Upkeep {
         let is_open = self.service.gate.is_open();
         match is_open {
             true => {
-                let ended = self.service.ledger().expire(now);
+                let mut ledger = self.service.ledger();
+                let (ended, unknown) = (ledger.expire(now), ledger.take_unknown_holds());
+                drop(ledger);
                 self.planner.end(ended);
+                self.planner.end_unknown(unknown);
                 self.planner.let_through(self.index.lock().strays());
                 self.planner.tick();
             }
@@ -108,7 +111,7 @@ mod tests {
         });
         let pods = [holder, stray].map(|pod| serde_json::from_value(pod).unwrap());
         index.reset_pods(&service, &pods);
-        service.gate.set_synced();
+        service.set_synced_in(0);
         Upkeep {
             next_sweep: service.now() + SWEEP_EVERY,
             planner: Planner::new(service.clone(), recorder.clone()),
@@ -123,8 +126,7 @@ mod tests {
     async fn who_leads_tells_and_clears_a_hold_that_ended_and_says_once_what_stands() {
         let recorder = Arc::new(Recorder::default());
         let mut upkeep = upkeep(&recorder, Policy::default());
-        upkeep.service.gate.set_leading(true);
-        upkeep.service.gate.set_synced();
+        upkeep.service.lead_from_the_start();
         let now = upkeep.service.now();
         upkeep.tick(now);
         upkeep.tick(now);
@@ -139,8 +141,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.mode = Mode::Shadow;
         let mut upkeep = upkeep(&recorder, policy);
-        upkeep.service.gate.set_leading(true);
-        upkeep.service.gate.set_synced();
+        upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.planner.go_on().await;
         assert_eq!(recorder.written(), ["holder: end hold"]);
@@ -153,8 +154,7 @@ mod tests {
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
         assert_eq!(upkeep.service.ledger().totals().holds, 1);
-        upkeep.service.gate.set_leading(true);
-        upkeep.service.gate.set_synced();
+        upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.planner.go_on().await;
         assert_eq!(upkeep.service.ledger().totals().holds, 0);

@@ -64,7 +64,7 @@ enum After {
     Retry,
     /// What it showed is not to be trusted any more: it begins anew, after a pause.
     ListAnew,
-    /// It begins anew at once: this replica begins to lead.
+    /// It begins anew at once: this replica begins to lead, or its books are not to be trusted.
     Leads,
     Ended,
 }
@@ -85,7 +85,9 @@ where
         (taking.expect_list)(&mut feed.index.lock(), term);
         let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
         match after {
-            After::Leads => tracing::info!(what, "listing anew: this replica begins to lead"),
+            After::Leads => {
+                tracing::info!(what, "listing anew: what was listed before does not count any more")
+            }
             After::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
             After::Retry | After::Ended => return,
         }
@@ -183,7 +185,7 @@ impl Feed {
         if gate.is_synced() {
             return;
         }
-        index.complete_since().into_iter().for_each(|term| gate.set_synced_in(term));
+        index.complete_since().into_iter().for_each(|term| self.service.set_synced_in(term));
         if gate.is_synced() {
             self.service.metrics.synced.set(1);
             tracing::info!(nodes = index.nodes().len(), "the watches have synced");
@@ -231,6 +233,7 @@ mod tests {
     use super::*;
     use crate::cluster::testing::Recorder;
     use crate::scheduling::policy::Policy;
+    use crate::service::Tenure;
     use kube::core::Status;
 
     #[test]
@@ -250,8 +253,8 @@ mod tests {
         (0..3).for_each(|kind| list(&feed, kind));
         assert!(gate.is_synced() && !gate.is_open());
 
-        gate.set_leading(true);
-        let term = *gate.terms().borrow();
+        feed.service.set_tenure(Tenure::without_end());
+        let term = gate.term();
         let expect: [fn(&mut Index, u64); 3] =
             [Index::expect_pods, Index::expect_nodes, Index::expect_budgets];
         for (kind, expect) in expect.into_iter().enumerate() {

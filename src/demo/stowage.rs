@@ -41,7 +41,7 @@ impl Stowage {
     pub fn start(api: &ApiServer, policy: Policy, at: Option<Addresses>) -> Result<Self> {
         let service = Service::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
-        let options = cluster::Options::new(LeadWith::Always, "demo".into());
+        let options = cluster::Options::new(LeadWith::FromTheStart, "demo".into());
         let (control_plane, tasks) =
             cluster::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
         let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;

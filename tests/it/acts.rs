@@ -5,8 +5,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::cluster::events::Notices;
-use stowage::cluster::{ApiControlPlane, CDI_KIND, Limits};
+use stowage::cluster::{ApiControlPlane, CDI_KIND};
 use stowage::contract;
+use stowage::control_plane::WriteTimes;
 use stowage::control_plane::{
     ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, Notice, NoticeKind,
     PlanState, StatusChange,
@@ -17,6 +18,7 @@ use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::decision::Hold;
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
+use stowage::service::Tenure;
 use stowage::units::Millis;
 use tokio::sync::mpsc::Receiver;
 
@@ -37,11 +39,10 @@ impl Leader {
     async fn start() -> Self {
         let api = ApiServer::start().await.unwrap();
         let service = Service::new(Policy::default());
-        service.gate.set_leading(true);
-        service.gate.set_synced();
+        service.lead_from_the_start();
         let (told, notices) = Notices::new(service.clone());
         let client = api.client("stowage").unwrap();
-        let limits = Limits { bind: PATIENCE, other: PATIENCE };
+        let limits = WriteTimes::of(PATIENCE);
         let control_plane = ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
         Self { api, service, control_plane, notices }
     }
@@ -50,7 +51,7 @@ impl Leader {
     fn hasty(&self) -> ApiControlPlane {
         let (told, _) = Notices::new(self.service.clone());
         let client = self.api.client("stowage").unwrap();
-        let limits = Limits { bind: LIMIT, other: LIMIT };
+        let limits = WriteTimes::of(LIMIT);
         ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), limits)
     }
 
@@ -352,7 +353,7 @@ async fn who_does_not_lead_any_more_acts_on_nobody() {
     let (victim, waits) = (leader.running("victim"), leader.waiting("waits", &[contract::PLAN_GATE]));
     let version = leader.api.subscribe();
     let before = *version.borrow();
-    leader.service.gate.set_leading(false);
+    leader.service.set_tenure(Tenure::Standby);
     assert_eq!(leader.evict("victim", &victim).await, EvictionOutcome::TryLater { after: None });
     let written = leader.write("waits", &waits, StatusChange::nominate(node("n"))).await;
     assert!(matches!(written, Err(ControlPlaneError::Refused(_))), "{written:?}");

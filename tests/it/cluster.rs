@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::cluster::events::Notices;
-use stowage::cluster::{self, ApiControlPlane, CDI_KIND, LeadWith, LeaseName, Limits, Options};
+use stowage::cluster::{self, ApiControlPlane, CDI_KIND, LeadWith, LeaseName, Options};
+use stowage::control_plane::WriteTimes;
 use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, Notice, NoticeKind, StatusChange};
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::api_server::faults::{Fault, Operation};
@@ -18,6 +19,7 @@ use stowage::scheduling::decision::Hold;
 use stowage::scheduling::ledger::{Assumption, Phase, PodEntry};
 use stowage::scheduling::node::Node;
 use stowage::service::Service;
+use stowage::service::Tenure;
 use stowage::units::{Bytes, Millis, Moment};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -25,8 +27,10 @@ use tokio_util::sync::CancellationToken;
 use crate::served::without_engines;
 
 /// Longer than anything here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-const LIMITS: Limits = Limits { bind: PATIENCE, other: PATIENCE };
+const PATIENCE: Duration = Duration::from_secs(90);
+/// A new leader waits no longer than these tests need, and an answer on a busy machine takes no longer than that.
+const TIMES: WriteTimes =
+    WriteTimes { client: Duration::from_secs(5), ..WriteTimes::of(Duration::from_millis(100)) };
 
 struct Replica {
     service: Arc<Service>,
@@ -39,14 +43,14 @@ impl Replica {
     fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
         let service = Service::new(without_engines());
         let shutdown = CancellationToken::new();
-        let options = Options { limits: LIMITS, ..Options::new(lead_with, name.into()) };
+        let options = Options { times: TIMES, ..Options::new(lead_with, name.into()) };
         let client = server.client(name).unwrap();
         let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
         Self { service, control_plane, tasks, shutdown }
     }
 
     async fn acting(server: &ApiServer) -> Self {
-        let replica = Self::start(server, "stowage", LeadWith::Always);
+        let replica = Self::start(server, "stowage", LeadWith::FromTheStart);
         eventually("the gate opens", || replica.service.gate.is_open()).await;
         replica
     }
@@ -83,9 +87,9 @@ impl Replica {
     async fn bind_in_vain(&self, server: &ApiServer, order: &BindOrder, fault: Fault) -> BindOutcome {
         let bind = Duration::from_millis(300);
         let (told, _) = Notices::new(self.service.clone());
-        let limits = Limits { bind, ..LIMITS };
+        let times = WriteTimes { client: bind, ..TIMES };
         let client = server.client("stowage").unwrap();
-        let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), limits);
+        let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
         server.faults().next(Operation::Binding, 1, fault);
         let outcome = hasty.bind(order).await;
         // Where the limit passed before the request was out, nobody met the fault.
@@ -299,7 +303,7 @@ async fn every_fate_of_a_binding_has_its_outcome() {
     bind_past_stowage(&server, "p", "b");
     assert_eq!(bind(&order).await, BindOutcome::Conflict, "bound by someone else");
     let writes = server.calls().count("create", "pods/binding");
-    replica.service.gate.set_leading(false);
+    replica.service.set_tenure(Tenure::Standby);
     assert!(matches!(bind(&order).await, BindOutcome::Refused { .. }), "another replica leads");
     assert_eq!(server.calls().count("create", "pods/binding"), writes, "nothing was sent");
     assert_eq!(replica.control_plane.read_pod(&missing.key).await, Ok(None));
@@ -391,7 +395,7 @@ async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
 }
 
 #[tokio::test]
-async fn a_hold_that_runs_out_is_cleared_and_told_and_leaves_other_conditions_alone() {
+async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_other_conditions_alone() {
     let server = server_with_nodes(&["a"]).await;
     let replica = Replica::acting(&server).await;
     create_pod(&server, "p", 20);
@@ -399,7 +403,7 @@ async fn a_hold_that_runs_out_is_cleared_and_told_and_leaves_other_conditions_al
     server.patch_status("pods/default/p", &ready).unwrap();
     let order = replica.assume("p", "a").await;
     replica.service.ledger().forget(&order.uid);
-    // It has run out when it is written: the planner would prolong one that has not.
+    // The leader did not make it: it shows as one of an earlier leader's that was written too late.
     let hold = Hold {
         node: node_name("a"),
         devices: [GpuUuid::from_index(0)].into(),
@@ -443,15 +447,20 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
     eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
     assert!(!gate.is_open(), "no renewal was seen yet");
 
-    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1002, 12)).unwrap();
-    // Without renewals it does not stay open for long.
     let leading = || replica.service.metrics.leading.get();
-    eventually("the gate opens", || gate.is_open() && leading() == 1).await;
+    let mut renewed = 1002;
+    eventually("the gate opens once nothing of another leader can land", || {
+        renewed += 1;
+        server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed, 12)).unwrap();
+        gate.is_open() && leading() == 1
+    })
+    .await;
+    // Without renewals it does not stay open for long.
     eventually("the gate shuts without renewals", || !gate.is_open()).await;
 
-    server.patch(path, &neighbours_lease("stowage-0_1b2c", 1004, 15)).unwrap();
+    server.patch(path, &neighbours_lease("stowage-0_1b2c", renewed + 1, 15)).unwrap();
     eventually("the gate opens again", || gate.is_open()).await;
-    server.patch(path, &neighbours_lease("stowage-1_77", 1005, 15)).unwrap();
+    server.patch(path, &neighbours_lease("stowage-1_77", renewed + 2, 15)).unwrap();
     eventually("the gate shuts for another holder", || !gate.is_open()).await;
     assert_eq!(leading(), 0);
     replica.stop().await;
@@ -471,6 +480,6 @@ async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
     first.stop().await;
     eventually("the second leads", || second.service.gate.is_open()).await;
     let lease = server.get("leases/stowage/stowage").unwrap();
-    assert_eq!(lease["spec"]["holderIdentity"], "second");
+    assert!(lease["spec"]["holderIdentity"].as_str().unwrap().starts_with("second_"), "{lease}");
     second.stop().await;
 }

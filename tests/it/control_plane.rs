@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use stowage::agent::publish::{Outcome, Publisher};
 use world::{World, amount};
 
-const ALWAYS: [&str; 2] = ["--lead-with", "always"];
+const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];
 const GIB: u64 = 1 << 30;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -139,8 +139,11 @@ async fn an_agent_is_known_by_the_token_of_its_pod() {
                serviceAccountName: stowage-agent, containers: [{name: agent, image: stowage}]}}";
     let applied = world.apply(pod, &[]);
     assert!(applied.ok, "{}", applied.said);
-    world.stowage =
-        Some(world.serve("stowage", world.ports, &["--lead-with", "always", "--agent-auth", "token"]));
+    world.stowage = Some(world.serve(
+        "stowage",
+        world.ports,
+        &["--lead-with", "always", "--write-deadline", "1s", "--agent-auth", "token"],
+    ));
     let token_file = world.folder().join("token");
     let agents = format!("http://127.0.0.1:{}", world.ports.agents);
     let publisher = Publisher::new(vec![agents.parse().unwrap()], Some(token_file.clone()), None);

@@ -5,6 +5,7 @@ use crate::served::{Cluster, Served, pod, preempt_args, priority, uid_of, withou
 use serde_json::{Value, json};
 use stowage::contract;
 use stowage::control_plane::NoticeKind;
+use stowage::ids::LeaderEpoch;
 use stowage::ids::NodeName;
 use stowage::scheduling::audit::audit;
 use stowage::scheduling::node::NodeKind;
@@ -163,8 +164,14 @@ fn the_binding_is_plain_and_the_pod_is_neither_unplaced_nor_vram() {
     assert_eq!(served.passed(&one, &["a"]), ["a"]);
     assert_eq!(served.bind(&one, "a"), "");
     let (order, _) = served.control_plane.orders.lock()[0].clone();
-    let binding =
-        contract::binding(&order.key, &order.uid, &order.demand, &order.placement, "nvidia.com/gpu");
+    let binding = contract::binding(
+        &order.key,
+        &order.uid,
+        &order.demand,
+        &order.placement,
+        "nvidia.com/gpu",
+        &LeaderEpoch::new("lease", 1, "nonce"),
+    );
     let expected = json!({
         "apiVersion": "v1", "kind": "Binding",
         "metadata": { "name": "one", "namespace": "default", "uid": "uid-one" },

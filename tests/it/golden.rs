@@ -15,6 +15,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use stowage::contract;
+use stowage::ids::LeaderEpoch;
 
 const RECORDED: &str = "fixtures/kube-scheduler-v1.36.2";
 
@@ -132,8 +133,14 @@ fn golden(served: &Served, answer: &Answer) -> String {
         format!("  \"body\": {}", answer.text()),
     ];
     for (order, _) in served.control_plane.orders.lock().iter() {
-        let binding =
-            contract::binding(&order.key, &order.uid, &order.demand, &order.placement, "nvidia.com/gpu");
+        let binding = contract::binding(
+            &order.key,
+            &order.uid,
+            &order.demand,
+            &order.placement,
+            "nvidia.com/gpu",
+            &LeaderEpoch::new("lease", 1, "nonce"),
+        );
         lines.push(format!("  \"binding\": {}", serde_json::to_string(&binding).unwrap()));
     }
     format!("{{\n{}\n}}\n", lines.join(",\n"))

@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 use stowage::control_plane::NoticeKind;
 use stowage::extender::request::Limits;
+use stowage::service::Tenure;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 
@@ -310,7 +311,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
         ("preempt", preempt_args(&waiting, &[("node-a", &[])])),
         ("bind", bind_args(&waiting, "node-a")),
     ];
-    served.service.gate.set_leading(false);
+    served.service.set_tenure(Tenure::Standby);
     let books = served.books();
     for (verb, body) in good {
         let answer = served.post(&format!("/scheduler/{verb}"), body);
@@ -321,8 +322,7 @@ fn a_replica_that_may_not_act_answers_503_and_changes_nothing() {
     assert_eq!(served.books(), books);
     assert_eq!(Client::connect(served.operators).get("/readyz").status, 200, "it stands by");
     assert_eq!(served.report(report("node-a", "boot", 2, 2)).status, 200, "and it takes reports");
-    served.service.gate.set_leading(true);
-    served.service.gate.set_synced();
+    served.service.lead_from_the_start();
     assert_eq!(served.passed(&waiting, &["node-a"]), ["node-a"]);
 }
 

@@ -4,6 +4,7 @@ use crate::client::{Client, post_head};
 use crate::served::{Cluster, GPU_BYTES, Served, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
 use stowage::control_plane::NoticeKind;
+use stowage::service::Tenure;
 
 fn served() -> Served {
     Cluster::of(&[("node-a", 2)])
@@ -248,7 +249,7 @@ fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
     );
     assert_eq!((overs.as_str(), *over_grant), ("tenant", NoticeKind::OverGrant));
     assert!(over_text.contains("44.0 GiB") && over_text.contains("40.0 GiB"), "{over_text}");
-    served.service.gate.set_leading(false);
+    served.service.set_tenure(Tenure::Standby);
     assert_eq!(told(6, "uid-tenant"), [], "the other replica tells it");
     // Four pods had each, and it still stands for the last.
     for kind in ["drift", "over-grant"] {

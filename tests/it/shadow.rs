@@ -243,7 +243,7 @@ impl Beside {
         }
         let service = Service::new(policy);
         let stop = CancellationToken::new();
-        let options = Options::new(LeadWith::Always, "stowage".into());
+        let options = Options::new(LeadWith::FromTheStart, "stowage".into());
         let client = api.client("stowage").unwrap();
         let (control_plane, tasks) = cluster::start(client, service.clone(), options, stop.clone());
         let extender = Extender::new(service.clone(), control_plane, Limits::default());

@@ -20,7 +20,7 @@ impl ApiControlPlane {
         uid: &PodUid,
         why: &EvictionReason,
     ) -> EvictionOutcome {
-        if self.shut().is_some() {
+        if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
         // A victim that cannot be told leaves all the same: the Event says it too.
@@ -29,7 +29,7 @@ impl ApiControlPlane {
             return EvictionOutcome::Gone;
         }
         // Telling may have taken long.
-        if self.shut().is_some() {
+        if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
         let outcome = match self.post_eviction(key, uid).await {
@@ -66,7 +66,7 @@ impl ApiControlPlane {
         };
         let (pods, params) = (self.pods(key), post());
         let write = pods.create_subresource::<_, IgnoredAny>("eviction", &key.name, &params, &eviction);
-        within(self.limits.other, write).await.map(drop)
+        within(self.times.client, write).await.map(drop)
     }
 
     async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: Failure) -> EvictionOutcome {

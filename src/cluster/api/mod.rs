@@ -12,9 +12,9 @@ use super::events::Notices;
 use crate::contract;
 use crate::control_plane::{
     BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
-    PodOnRecord, StatusChange,
+    PodOnRecord, StatusChange, WriteTimes,
 };
-use crate::ids::{NodeName, PodKey, PodUid};
+use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::service::Service;
 use failure::{Failure, Why};
 use futures::future::BoxFuture;
@@ -29,30 +29,13 @@ use std::time::Duration;
 /// Who wrote, in `managedFields`.
 const FIELD_MANAGER: &str = "stowage";
 
-/// How long one request may take.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// Beyond this a Binding's fate is unknown and is settled by a read.
-    pub bind: Duration,
-    /// Everything else: reads, patches, evictions.
-    pub other: Duration,
-}
-
-impl Default for Limits {
-    /// A bind, its settling read and some slack fit into what a scheduler waits for an extender, and a Binding sent while
-    /// leading arrives before the lease can pass on (five of fifteen seconds are margin).
-    fn default() -> Self {
-        Self { bind: Duration::from_secs(5), other: Duration::from_secs(5) }
-    }
-}
-
 pub struct ApiControlPlane {
     client: Client,
     service: Arc<Service>,
     notices: Notices,
     /// The vendor and class before the `=` of a CDI name, such as `nvidia.com/gpu`.
     cdi_kind: String,
-    limits: Limits,
+    times: WriteTimes,
 }
 
 impl ApiControlPlane {
@@ -61,9 +44,9 @@ impl ApiControlPlane {
         service: Arc<Service>,
         notices: Notices,
         cdi_kind: String,
-        limits: Limits,
+        times: WriteTimes,
     ) -> Self {
-        Self { client, service, notices, cdi_kind, limits }
+        Self { client, service, notices, cdi_kind, times }
     }
 
     fn pods(&self, key: &PodKey) -> Api<Pod> {
@@ -71,14 +54,15 @@ impl ApiControlPlane {
     }
 
     async fn post_binding(&self, order: &BindOrder) -> BindOutcome {
-        if let Some(reason) = self.shut() {
-            return BindOutcome::Refused { message: reason.into() };
-        }
+        let epoch = match self.open() {
+            Ok(epoch) => epoch,
+            Err(reason) => return BindOutcome::Refused { message: reason.into() },
+        };
         let BindOrder { key, uid, demand, placement, .. } = order;
-        let binding = contract::binding(key, uid, demand, placement, &self.cdi_kind);
+        let binding = contract::binding(key, uid, demand, placement, &self.cdi_kind, &epoch);
         let (pods, params) = (self.pods(key), post());
         let write = pods.create_subresource::<_, IgnoredAny>("binding", &key.name, &params, &binding);
-        match within(self.limits.bind, write).await {
+        match within(self.times.client, write).await {
             Ok(_) => BindOutcome::Written,
             Err(failure) => failure.into(),
         }
@@ -86,7 +70,7 @@ impl ApiControlPlane {
 
     async fn get_pod(&self, key: &PodKey) -> Result<Option<PodOnRecord>, ControlPlaneError> {
         let pods = self.pods(key);
-        let pod = within(self.limits.other, pods.get_opt(&key.name)).await?;
+        let pod = within(self.times.client, pods.get_opt(&key.name)).await?;
         pod.map(|pod| on_record(&pod)).transpose()
     }
 
@@ -96,7 +80,8 @@ impl ApiControlPlane {
         uid: &PodUid,
         change: &StatusChange,
     ) -> Result<(), ControlPlaneError> {
-        let patch = status::status_patch(uid, change, &self.service.clock, jiff::Timestamp::now());
+        let epoch = self.open().map_err(|reason| ControlPlaneError::Refused(reason.into()))?;
+        let patch = status::status_patch(uid, change, &epoch, &self.service.clock, jiff::Timestamp::now());
         self.patch(key, uid, Subresource::Status, &patch).await
     }
 
@@ -123,15 +108,15 @@ impl ApiControlPlane {
     }
 
     async fn patch_once(&self, key: &PodKey, subresource: Subresource, patch: &Value) -> Result<(), Failure> {
-        if let Some(reason) = self.shut() {
+        if let Err(reason) = self.open() {
             return Err(Failure { why: Why::Refused, message: reason.into() });
         }
         let (pods, patch) = (self.pods(key), Patch::Strategic(patch));
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
         let answer = match subresource {
-            Subresource::None => within(self.limits.other, pods.patch(&key.name, &params, &patch)).await,
+            Subresource::None => within(self.times.client, pods.patch(&key.name, &params, &patch)).await,
             Subresource::Status => {
-                within(self.limits.other, pods.patch_status(&key.name, &params, &patch)).await
+                within(self.times.client, pods.patch_status(&key.name, &params, &patch)).await
             }
         };
         answer.map(drop)
@@ -142,9 +127,13 @@ impl ApiControlPlane {
         Ok(self.get_pod(key).await?.is_some_and(|pod| pod.uid == *uid))
     }
 
-    /// The lease may have passed on since whatever asks was decided.
-    fn shut(&self) -> Option<&'static str> {
-        self.service.gate.reason_shut()
+    /// As whom a write that begins now is made, or why none may begin: the Lease may have ended since it was decided.
+    fn open(&self) -> Result<LeaderEpoch, &'static str> {
+        let gate = &self.service.gate;
+        match gate.reason_shut() {
+            Some(reason) => Err(reason),
+            None => gate.epoch().ok_or("the Lease has just ended"),
+        }
     }
 
     fn count(&self, kind: &str, outcome: &str) {
@@ -169,6 +158,10 @@ enum Subresource {
 }
 
 impl ControlPlane for ApiControlPlane {
+    fn latest_landing(&self) -> Duration {
+        self.times.latest_landing()
+    }
+
     fn bind<'a>(&'a self, order: &'a BindOrder) -> BoxFuture<'a, BindOutcome> {
         Box::pin(async move {
             let outcome = self.post_binding(order).await;

@@ -4,7 +4,7 @@
 
 use crate::contract::{self, HoldMessage};
 use crate::control_plane::{HoldChange, Nomination, StatusChange};
-use crate::ids::PodUid;
+use crate::ids::{LeaderEpoch, PodUid};
 use crate::service::Clock;
 use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
@@ -13,9 +13,15 @@ use serde_json::{Value, json};
 const HOLD_ENDED: &str = "Ended";
 
 /// A strategic merge patch: conditions merge by type, and what is not named stays.
-pub fn status_patch(uid: &PodUid, change: &StatusChange, clock: &Clock, now: jiff::Timestamp) -> Value {
+pub fn status_patch(
+    uid: &PodUid,
+    change: &StatusChange,
+    epoch: &LeaderEpoch,
+    clock: &Clock,
+    now: jiff::Timestamp,
+) -> Value {
     let conditions: Vec<PodCondition> = [
-        change.hold.as_ref().map(|hold| hold_condition(hold, clock, now)),
+        change.hold.as_ref().map(|hold| hold_condition(hold, epoch, clock, now)),
         change.plan.as_ref().map(|state| contract::plan_condition(state, now)),
         change.eviction.as_ref().map(contract::evicted_condition),
         change.touch.map(|_| contract::retry_condition(now)),
@@ -40,7 +46,12 @@ pub fn gate_patch(uid: &PodUid) -> Value {
     json!({ "metadata": { "uid": uid }, "spec": contract::without_our_gate() })
 }
 
-fn hold_condition(change: &HoldChange, clock: &Clock, now: jiff::Timestamp) -> PodCondition {
+fn hold_condition(
+    change: &HoldChange,
+    epoch: &LeaderEpoch,
+    clock: &Clock,
+    now: jiff::Timestamp,
+) -> PodCondition {
     match change {
         HoldChange::Ended => contract::ended_hold_condition(HOLD_ENDED, now),
         HoldChange::Held(hold) => {
@@ -49,6 +60,7 @@ fn hold_condition(change: &HoldChange, clock: &Clock, now: jiff::Timestamp) -> P
                 devices: hold.devices.clone(),
                 victims: hold.victims.clone(),
                 deadline: clock.to_wall(hold.deadline),
+                epoch: Some(epoch.clone()),
             };
             message.condition(now)
         }
@@ -60,13 +72,15 @@ mod tests {
     use super::*;
     use crate::control_plane::{EvictionMark, EvictionReason, PlanState};
     use crate::ids::{NodeName, PodKey};
+    use crate::scheduling::decision::Hold;
     use crate::scheduling::policy::Policy;
     use crate::service::Service;
 
     fn patch(change: &StatusChange) -> Value {
         let service = Service::new(Policy::default());
         let uid = PodUid::parse("uid-1").unwrap();
-        status_patch(&uid, change, &service.clock, jiff::Timestamp::UNIX_EPOCH)
+        let epoch = LeaderEpoch::new("lease", 3, "nonce");
+        status_patch(&uid, change, &epoch, &service.clock, jiff::Timestamp::UNIX_EPOCH)
     }
 
     fn node() -> NodeName {
@@ -87,6 +101,20 @@ mod tests {
         let types: Vec<&Value> =
             patch["status"]["conditions"].as_array().unwrap().iter().map(|one| &one["type"]).collect();
         assert_eq!(types, ["stowage.dev/Plan", "stowage.dev/Evicted", "stowage.dev/Retry"]);
+    }
+
+    #[test]
+    fn b5_a_hold_says_which_leader_made_it() {
+        let hold = Hold {
+            node: node(),
+            devices: [].into(),
+            victims: [].into(),
+            deadline: crate::units::Moment::default(),
+        };
+        let patch = patch(&StatusChange::hold(hold));
+        let message = patch["status"]["conditions"][0]["message"].as_str().unwrap();
+        let message: Value = serde_json::from_str(message).unwrap();
+        assert_eq!(message["epoch"], "lease/3/nonce");
     }
 
     #[test]

@@ -241,8 +241,10 @@ fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_wh
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     for leads in [false, true] {
         let mut bench = Bench::new();
-        bench.service.gate.set_leading(leads);
         bench.apply(&holding(&pod("p", "1", 40), deadline));
+        if leads {
+            bench.service.lead_from_the_start();
+        }
         bench.apply(&pod("p", "1", 40));
         let held = bench.charged()[0] == Bytes::gib(40);
         assert_eq!(held, leads, "who leads may hold room whose condition is still on its way");

@@ -1,22 +1,31 @@
 //! Stowage's own Lease: when to take it, when to renew it, and how long it can be relied on. Pure.
 //!
 //! A write of ours counts from when it was sent, somebody else's from when we saw it: both err on the side of nobody
-//! leading. Two candidates agree on a Lease by its resourceVersion; that is the caller's to pass on.
+//! leading. Two candidates agree on a Lease by its resourceVersion; that is the caller's to pass on, and it is why a rival
+//! that is outwaited cannot have renewed between our last look and our write.
 
-use super::{Reading, safe_duration};
+use super::tenure::Succession;
+use super::{Reading, Term, safe_duration};
+use crate::service::Tenure;
 use crate::units::{Millis, Moment};
-use k8s_openapi::api::coordination::v1::LeaseSpec;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
 /// What Kubernetes' own components use: long enough to outlive a busy API server, short enough to wait for.
 const DURATION_SECONDS: i32 = 15;
+const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
 
 #[derive(Debug)]
 pub struct Candidate {
+    /// No other process has it, a replica of the same name included.
     identity: String,
+    succession: Succession,
     /// Somebody else's latest renewal, and when we saw it.
     rival: Option<(Reading, Moment)>,
     until: Option<Moment>,
+    /// From when on nothing of the holder before can land, once the Lease is ours.
+    inherits: Moment,
+    term: Option<Term>,
 }
 
 /// What to write now.
@@ -28,41 +37,57 @@ pub enum Step {
 }
 
 impl Candidate {
-    pub fn new(identity: String) -> Self {
-        Self { identity, rival: None, until: None }
+    pub fn new(identity: String, succession: Succession) -> Self {
+        Self { identity, succession, rival: None, until: None, inherits: Moment::default(), term: None }
     }
 
     /// What to do about a Lease seen at `now`; `None` if there is none.
-    pub fn step(&mut self, lease: Option<&LeaseSpec>, now: Moment, wall: jiff::Timestamp) -> Step {
-        let Some(lease) = lease else { return Step::Create(self.acquired(0, wall)) };
+    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> Step {
+        let Some(lease) = lease else {
+            // Whoever held one that is gone may not have noticed yet.
+            self.inherits = self.succession.after_a_renewal_at(now, DURATION);
+            return Step::Create(self.acquired(0, wall));
+        };
         let reading = Reading::of(lease);
-        let transitions = lease.lease_transitions.unwrap_or(0);
+        let spec = lease.spec.clone().unwrap_or_default();
+        let next = spec.lease_transitions.unwrap_or(0).saturating_add(1);
         match reading.holder.as_deref() {
-            Some(holder) if holder == self.identity => Step::Replace(renewed(lease, wall)),
-            None => Step::Replace(self.acquired(transitions.saturating_add(1), wall)),
+            Some(holder) if holder == self.identity => Step::Replace(renewed(&spec, wall)),
+            None => {
+                // Its holder has stopped before it gave it up.
+                self.inherits = self.succession.after_a_last_send_at(now);
+                Step::Replace(self.acquired(next, wall))
+            }
             Some(_) => {
-                self.until = None;
-                match self.has_run_out(reading, now) {
-                    true => Step::Replace(self.acquired(transitions.saturating_add(1), wall)),
-                    false => Step::Wait,
+                (self.until, self.term) = (None, None);
+                match self.outwaited(reading, now) {
+                    Some(inherits) => {
+                        self.inherits = inherits;
+                        Step::Replace(self.acquired(next, wall))
+                    }
+                    None => Step::Wait,
                 }
             }
         }
     }
 
-    /// A write that was sent at `sent` went through.
-    pub fn wrote(&mut self, sent: Moment) {
+    /// A write that was sent at `sent` went through, and this is the Lease since.
+    pub fn wrote(&mut self, sent: Moment, lease: &Lease) {
         self.rival = None;
-        self.until = Some(sent + safe_duration(Millis::seconds(DURATION_SECONDS as u64)));
+        self.term = Some(Reading::of(lease).term);
+        self.until = Some(sent + safe_duration(DURATION));
     }
 
-    pub fn leads(&self, now: Moment) -> bool {
-        self.until.is_some_and(|until| now < until)
+    pub fn tenure(&self, now: Moment) -> Tenure {
+        match (&self.term, self.until) {
+            (Some(term), Some(until)) => self.succession.tenure(term, self.inherits, until, now),
+            _ => Tenure::Standby,
+        }
     }
 
     /// Gives the Lease up. Answers what to write, if it is ours.
     pub fn resign(&mut self, lease: &LeaseSpec) -> Option<LeaseSpec> {
-        self.until = None;
+        (self.until, self.term) = (None, None);
         let is_ours = lease.holder_identity.as_deref() == Some(self.identity.as_str());
         // As client-go releases it: nobody holds it, and it runs out at once.
         is_ours.then(|| LeaseSpec {
@@ -72,12 +97,16 @@ impl Candidate {
         })
     }
 
-    fn has_run_out(&mut self, reading: Reading, now: Moment) -> bool {
+    /// Once the rival's latest renewal has been seen for its whole duration: from when on nothing of the rival can land.
+    fn outwaited(&mut self, reading: Reading, now: Moment) -> Option<Moment> {
         match &self.rival {
-            Some((known, seen)) if *known == reading => now >= *seen + known.duration,
+            Some((known, seen)) if *known == reading => {
+                let from = self.succession.after_a_renewal_at(*seen, known.duration);
+                (now >= *seen + known.duration).then_some(from)
+            }
             _ => {
                 self.rival = Some((reading, now));
-                false
+                None
             }
         }
     }
@@ -105,6 +134,7 @@ fn renewed(lease: &LeaseSpec, wall: jiff::Timestamp) -> LeaseSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
     fn at(seconds: u64) -> Moment {
         Moment(0) + Millis::seconds(seconds)
@@ -114,61 +144,130 @@ mod tests {
         jiff::Timestamp::from_second(seconds).unwrap()
     }
 
-    fn taken(step: Step) -> LeaseSpec {
+    /// What a write may take in these tests.
+    const LANDING: Millis = Millis::seconds(4);
+
+    fn candidate(identity: &str) -> Candidate {
+        Candidate::new(identity.into(), Succession::new(LANDING, identity))
+    }
+
+    fn taken(step: Step) -> Lease {
         match step {
-            Step::Create(lease) | Step::Replace(lease) => lease,
+            Step::Create(spec) | Step::Replace(spec) => stored(spec),
             Step::Wait => panic!("it waits"),
         }
     }
 
+    fn stored(spec: LeaseSpec) -> Lease {
+        let metadata = ObjectMeta { uid: Some("lease-uid".into()), ..ObjectMeta::default() };
+        Lease { metadata, spec: Some(spec) }
+    }
+
+    fn spec(lease: &Lease) -> &LeaseSpec {
+        lease.spec.as_ref().unwrap()
+    }
+
+    fn leads(candidate: &Candidate, second: u64) -> bool {
+        matches!(candidate.tenure(at(second)), Tenure::Leading { .. })
+    }
+
+    /// It renews its Lease for so long that nothing of before can land any more.
+    fn established(candidate: &mut Candidate, seconds: std::ops::RangeInclusive<u64>) -> Lease {
+        let mut lease = None;
+        for second in seconds {
+            let renewed = taken(candidate.step(lease.as_ref(), at(second), wall(1000 + second as i64)));
+            candidate.wrote(at(second), &renewed);
+            lease = Some(renewed);
+        }
+        lease.unwrap()
+    }
+
     #[test]
-    fn who_finds_no_lease_creates_it_and_leads_once_it_is_written() {
-        let mut a = Candidate::new("a".into());
+    fn a_created_lease_is_acted_on_once_nothing_of_a_holder_that_lost_it_can_land() {
+        let mut a = candidate("a");
         let lease = taken(a.step(None, at(0), wall(1000)));
-        assert_eq!(lease.holder_identity.as_deref(), Some("a"));
-        assert!(!a.leads(at(0)), "not before the write went through");
-        a.wrote(at(0));
-        assert!(a.leads(at(9)));
-        assert!(!a.leads(at(10)), "not renewed for ten seconds: five before anyone can take it");
+        assert_eq!(spec(&lease).holder_identity.as_deref(), Some("a"));
+        assert_eq!(a.tenure(at(0)), Tenure::Standby, "not before the write went through");
+        a.wrote(at(0), &lease);
+        assert_eq!(a.tenure(at(9)), Tenure::Succeeding { from: at(14) });
+        assert_eq!(
+            a.tenure(at(10)),
+            Tenure::Standby,
+            "not renewed for ten seconds: five before it can be taken"
+        );
+        let renewed = taken(a.step(Some(&lease), at(12), wall(1012)));
+        a.wrote(at(12), &renewed);
+        assert!(!leads(&a, 13) && leads(&a, 14) && leads(&a, 21) && !leads(&a, 22));
     }
 
     #[test]
     fn a_rival_is_outwaited_by_our_clock_and_taken_over_from_once() {
-        let mut a = Candidate::new("a".into());
-        let held = taken(a.step(None, at(0), wall(1000)));
-        let mut b = Candidate::new("b".into());
+        let (mut a, mut b) = (candidate("a"), candidate("b"));
+        let held = established(&mut a, 0..=20);
         assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait, "whatever the wall clocks say");
         assert_eq!(b.step(Some(&held), at(114), wall(5)), Step::Wait);
-        let renewed = taken(a.step(Some(&held), at(20), wall(1002)));
+        let renewed = taken(a.step(Some(&held), at(21), wall(1002)));
         assert_eq!(b.step(Some(&renewed), at(115), wall(5)), Step::Wait, "a renewal starts it anew");
         assert_eq!(b.step(Some(&renewed), at(129), wall(5)), Step::Wait);
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
-        assert_eq!((stolen.holder_identity.as_deref(), stolen.lease_transitions), (Some("b"), Some(1)));
-        a.wrote(at(20));
+        assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));
+        assert_eq!(spec(&stolen).lease_transitions, Some(1));
+        b.wrote(at(130), &stolen);
+        a.wrote(at(21), &renewed);
         assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), Step::Wait);
-        assert!(!a.leads(at(22)), "who sees another holder stops at once");
+        assert!(!leads(&a, 22), "a candidate that sees another holder stops at once");
     }
 
     #[test]
-    fn a_renewal_keeps_when_it_was_acquired() {
-        let mut a = Candidate::new("a".into());
+    fn b4_a_rivals_lease_is_acted_on_once_nothing_of_the_rival_can_land_any_more() {
+        let (mut a, mut b) = (candidate("a"), candidate("b"));
+        let held = established(&mut a, 0..=20);
+        // Seen renewed at 100 s: relied on until 110 s, and what was sent then may land until 114 s.
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait);
+        let stolen = taken(b.step(Some(&held), at(115), wall(5)));
+        b.wrote(at(115), &stolen);
+        assert!(leads(&b, 115));
+        let slow = Candidate::new("b".into(), Succession::new(Millis::seconds(30), "b"));
+        let mut b = slow;
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait);
+        let stolen = taken(b.step(Some(&held), at(115), wall(5)));
+        b.wrote(at(115), &stolen);
+        assert_eq!(b.tenure(at(115)), Tenure::Succeeding { from: at(140) });
+    }
+
+    #[test]
+    fn a_replica_of_the_same_name_is_a_rival() {
+        let (mut before, mut after) = (candidate("stowage-0_1"), candidate("stowage-0_2"));
+        let held = established(&mut before, 0..=20);
+        assert_eq!(after.step(Some(&held), at(21), wall(1021)), Step::Wait);
+    }
+
+    #[test]
+    fn a_renewal_keeps_when_it_was_acquired_and_the_epoch() {
+        let mut a = candidate("a");
         let held = taken(a.step(None, at(0), wall(1000)));
+        a.wrote(at(0), &held);
+        let epoch = a.tenure(at(0));
         let renewed = taken(a.step(Some(&held), at(2), wall(1002)));
-        assert_eq!(renewed.acquire_time, Some(MicroTime(wall(1000))));
-        assert_eq!(renewed.renew_time, Some(MicroTime(wall(1002))));
-        assert_eq!(renewed.lease_transitions, Some(0));
+        assert_eq!(spec(&renewed).acquire_time, Some(MicroTime(wall(1000))));
+        assert_eq!(spec(&renewed).renew_time, Some(MicroTime(wall(1002))));
+        assert_eq!(spec(&renewed).lease_transitions, Some(0));
+        a.wrote(at(2), &renewed);
+        assert_eq!(a.tenure(at(2)).epoch(), epoch.epoch());
     }
 
     #[test]
-    fn a_lease_that_was_given_up_is_taken_at_once() {
-        let mut a = Candidate::new("a".into());
-        let held = taken(a.step(None, at(0), wall(1000)));
-        a.wrote(at(0));
-        let released = a.resign(&held).unwrap();
-        assert!(!a.leads(at(1)));
-        let mut b = Candidate::new("b".into());
-        let lease = taken(b.step(Some(&released), at(1), wall(1001)));
-        assert_eq!((lease.holder_identity.as_deref(), lease.lease_duration_seconds), (Some("b"), Some(15)));
-        assert_eq!(a.resign(&lease), None, "what is another's is not given up");
+    fn a_lease_that_was_given_up_is_taken_at_once_and_acted_on_after_the_last_landing() {
+        let mut a = candidate("a");
+        let held = established(&mut a, 0..=20);
+        let released = stored(a.resign(spec(&held)).unwrap());
+        assert!(!leads(&a, 21));
+        let mut b = candidate("b");
+        let lease = taken(b.step(Some(&released), at(21), wall(1001)));
+        assert_eq!(spec(&lease).holder_identity.as_deref(), Some("b"));
+        assert_eq!(spec(&lease).lease_duration_seconds, Some(15));
+        b.wrote(at(21), &lease);
+        assert!(!leads(&b, 24) && leads(&b, 25));
+        assert_eq!(a.resign(spec(&lease)), None, "what is another's is not given up");
     }
 }

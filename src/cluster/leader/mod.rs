@@ -1,24 +1,29 @@
 //! Which replica acts. It opens and shuts the gate; nobody else does.
 //!
 //! Beside a kube-scheduler its Lease decides: who acts for a scheduler that does not schedule would answer nobody. Away
-//! from it Stowage has a Lease of its own. Either way the replica stops while the Lease cannot have passed on yet: a
-//! third of its duration is kept as margin for what is on its way. The judgements are in `neighbour` and `candidate`,
-//! pure; here is only who asks, how often, and what becomes of the gate.
+//! from it Stowage has a Lease of its own. Either way the replica begins no write later than two thirds of the Lease's
+//! duration after its latest renewal, and a successor begins none before the last of those can have landed
+//! ([`WriteTimes::latest_landing`]). The judgements are in `neighbour`, `candidate` and `tenure`, pure; here is only who
+//! asks, how often, and what becomes of the gate.
 
 mod candidate;
 mod neighbour;
+mod tenure;
 
-use crate::service::Service;
+use crate::control_plane::WriteTimes;
+use crate::service::{Service, Tenure};
 use crate::units::{Millis, Moment};
 use candidate::{Candidate, Step};
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
 use kube::{Api, Client};
 use neighbour::Neighbour;
 use parking_lot::Mutex;
+use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::time::Duration;
+use tenure::Succession;
 use tokio_util::sync::CancellationToken;
 
 /// kube-scheduler renews every two seconds: each renewal is seen, and counts from a second before it at the worst.
@@ -27,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
 /// A look that takes longer is worth less than the next.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// How late the gate may shut; small beside the margin.
+/// How late the gate may open. It shuts by itself when the Lease's safe end has come.
 const JUDGE_EVERY: Duration = Duration::from_millis(100);
 /// What a Lease without a duration lasts: Kubernetes' default.
 const DEFAULT_DURATION: Millis = Millis::seconds(15);
@@ -39,8 +44,10 @@ pub enum LeadWith {
     KubeScheduler { lease: LeaseName, hostname: String },
     /// A Lease of our own. `identity` tells the replicas apart.
     Lease { lease: LeaseName, identity: String },
-    /// There is one replica, and it acts.
+    /// There is one replica, and it acts once nothing of a process before it can land any more.
     Always,
+    /// There is one replica, and none was before it: the cluster is as old as this process.
+    FromTheStart,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,17 +73,35 @@ impl LeaseName {
 struct Reading {
     /// `None` if nobody holds it.
     holder: Option<String>,
+    term: Term,
     /// By its holder's clock: compared with itself only.
     renewed: Option<jiff::Timestamp>,
     duration: Millis,
 }
 
+/// One tenure of one holder of one Lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Term {
+    /// The Lease's UID: one that is deleted and created anew counts its transitions from zero.
+    lease: String,
+    transitions: i32,
+    holder: Option<String>,
+}
+
 impl Reading {
-    fn of(lease: &LeaseSpec) -> Self {
-        let seconds = lease.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    fn of(lease: &Lease) -> Self {
+        let spec = lease.spec.clone().unwrap_or_default();
+        let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+        let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
+        let term = Term {
+            lease: lease.metadata.uid.clone().unwrap_or_default(),
+            transitions: spec.lease_transitions.unwrap_or(0),
+            holder: holder.clone(),
+        };
         Self {
-            holder: lease.holder_identity.clone().filter(|holder| !holder.is_empty()),
-            renewed: lease.renew_time.as_ref().map(|time| time.0),
+            holder,
+            term,
+            renewed: spec.renew_time.map(|time| time.0),
             duration: seconds.map_or(DEFAULT_DURATION, Millis::seconds),
         }
     }
@@ -88,50 +113,82 @@ fn safe_duration(duration: Millis) -> Millis {
 }
 
 /// Opens and shuts the gate until `shutdown`; then it is shut, and a Lease of ours given up.
-pub async fn run(client: Client, service: Arc<Service>, lead_with: LeadWith, shutdown: CancellationToken) {
+pub async fn run(
+    client: Client,
+    service: Arc<Service>,
+    lead_with: LeadWith,
+    times: WriteTimes,
+    shutdown: CancellationToken,
+) {
+    let nonce = nonce();
+    let succession = Succession::new(Millis(times.latest_landing().as_millis() as u64), &nonce);
     match lead_with {
-        LeadWith::Always => {
-            set_leading(&service, true);
-            shutdown.cancelled().await;
+        LeadWith::Always | LeadWith::FromTheStart => {
+            let landed = match lead_with {
+                LeadWith::Always => times.latest_landing(),
+                _ => Duration::ZERO,
+            };
+            set_tenure(&service, succession.alone(service.now(), landed));
+            if shutdown.run_until_cancelled(tokio::time::sleep(landed)).await.is_some() {
+                set_tenure(&service, succession.alone(service.now(), Duration::ZERO));
+                shutdown.cancelled().await;
+            }
         }
         LeadWith::KubeScheduler { lease, hostname } => {
-            let neighbour = Mutex::new(Neighbour::new(hostname));
-            let leads = |now| neighbour.lock().leads(now);
+            let neighbour = Mutex::new(Neighbour::new(hostname, succession));
+            let tenure = |now| neighbour.lock().tenure(now);
             tokio::select! {
                 () = look(&client, &service, &lease, &neighbour) => {}
-                () = judge(&service, leads) => {}
+                () = judge(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
         }
         LeadWith::Lease { lease, identity } => {
-            let candidate = Mutex::new(Candidate::new(identity));
-            let leads = |now| candidate.lock().leads(now);
+            // Two replicas of one name, such as a pod and its replacement on another node, are two candidates.
+            let candidate = Mutex::new(Candidate::new(format!("{identity}_{nonce}"), succession));
+            let tenure = |now| candidate.lock().tenure(now);
             tokio::select! {
                 () = campaign(&client, &service, &lease, &candidate) => {}
-                () = judge(&service, leads) => {}
+                () = judge(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
-            set_leading(&service, false);
+            set_tenure(&service, Tenure::Standby);
             resign(&client, &service, &lease, &candidate).await;
         }
     }
-    set_leading(&service, false);
+    set_tenure(&service, Tenure::Standby);
+}
+
+/// What tells this process from any other that has acted or will.
+fn nonce() -> String {
+    // The keys of the standard library's hash maps are drawn from the system's random numbers.
+    format!("{:016x}", std::hash::RandomState::new().hash_one(std::process::id()))
 }
 
 /// Sets the gate to what is true now, again and again: a request that hangs must not keep it open.
-async fn judge(service: &Service, leads: impl Fn(Moment) -> bool) {
+async fn judge(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
     loop {
-        set_leading(service, leads(service.now()));
+        set_tenure(service, tenure(service.now()));
         tokio::time::sleep(JUDGE_EVERY).await;
     }
 }
 
-fn set_leading(service: &Service, leading: bool) {
-    if service.gate.is_leading() != leading {
-        tracing::info!(leading, "this replica {}", if leading { "acts from now on" } else { "stops acting" });
+fn set_tenure(service: &Service, tenure: Tenure) {
+    let (before, after) = (service.gate.tenure(), tenure.clone());
+    service.set_tenure(tenure);
+    service.metrics.leading.set(i64::from(service.gate.is_leading()));
+    match after {
+        _ if std::mem::discriminant(&before) == std::mem::discriminant(&after) => {}
+        Tenure::Standby => tracing::info!("this replica stops acting"),
+        Tenure::Succeeding { from } => {
+            let seconds = from.since(service.now()).0.div_ceil(1000);
+            tracing::info!(
+                seconds,
+                "this replica leads; it waits until nothing of another leader can land any more"
+            )
+        }
+        Tenure::Leading { epoch, .. } => tracing::info!(%epoch, "this replica acts from now on"),
     }
-    service.gate.set_leading(leading);
-    service.metrics.leading.set(i64::from(leading));
 }
 
 /// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
@@ -143,8 +200,7 @@ async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &
         let looked = limited(leases.get_opt(&name.name)).await;
         complaint.about(name, &looked);
         if let Ok(lease) = looked {
-            let reading = lease.map(|lease| Reading::of(&lease.spec.unwrap_or_default()));
-            neighbour.lock().see(reading, asked);
+            neighbour.lock().see(lease.as_ref().map(Reading::of), asked, service.now());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
@@ -171,22 +227,21 @@ async fn attempt(
     candidate: &Mutex<Candidate>,
 ) -> Result<(), LeaseError> {
     let found = limited(leases.get_opt(&name.name)).await?;
-    let spec = found.as_ref().map(|lease| lease.spec.clone().unwrap_or_default());
     let sent = service.now();
-    let step = candidate.lock().step(spec.as_ref(), sent, jiff::Timestamp::now());
+    let step = candidate.lock().step(found.as_ref(), sent, jiff::Timestamp::now());
     let params = PostParams::default();
-    match (step, found) {
+    let written = match (step, found) {
         (Step::Wait, _) => return Ok(()),
         (Step::Create(spec) | Step::Replace(spec), None) => {
             let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
-            limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?;
+            limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
         }
         (Step::Create(spec) | Step::Replace(spec), Some(found)) => {
             // With the resourceVersion that was read: of two candidates one is refused.
-            limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?;
+            limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
         }
-    }
-    candidate.lock().wrote(sent);
+    };
+    candidate.lock().wrote(sent, &written);
     count(service, "written");
     Ok(())
 }

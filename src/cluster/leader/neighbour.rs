@@ -3,52 +3,61 @@
 //! The Lease is looked at again and again. A renewal that shows between two looks was made after the first of them was
 //! asked for, whatever the network did to either, so that moment is where its time is counted from: too early, never
 //! too late. Wall clocks are not compared; `renewTime` only says whether there was a renewal.
+//!
+//! A term begins with the first look that shows it. Its predecessor may have seen a renewal until then, so it may have sent
+//! writes for as long as it could rely on that, and those may land for a while: the term is acted in from then on.
 
-use super::{Reading, safe_duration};
-use crate::units::{Millis, Moment};
-
-/// How long a replica that has just become the leader leaves the cluster alone. A scheduler that is told to stop gives its
-/// Lease up at once, and the Binding that its Stowage was writing then may take as long as a write may take.
-pub const HANDOVER: Millis = Millis::seconds(5);
+use super::tenure::Succession;
+use super::{Reading, Term};
+use crate::service::Tenure;
+use crate::units::Moment;
 
 #[derive(Debug)]
 pub struct Neighbour {
     /// What its identity begins with: `<hostname>_<uuid>`, and our pod's hostname is its own.
     hostname: String,
+    succession: Succession,
     /// The latest look that succeeded: what was seen, and when it was asked for.
     last: Option<(Reading, Moment)>,
     until: Option<Moment>,
-    /// When it was first seen to hold the Lease, without a break since.
-    since: Option<Moment>,
+    /// The term in which it holds the Lease now, and from when on it is acted in.
+    term: Option<(Term, Moment)>,
 }
 
 impl Neighbour {
-    pub fn new(hostname: String) -> Self {
-        Self { hostname, last: None, until: None, since: None }
+    pub fn new(hostname: String, succession: Succession) -> Self {
+        Self { hostname, succession, last: None, until: None, term: None }
     }
 
-    /// What a look showed that was asked for at `asked`; `None` if there is no such Lease.
-    pub fn see(&mut self, reading: Option<Reading>, asked: Moment) {
+    /// What a look showed that was asked for and answered then; `None` if there is no such Lease.
+    pub fn see(&mut self, reading: Option<Reading>, asked: Moment, answered: Moment) {
         let last = self.last.take();
         let Some(reading) = reading else {
-            (self.until, self.since) = (None, None);
+            (self.until, self.term) = (None, None);
             return;
         };
         if !self.holds(&reading) {
-            (self.until, self.since) = (None, None);
+            (self.until, self.term) = (None, None);
         } else {
-            self.since.get_or_insert(asked);
+            if self.term.as_ref().is_none_or(|(term, _)| *term != reading.term) {
+                let relied_on = last.as_ref().map_or(reading.duration, |(before, _)| before.duration);
+                let longest = relied_on.max(reading.duration);
+                let from = self.succession.after_a_renewal_at(answered, longest);
+                (self.term, self.until) = (Some((reading.term.clone(), from)), None);
+            }
             if let Some((_, asked_before)) = last.filter(|(before, _)| *before != reading) {
                 // Nobody knows how old what the first look shows is: it takes a change to lead.
-                self.until = Some(asked_before + safe_duration(reading.duration));
+                self.until = Some(asked_before + super::safe_duration(reading.duration));
             }
         }
         self.last = Some((reading, asked));
     }
 
-    pub fn leads(&self, now: Moment) -> bool {
-        let handed_over = self.since.is_some_and(|since| since + HANDOVER <= now);
-        handed_over && self.until.is_some_and(|until| now < until)
+    pub fn tenure(&self, now: Moment) -> Tenure {
+        match (&self.term, self.until) {
+            (Some((term, from)), Some(until)) => self.succession.tenure(term, *from, until, now),
+            _ => Tenure::Standby,
+        }
     }
 
     fn holds(&self, reading: &Reading) -> bool {
@@ -60,73 +69,114 @@ impl Neighbour {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::Millis;
+
+    /// What a write may take in these tests.
+    const LANDING: Millis = Millis::seconds(4);
+
     fn at(seconds: u64) -> Moment {
         Moment(0) + Millis::seconds(seconds)
     }
 
-    fn held_by(holder: &str, renewed: i64) -> Option<Reading> {
+    fn held_in(term: i32, holder: &str, renewed: i64) -> Option<Reading> {
         let renewed = Some(jiff::Timestamp::from_second(renewed).unwrap());
-        Some(Reading { holder: Some(holder.into()), renewed, duration: Millis::seconds(15) })
+        let term = Term { lease: "lease-uid".into(), transitions: term, holder: Some(holder.into()) };
+        Some(Reading { holder: Some(holder.into()), term, renewed, duration: Millis::seconds(15) })
+    }
+
+    fn held_by(holder: &str, renewed: i64) -> Option<Reading> {
+        held_in(1, holder, renewed)
     }
 
     fn neighbour() -> Neighbour {
-        Neighbour::new("stowage-0".into())
+        Neighbour::new("stowage-0".into(), Succession::new(LANDING, "nonce"))
+    }
+
+    /// A look that is answered in the second in which it is asked for.
+    fn look(lease: &mut Neighbour, reading: Option<Reading>, second: u64) {
+        lease.see(reading, at(second), at(second));
+    }
+
+    fn leads(lease: &Neighbour, second: u64) -> bool {
+        matches!(lease.tenure(at(second)), Tenure::Leading { .. })
+    }
+
+    /// It has held the Lease for so long that nothing of an earlier term can land any more.
+    fn established() -> Neighbour {
+        let mut lease = neighbour();
+        (0..20).for_each(|second| look(&mut lease, held_by("stowage-0_1b2c", second as i64 / 2), second));
+        lease
     }
 
     #[test]
     fn the_first_look_does_not_lead_and_a_renewal_does() {
         let mut lease = neighbour();
-        lease.see(held_by("stowage-0_1b2c", 100), at(0));
-        assert!(!lease.leads(at(0)), "it may be as old as it likes");
-        lease.see(held_by("stowage-0_1b2c", 100), at(1));
-        assert!(!lease.leads(at(6)));
-        lease.see(held_by("stowage-0_1b2c", 102), at(6));
-        assert!(lease.leads(at(6)));
+        for second in 0..20 {
+            look(&mut lease, held_by("stowage-0_1b2c", 100), second);
+            assert!(!leads(&lease, second), "it may be as old as it likes");
+        }
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
+        assert!(leads(&lease, 20));
     }
 
     #[test]
     fn without_a_renewal_it_ends_a_third_before_the_lease_can_pass_on() {
-        let mut lease = neighbour();
-        lease.see(held_by("stowage-0_1b2c", 100), at(0));
-        lease.see(held_by("stowage-0_1b2c", 102), at(3));
-        // Renewed after the look at 0 s, so it may pass on at 15 s and not before.
-        for second in 4..20 {
-            lease.see(held_by("stowage-0_1b2c", 102), at(second));
-            assert_eq!(lease.leads(at(second)), (5..10).contains(&second), "{second} s");
+        let mut lease = established();
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 20);
+        // Renewed after the look at 19 s, so it may pass on at 34 s and not before.
+        for second in 21..40 {
+            look(&mut lease, held_by("stowage-0_1b2c", 102), second);
+            assert_eq!(leads(&lease, second), (20..29).contains(&second), "{second} s");
         }
     }
 
     #[test]
     fn looks_that_fail_move_nothing() {
-        let mut lease = neighbour();
-        lease.see(held_by("stowage-0_1b2c", 100), at(0));
-        lease.see(held_by("stowage-0_1b2c", 102), at(1));
-        // Five looks fail. The renewal the sixth shows may have been made right after the second.
-        lease.see(held_by("stowage-0_1b2c", 104), at(7));
-        assert!(lease.leads(at(10)));
-        assert!(!lease.leads(at(11)));
+        let mut lease = established();
+        look(&mut lease, held_by("stowage-0_1b2c", 102), 21);
+        // Five looks fail. The renewal the next shows may have been made right after the one before them.
+        look(&mut lease, held_by("stowage-0_1b2c", 104), 27);
+        assert!(leads(&lease, 30));
+        assert!(!leads(&lease, 31));
     }
 
     #[test]
     fn another_holder_a_released_lease_and_a_missing_one_end_it_at_once() {
-        let released = Some(Reading { holder: None, renewed: None, duration: Millis::seconds(1) });
+        let term = Term { lease: "lease-uid".into(), transitions: 1, holder: None };
+        let released = Some(Reading { holder: None, term, renewed: None, duration: Millis::seconds(1) });
         for next in [held_by("stowage-1_9f", 103), held_by("other-stowage-0_9f", 103), released, None] {
-            let mut lease = neighbour();
-            lease.see(held_by("stowage-0_1b2c", 100), at(0));
-            lease.see(held_by("stowage-0_1b2c", 102), at(1));
-            assert!(lease.leads(at(6)));
-            lease.see(next.clone(), at(7));
-            assert!(!lease.leads(at(7)), "{next:?}");
+            let mut lease = established();
+            assert!(leads(&lease, 20));
+            look(&mut lease, next.clone(), 20);
+            assert!(!leads(&lease, 20), "{next:?}");
         }
     }
 
     #[test]
-    fn a_takeover_leads_once_what_the_other_was_writing_is_written() {
-        let mut lease = Neighbour::new("node_a".into());
-        lease.see(held_by("node_b_77", 100), at(0));
-        // A hostname may contain the separator.
-        lease.see(held_by("node_a_78", 115), at(1));
-        assert!(!lease.leads(at(5)));
-        assert!(lease.leads(at(6)));
+    fn b4_a_new_term_is_acted_in_once_nothing_of_the_one_before_can_land_any_more() {
+        let mut lease = Neighbour::new("node_a".into(), Succession::new(LANDING, "nonce"));
+        look(&mut lease, held_in(1, "node_b_77", 100), 0);
+        // A hostname may contain the separator. The look was asked for at 1 s and answered at 3 s: the predecessor may have
+        // renewed until then, may have relied on that for ten seconds, and what it sent last may take four more.
+        lease.see(held_in(2, "node_a_78", 115), at(1), at(3));
+        for second in 3..30 {
+            look(&mut lease, held_in(2, "node_a_78", 115 + second as i64 / 2), second);
+            let tenure = lease.tenure(at(second));
+            match second {
+                ..17 => assert!(matches!(tenure, Tenure::Succeeding { .. }), "{second} s: {tenure:?}"),
+                _ => assert!(matches!(tenure, Tenure::Leading { .. }), "{second} s: {tenure:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_scheduler_that_restarts_begins_a_term_of_its_own() {
+        let mut lease = established();
+        let before = lease.tenure(at(19));
+        look(&mut lease, held_in(2, "stowage-0_ffff", 102), 20);
+        assert!(!leads(&lease, 21));
+        (21..40)
+            .for_each(|second| look(&mut lease, held_in(2, "stowage-0_ffff", second as i64 + 90), second));
+        assert_ne!(lease.tenure(at(39)).epoch(), before.epoch());
     }
 }

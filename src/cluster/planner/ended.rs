@@ -8,10 +8,12 @@ use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Ledger, Phase, Waiting};
 use crate::scheduling::policy::WhenBroken;
 use crate::scheduling::stake::GroupKey;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_TAKEN: &str =
     "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
+const LANDED_LATE: &str =
+    "A hold of an earlier leader reached the pod after another replica had begun to act; it is ended.";
 /// Where the scheduler says nothing of the pod.
 const NOT_BOUND: &str = "it was not bound there in time";
 
@@ -46,6 +48,31 @@ impl Planner {
         }
         for (group, (uid, key)) in groups {
             self.break_up(&group, uid, key);
+        }
+    }
+
+    /// These pods show holds that this leader did not make: an earlier one's write landed late. A pod with a hold of this
+    /// leader's shows it again.
+    pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
+        for uid in uids {
+            let ledger = self.service.ledger();
+            let Some(entry) = ledger.entry(&uid) else { continue };
+            let (key, own) = (entry.key.clone(), entry.hold().cloned());
+            drop(ledger);
+            tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
+            self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
+            let text = LANDED_LATE.to_owned();
+            let notice = Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::HoldEnded, text };
+            self.control_plane.notify(notice);
+            let change = own.map_or_else(StatusChange::end_hold, StatusChange::hold);
+            let control_plane = self.control_plane.clone();
+            self.writes.add(uid.clone(), async move {
+                // Should it fail, the condition shows at the pod's next change and is ended then.
+                if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
+                    tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
+                }
+                None
+            });
         }
     }
 

@@ -10,6 +10,7 @@ use crate::cluster::index::Index;
 use crate::cluster::testing::Recorder;
 use crate::control_plane::EvictionOutcome;
 use crate::scheduling::policy::Policy;
+use crate::service::Tenure;
 use crate::units::Millis;
 use serde_json::{Value, json};
 
@@ -34,11 +35,16 @@ impl Bench {
         let nodes = nodes.iter().map(|name| serde_json::from_value(node(name)).unwrap());
         index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
         index.reset_pods(&service, &[]);
-        service.gate.set_synced();
-        service.gate.set_leading(true);
-        service.gate.set_synced();
+        service.lead_from_the_start();
         let planner = Planner::new(service.clone(), recorder.clone());
         Self { service, recorder, index, planner, pods: Vec::new() }
+    }
+
+    /// This replica begins to lead, and its lists show this pod as another leader left it.
+    fn take_over(&mut self, pod: Value) {
+        self.service.set_tenure(Tenure::Standby);
+        self.show(pod);
+        self.service.lead_from_the_start();
     }
 
     fn show(&mut self, pod: Value) {
@@ -221,7 +227,7 @@ async fn another_replica_goes_on_where_the_last_one_stopped() {
     });
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
-    bench.show(pod);
+    bench.take_over(pod);
     assert!(bench.tick().await.is_empty(), "whoever made the hold may still be at it");
     bench.pass(4);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
@@ -240,10 +246,47 @@ async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
     });
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
-    bench.show(pod);
-    assert_eq!(bench.tick().await, ["greedy: end hold, clear nomination"]);
+    bench.take_over(pod);
+    bench.pass(0);
+    assert_eq!(bench.tick().await, ["greedy: end hold"]);
     bench.pass(10);
     assert!(bench.tick().await.iter().all(|write| !write.contains("evict")));
+}
+
+/// A pod that shows a hold on the node's only GPU, and nobody who would have to leave.
+fn shows_hold(name: &str, priority: i32) -> Value {
+    let mut pod = waiting(name, 50, priority);
+    pod["status"]["conditions"] = hold_shown(&[], 60);
+    pod
+}
+
+#[tokio::test]
+async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_the_other() {
+    let mut bench = Bench::new(&["n"]);
+    bench.service.set_tenure(Tenure::Standby);
+    bench.show(shows_hold("meek", 0));
+    bench.take_over(shows_hold("urgent", 100));
+    bench.pass(0);
+    assert_eq!(
+        bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
+        ["meek: end hold"]
+    );
+    let holder = |name: &str| {
+        bench.service.ledger().held_by(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
+    };
+    assert!(holder("urgent").is_some() && holder("meek").is_none());
+}
+
+#[tokio::test]
+async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_takes_no_room() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(waiting("late", 50, 100));
+    bench.show(shows_hold("late", 100));
+    assert_eq!(bench.service.ledger().totals().holds, 0);
+    let unknown = bench.service.ledger().take_unknown_holds();
+    bench.planner.end_unknown(unknown);
+    assert_eq!(bench.tick().await, ["late: end hold"]);
+    assert!(bench.service.ledger().take_unknown_holds().is_empty(), "once for each time that it shows");
 }
 
 #[tokio::test]
@@ -256,7 +299,7 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
     });
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
-    bench.show(pod);
+    bench.take_over(pod);
     assert_eq!(bench.service.ledger().totals().holds, 1);
     bench.pass(2 * 3600);
     assert_eq!(bench.service.ledger().totals().holds, 0);

@@ -28,6 +28,7 @@ mod tokens;
 mod watch;
 mod write;
 
+use crate::control_plane::WriteTimes;
 use calls::Calls;
 use connections::Connections;
 use error::ApiError;
@@ -114,13 +115,17 @@ impl ApiServer {
 
     /// A client of this server; `name` is its User-Agent, by which the counters tell clients apart.
     pub fn client(&self, name: &str) -> kube::Result<kube::Client> {
+        self.client_with(name, WriteTimes::default())
+    }
+
+    /// The same, of which the writes may take so long.
+    pub fn client_with(&self, name: &str, times: WriteTimes) -> kube::Result<kube::Client> {
         let mut config = kube::Config::new(self.uri());
-        // As Stowage's own client: what is refused is seen to be refused.
-        config.default_retry = false;
         if let Ok(name) = http::HeaderValue::from_str(name) {
             config.headers.push((http::header::USER_AGENT, name));
         }
-        kube::Client::try_from(config)
+        // As Stowage's own client: what is refused is seen to be refused.
+        crate::cluster::connect::client(config, times)
     }
 
     pub fn calls(&self) -> &Calls {

@@ -25,11 +25,17 @@ pub struct Claim {
     pub(super) tenant: TenantRoom,
     /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
     pub(super) moves: bool,
+    /// It is for a hold that an earlier leader made: its victims may have begun to leave.
+    pub(super) adopts: bool,
 }
 
 impl Claim {
     pub(super) fn moving(self) -> Self {
         Self { tenancy: Tenancy::off(), moves: true, ..self }
+    }
+
+    pub(super) fn adopting(self) -> Self {
+        Self { adopts: true, ..self }
     }
 }
 
@@ -91,6 +97,7 @@ impl Ledger {
             soonest: FxHashMap::default(),
             tenant: self.tenant_room(uid),
             moves: false,
+            adopts: false,
         }
     }
 

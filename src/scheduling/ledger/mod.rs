@@ -15,6 +15,7 @@
 //! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
+mod adopt;
 mod book;
 mod budgets;
 mod claim;
@@ -62,7 +63,7 @@ use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use super::stake::GroupKey;
 use super::worth::{Mix, Worth};
-use crate::ids::{NodeName, PodUid};
+use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
 use evictions::Evictions;
@@ -109,6 +110,10 @@ pub struct Ledger {
     /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
     mix: Arc<Mix>,
     worth: Arc<Worth>,
+    /// As whom this replica leads, if it does.
+    leader: Option<LeaderEpoch>,
+    /// Pods that showed a hold which this leader did not make.
+    unknown_holds: BTreeSet<PodUid>,
 }
 
 impl Ledger {
@@ -176,6 +181,8 @@ impl Ledger {
             // Who comes on a copy is nobody's demand.
             mix: Arc::default(),
             worth: self.worth.clone(),
+            leader: None,
+            unknown_holds: BTreeSet::new(),
         }
     }
 

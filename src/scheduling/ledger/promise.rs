@@ -212,17 +212,33 @@ impl Ledger {
     }
 
     fn hold_by(&mut self, claim: &Claim, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+        self.check_hold(claim, uid, &hold)?;
+        self.set_hold(uid, Some(hold));
+        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.hold_shown = false;
+        }
+        Ok(())
+    }
+
+    /// Whether the pod may have this hold, in place of none.
+    pub(super) fn check_hold(&self, claim: &Claim, uid: &PodUid, hold: &Hold) -> Result<(), Conflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        shut(&book.view, &entry.demand)?;
+        match shut(&book.view, &entry.demand) {
+            Err(Misfit::Unseen) if claim.adopts => {}
+            shut => shut?,
+        }
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
+        if claim.adopts {
+            forget_measured(&mut gpus);
+        }
         let bars = book.bars(uid, &self.entries);
         // A tenant at its limit may put one of its pods in the place of others of its own.
         let mut given_back = Usage::default();
-        for (resident, returned) in self.leavers(claim, &entry.demand, &hold, book)? {
+        for (resident, returned) in self.leavers(claim, &entry.demand, hold, book)? {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
@@ -233,10 +249,6 @@ impl Ledger {
             return Err(misfit(&gpus, demand).into());
         }
         self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
-        self.set_hold(uid, Some(hold));
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.hold_shown = false;
-        }
         Ok(())
     }
 
@@ -258,7 +270,7 @@ impl Ledger {
                 Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
                     return Err(Conflict::VictimGone);
                 }
-                Some(Stays::Leaving) if is_soon => {}
+                Some(Stays::Leaving) if is_soon || claim.adopts => {}
                 None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
                 _ => return Err(Conflict::VictimStays),
             }
@@ -430,10 +442,7 @@ impl Ledger {
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
         }
-        // The room was made for this pod: what a reading says of it is about those who just left.
-        for gpu in &mut gpus {
-            *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
-        }
+        forget_measured(&mut gpus);
         let held = book.resolve(&hold.devices).and_then(|held| self.choice(book, &gpus, demand, held));
         let held = held.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, held)
@@ -446,6 +455,13 @@ impl Ledger {
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
         let is_there = |victim: &&PodUid| is_charged(victim) || book.may_have_memory(victim, self.now);
         hold.victims.iter().filter(is_there).count() as u32
+    }
+}
+
+/// Room that was made for a pod: what a reading says of it is about the pods that just left.
+fn forget_measured(gpus: &mut [Gpu]) {
+    for gpu in gpus {
+        *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
     }
 }
 

@@ -105,6 +105,7 @@ impl Ledger {
         self.set_devices(name, devices);
         if is_first {
             self.pin_indices(name);
+            self.adopt_holds_on(name);
         }
         Ok(())
     }
@@ -191,6 +192,7 @@ impl Ledger {
         self.note_arrival(&uid, &seen.demand);
         let remark = match seen.state {
             SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
+                let hold = self.believed(&uid, hold);
                 let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
                 if !held_before {
@@ -300,7 +302,7 @@ impl Ledger {
     }
 
     fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
-        let (now, latest) = (self.now, self.latest_deadline());
+        let (now, latest, leads) = (self.now, self.latest_deadline(), self.leader.is_some());
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
@@ -313,10 +315,13 @@ impl Ledger {
                 let entry = entries.get_or_insert(uid, fresh);
                 entry.demand = demand;
                 if let Phase::Waiting(waiting) = &mut entry.phase {
-                    // A hold is taken from the API server only where none is known: what is known is never older.
+                    // What a leader knows of a hold is never older than what is shown; any other replica mirrors.
                     let hold = hold.filter(|hold| is_news(hold, waiting));
                     let bounded = hold.map(|hold| Hold { deadline: hold.deadline.min(latest), ..hold });
-                    waiting.hold = waiting.hold.take().or(bounded);
+                    waiting.hold = match leads {
+                        true => waiting.hold.take(),
+                        false => bounded.or(waiting.hold.take()),
+                    };
                 }
             }),
         }
@@ -416,7 +421,7 @@ fn remark_of(stamp: Stamp) -> Remark {
 }
 
 /// Whether a hold that is shown is another than the one that is known, or was given up.
-fn is_news(shown: &Hold, waiting: &Waiting) -> bool {
+pub(super) fn is_news(shown: &Hold, waiting: &Waiting) -> bool {
     let is_it = |known: &Hold| {
         (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims)
     };

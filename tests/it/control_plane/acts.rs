@@ -9,8 +9,9 @@ use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage::cluster::events::Notices;
-use stowage::cluster::{self, ApiControlPlane, CDI_KIND, Limits};
+use stowage::cluster::{self, ApiControlPlane, CDI_KIND};
 use stowage::contract;
+use stowage::control_plane::WriteTimes;
 use stowage::control_plane::{
     ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, PlanState, StatusChange,
 };
@@ -36,17 +37,16 @@ impl Cluster {
     async fn start() -> Option<Self> {
         let world = World::start().await?;
         world.install();
-        let stowage = cluster::connect(Some(&world.service_account())).await.unwrap();
+        let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
         let service = Service::new(Policy::default());
-        service.gate.set_leading(true);
-        service.gate.set_synced();
+        service.lead_from_the_start();
         let (notices, _) = Notices::new(service.clone());
         let control_plane = ApiControlPlane::new(
             stowage.clone(),
             service.clone(),
             notices,
             CDI_KIND.into(),
-            Limits { bind: PATIENCE, other: PATIENCE },
+            WriteTimes::of(PATIENCE),
         );
         Some(Self { owner: world.client.clone(), world, stowage, control_plane, service })
     }

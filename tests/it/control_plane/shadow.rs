@@ -38,7 +38,7 @@ impl Shadow {
         policy.mode = Mode::Shadow;
         let service = Service::new(policy);
         let stop = CancellationToken::new();
-        let options = Options::new(LeadWith::Always, "stowage".into());
+        let options = Options::new(LeadWith::FromTheStart, "stowage".into());
         let (control_plane, tasks) =
             cluster::start(world.client.clone(), service.clone(), options, stop.clone());
         let router =

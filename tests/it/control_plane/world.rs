@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use stowage::cluster;
+use stowage::control_plane::WriteTimes;
 use stowage::demo::kubelet::{self, Kubelet};
 use tempfile::TempDir;
 use tokio::sync::{Mutex, MutexGuard};
@@ -72,7 +73,7 @@ impl World {
         let certificate = folder.path().join("certs/apiserver.crt");
         eventually("the API server has its certificate", async || certificate.exists().then_some(())).await;
         let admin = kubeconfig(folder.path(), "admin", &server, ADMIN_TOKEN);
-        let client = cluster::connect(Some(&admin)).await.unwrap();
+        let client = cluster::connect(Some(&admin), WriteTimes::default()).await.unwrap();
         let ports = Ports::free();
         let (agents, kubelet, scheduler, stowage) = (None, None, None, None);
         let mut world = Self {

@@ -9,6 +9,7 @@ use stowage::demo::api_server::faults::{Fault, Operation};
 use stowage::demo::dying;
 use stowage::demo::stowage::Stowage;
 use stowage::scheduling::policy::Policy;
+use stowage::service::{Service, Tenure};
 
 /// The one on `a` has the lower priority, and is the cheaper.
 async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
@@ -125,12 +126,12 @@ async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_f
     world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
-    let gate = &world.setup().stowage.service.gate;
-    gate.set_leading(false);
+    let service = &world.setup().stowage.service;
+    service.set_tenure(Tenure::Standby);
     world.let_go();
     world.some_reports_later().await;
     assert!(world.is_gated("serving"), "who does not lead tells nobody");
-    gate.set_leading(true);
+    service.set_tenure(Tenure::without_end());
     world.bound("serving").await;
     assert_eq!(world.pods().len(), 2);
     world.stop().await;
@@ -141,19 +142,22 @@ async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
     let world = World::new(&[machine("a", 2)]).await;
     let api = &world.setup().api;
     let second = Stowage::start(api, Policy::default(), None).unwrap();
-    let (first_leads, second_leads) = (&world.setup().stowage.service.gate, &second.service.gate);
-    world.until_so("the second knows the cluster", |_| second_leads.is_open()).await;
-    second_leads.set_leading(false);
+    let set_leading = |service: &Service, leads: bool| {
+        service.set_tenure(if leads { Tenure::without_end() } else { Tenure::Standby });
+    };
+    let (first_leads, second_leads) = (&world.setup().stowage.service, &second.service);
+    world.until_so("the second knows the cluster", |_| second_leads.gate.is_open()).await;
+    set_leading(second_leads, false);
     let _agents = Agents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
     let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();
 
     world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
-    first_leads.set_leading(false);
+    set_leading(first_leads, false);
     let leaving = world.let_go();
     assert_eq!(["evict", "hold", "nomination", "gate"].map(written), [0; 4]);
-    second_leads.set_leading(true);
+    set_leading(second_leads, true);
     world.until_so("the pod is let through", |world| !world.is_gated("serving")).await;
     assert_eq!(world.planned("serving").as_deref(), Some("Placed"));
     assert_eq!(world.writes("gate"), 0, "it was the second that did it");
@@ -162,8 +166,8 @@ async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
     assert_eq!(second.service.ledger().totals().holds, 1);
 
     // The scheduler asks the first.
-    second_leads.set_leading(false);
-    first_leads.set_leading(true);
+    set_leading(second_leads, false);
+    set_leading(first_leads, true);
     world.bound("serving").await;
     world
         .until_so("nothing is held by either", |world| {

@@ -56,8 +56,7 @@ impl<'s> ThroughExtender<'s> {
         let service = Service::new(policy.clone());
         let names = books::names(setting, &arrivals.ranks);
         books::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
-        service.gate.set_leading(true);
-        service.gate.set_synced();
+        service.lead_from_the_start();
         let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), Limits::default());
         Ok(Self {
             router: scheduler_router(extender),

@@ -3,6 +3,7 @@
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
 use crate::scheduling::decision::Hold;
+use crate::service::Tenure;
 use tokio::sync::oneshot;
 
 fn hold_of(bench: &Bench, name: &str) -> Hold {
@@ -66,6 +67,7 @@ async fn who_is_told_again_is_not_given_more_time() {
 #[tokio::test]
 async fn a_standby_sees_that_a_hold_was_extended() {
     let mut bench = Bench::new(&["n"]);
+    bench.service.set_tenure(Tenure::Standby);
     let mut pod = waiting("serving", 50, 100);
     pod["status"]["conditions"] = hold_shown(&[], 10);
     bench.show(pod.clone());

@@ -1,6 +1,7 @@
 //! Planning runs beside the ticks: nothing waits for them, and what they say is checked again.
 
 use super::*;
+use crate::service::Tenure;
 use std::collections::BTreeSet;
 
 #[tokio::test]
@@ -52,7 +53,7 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     assert_eq!(bench.service.ledger().totals().holds, 0);
     // Nobody has told the planner yet.
     bench.planner.tick();
-    bench.service.gate.set_leading(false);
+    bench.service.set_tenure(Tenure::Standby);
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
     assert_eq!(bench.service.ledger().totals().holds, 0);

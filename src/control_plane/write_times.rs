@@ -1,0 +1,64 @@
+//! How long a write may take, part by part, and when the last of them can land: every deadline of a write derives from here.
+//!
+//! ```text
+//!  checked ──────────────► sent ─────────────► received ─────────────► given up ─────► committed
+//!  against the Lease's     by the client's     by TCP_USER_TIMEOUT     by the server's  by the store,
+//!  end                     deadline                                    `timeout`        if it had begun
+//! ```
+//!
+//! Three things are not bounded by any of these: a proxy before the API server that buffers a request for longer than its
+//! client lives, an API server that stands still between receiving a request and reading it, and a process here that stands
+//! still between the check and the first byte. The audit of bound pods reports what lands later still.
+
+use std::time::Duration;
+
+/// What a write may take unless `--write-deadline` says otherwise.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
+
+/// A store that has begun to commit finishes well within a fifth of the time that a whole request has.
+const COMMIT_PART: u32 = 5;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WriteTimes {
+    /// From the check against the Lease's end until the client gives up and closes the connection.
+    pub client: Duration,
+    /// How long the kernel goes on sending what the client has handed to it (`TCP_USER_TIMEOUT`).
+    pub transport: Duration,
+    /// How long the API server works on a request (its `timeout` parameter), from receiving it.
+    pub server: Duration,
+    /// How long a commit takes that had begun by then.
+    pub commit: Duration,
+}
+
+impl WriteTimes {
+    /// All parts by one deadline.
+    pub const fn of(deadline: Duration) -> Self {
+        let commit = Duration::from_nanos(deadline.as_nanos() as u64 / COMMIT_PART as u64);
+        Self { client: deadline, transport: deadline, server: deadline, commit }
+    }
+
+    /// How long after it was checked a write can land at the latest, whatever became of its answer.
+    pub fn latest_landing(self) -> Duration {
+        self.client + self.transport + self.server + self.commit
+    }
+}
+
+impl Default for WriteTimes {
+    fn default() -> Self {
+        Self::of(DEFAULT_DEADLINE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_of_a_write_counts_towards_its_latest_landing() {
+        let times = WriteTimes::default();
+        assert_eq!(times.latest_landing(), Duration::from_secs(16));
+        let parts = [times.client, times.transport, times.server, times.commit];
+        assert!(parts.iter().all(|part| !part.is_zero()));
+        assert_eq!(parts.iter().sum::<Duration>(), times.latest_landing());
+    }
+}

@@ -1,0 +1,107 @@
+//! Holds of earlier leaders: what a replica that begins to lead takes over, and what it never takes from a watch while it leads.
+//!
+//! A replica that does not lead mirrors the holds that pods show. One that begins to lead puts each of them through the
+//! checks of a new hold, and from then on knows every hold before its condition is written: one that it does not know landed
+//! late, and only a write that ends it settles that. Nothing here knows a Lease or a condition.
+
+use super::Ledger;
+use super::entry::PodEntry;
+use crate::ids::{LeaderEpoch, NodeName, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::units::Moment;
+use std::cmp::Reverse;
+use std::collections::BTreeSet;
+
+impl Ledger {
+    /// As whom the replica with this ledger leads; `None` while another may.
+    pub fn leader(&self) -> Option<&LeaderEpoch> {
+        self.leader.as_ref()
+    }
+
+    /// Holds are mirrored from here on, whatever they are.
+    pub fn stop_leading(&mut self) {
+        self.leader = None;
+        self.unknown_holds.clear();
+    }
+
+    /// Takes over the holds that stand, in order of priority: one that would not be made now runs out at the next look at the
+    /// clock, and its pod is told.
+    pub fn begin_leading(&mut self, epoch: LeaderEpoch) {
+        self.leader = Some(epoch);
+        self.unknown_holds.clear();
+        self.adopt_holds(|_| true);
+    }
+
+    /// The node's GPUs are known now, and so are those that its holds name.
+    pub(super) fn adopt_holds_on(&mut self, node: &NodeName) {
+        if self.leader.is_some() {
+            self.adopt_holds(|hold| hold.node == *node);
+        }
+    }
+
+    /// Pods that show a hold which this leader did not make. Each is answered once for each time it is shown.
+    pub fn take_unknown_holds(&mut self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut self.unknown_holds)
+    }
+
+    /// What a pod shows of a hold, as far as it counts: a leader has made every hold that it does not end.
+    pub(super) fn believed(&mut self, uid: &PodUid, shown: Option<Hold>) -> Option<Hold> {
+        let shown = shown?;
+        let is_known = self.entries.get(uid).is_some_and(|entry| entry.knows(&shown));
+        if self.leader.is_none() || is_known {
+            return Some(shown);
+        }
+        self.unknown_holds.insert(uid.clone());
+        None
+    }
+
+    fn adopt_holds(&mut self, concerns: impl Fn(&Hold) -> bool) {
+        let holders: BTreeSet<&PodUid> = self.deadlines.iter().map(|(_, uid)| uid).collect();
+        let held = |uid: &PodUid| {
+            let entry = self.entries.get(uid)?;
+            let hold = entry.hold().filter(|hold| concerns(hold))?;
+            Some((Reverse(entry.demand.priority), uid.clone(), hold.clone()))
+        };
+        let mut held: Vec<_> = holders.into_iter().filter_map(held).collect();
+        held.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
+        held.iter().for_each(|(_, uid, _)| self.set_hold(uid, None));
+        let (stand, fall): (Vec<_>, Vec<_>) = held.into_iter().partition(|(_, uid, hold)| {
+            let stands = self.may_stand(uid, hold);
+            if stands {
+                self.set_hold(uid, Some(hold.clone()));
+            }
+            stands
+        });
+        drop(stand);
+        for (_, uid, hold) in fall {
+            self.set_hold(&uid, Some(Hold { deadline: Moment::default(), ..hold }));
+        }
+    }
+
+    /// Whether the hold would be made now, of those of its victims that are still there.
+    fn may_stand(&self, uid: &PodUid, hold: &Hold) -> bool {
+        let Some(book) = self.books.get(&hold.node).filter(|book| book.exists) else { return false };
+        // Until the agent reports, nobody may know which GPUs it names.
+        if !book.reported && book.resolve(&hold.devices).is_none() {
+            return true;
+        }
+        let is_there = |victim: &&PodUid| self.entries.contains_key(victim);
+        let remaining = hold.victims.iter().filter(is_there).cloned().collect();
+        let remaining = Hold { victims: remaining, ..hold.clone() };
+        let claim = self.claim_without_price(uid).adopting();
+        let stands = self.check_hold(&claim, uid, &remaining);
+        // It may have been made for pods that have room elsewhere.
+        stands.or_else(|_| self.check_hold(&claim.moving(), uid, &remaining)).is_ok()
+    }
+}
+
+impl PodEntry {
+    /// Whether a hold that the pod shows is the one that it has, or had and gave up.
+    fn knows(&self, shown: &Hold) -> bool {
+        match &self.phase {
+            super::entry::Phase::Waiting(waiting) => !super::sight::is_news(shown, waiting),
+            // What is seen is older than what is known.
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Whether this replica acts: it leads, by a Lease whose end it compares at every question, and it has listed the cluster since it began to.
+//!
+//! It decides nothing and writes nothing: `cluster::leader` says what the Lease says, the watches say what they have listed.
+
+use super::Clock;
+use crate::ids::LeaderEpoch;
+use crate::units::Moment;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use tokio::sync::watch;
+
+/// Whether this replica leads.
+///
+/// ```text
+///  Standby ──► Succeeding ──────────────────────► Leading ──► Standby
+///   the Lease   until the latest landing of what    until the Lease's safe end,
+///   is taken    an earlier leader may have sent     compared at every write
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Tenure {
+    /// Another may act.
+    Standby,
+    /// The Lease is ours. What its holder before may have sent can still land until then.
+    Succeeding { from: Moment },
+    /// Nobody else acts, and nothing of anybody else can land. A write may be begun before `until`.
+    Leading { epoch: LeaderEpoch, until: Moment },
+}
+
+impl Tenure {
+    /// Of a replica that has no Lease to lose.
+    pub fn without_end() -> Self {
+        Self::Leading { epoch: LeaderEpoch::new("no-lease", 0, "no-nonce"), until: Moment(u64::MAX) }
+    }
+
+    pub fn epoch(&self) -> Option<&LeaderEpoch> {
+        match self {
+            Self::Leading { epoch, .. } => Some(epoch),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Gate {
+    clock: Clock,
+    tenure: Mutex<Tenure>,
+    /// How often the cluster had to be listed anew. What was listed in an earlier term does not count.
+    term: watch::Sender<u64>,
+    /// One more than the term whose lists the ledger holds; zero before the first.
+    synced: AtomicU64,
+    stopping: AtomicBool,
+}
+
+impl Gate {
+    pub(super) fn new(clock: Clock) -> Self {
+        Self {
+            clock,
+            tenure: Mutex::new(Tenure::Standby),
+            term: watch::Sender::default(),
+            synced: AtomicU64::default(),
+            stopping: AtomicBool::default(),
+        }
+    }
+
+    /// All lists that the ledger holds began in this term or a later one.
+    pub(super) fn set_synced_in(&self, term: u64) {
+        self.synced.fetch_max(term + 1, Ordering::AcqRel);
+    }
+
+    /// Every list from here on is of a new term, and none that began before opens the gate: a list shows the cluster as of its
+    /// first page, and a watch whose connection died silently may not have shown what another leader bound.
+    pub fn list_anew(&self) {
+        self.term.send_modify(|term| *term += 1);
+    }
+
+    /// A replica that begins to lead, or leads in another epoch, lists everything anew first. Answers whether it leads.
+    pub(super) fn set_tenure(&self, tenure: Tenure) -> bool {
+        let mut held = self.tenure.lock();
+        let begins = tenure.epoch().is_some() && tenure.epoch() != self.leading(&held);
+        *held = tenure;
+        if begins {
+            self.list_anew();
+        }
+        self.leading(&held).is_some()
+    }
+
+    /// As whom this replica acts; `None` while it does not lead.
+    pub fn epoch(&self) -> Option<LeaderEpoch> {
+        self.leading(&self.tenure.lock()).cloned()
+    }
+
+    fn leading<'a>(&self, tenure: &'a Tenure) -> Option<&'a LeaderEpoch> {
+        match tenure {
+            Tenure::Leading { epoch, until } if self.clock.now() < *until => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// What the Lease said last. It may have ended since: see [`Self::is_leading`].
+    pub fn tenure(&self) -> Tenure {
+        self.tenure.lock().clone()
+    }
+
+    pub fn term(&self) -> u64 {
+        *self.term.borrow()
+    }
+
+    /// The term, and whenever it changes: the watches list anew then.
+    pub fn terms(&self) -> watch::Receiver<u64> {
+        self.term.subscribe()
+    }
+
+    pub fn set_stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    pub fn is_synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire) > self.term()
+    }
+
+    pub fn is_leading(&self) -> bool {
+        self.leading(&self.tenure.lock()).is_some()
+    }
+
+    /// Whether questions are answered and writes are made.
+    pub fn is_open(&self) -> bool {
+        self.is_synced() && self.is_leading()
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Why the gate is shut, for a person.
+    pub fn reason_shut(&self) -> Option<&'static str> {
+        match (self.is_synced(), &*self.tenure.lock()) {
+            (_, Tenure::Succeeding { .. }) => Some(
+                "this replica leads soon: it waits until nothing that another leader wrote can land any more",
+            ),
+            (true, tenure) if self.leading(tenure).is_some() => None,
+            (false, _) => Some("the watches have not synced yet"),
+            _ => Some("this replica does not lead: its kube-scheduler does not hold the Lease"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Millis;
+
+    fn gate() -> Gate {
+        let clock = Clock::start();
+        Gate::new(Clock { stopped_at: Some(clock.now()), ..clock })
+    }
+
+    fn leading(gate: &Gate, nonce: &str, lasts: u64) -> Tenure {
+        let until = gate.clock.now() + Millis::seconds(lasts);
+        Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, nonce), until }
+    }
+
+    #[test]
+    fn b3_lists_that_began_before_leadership_never_open_the_gate() {
+        let gate = gate();
+        let terms = gate.terms();
+        // The first lists are on their way when this replica begins to lead.
+        gate.set_tenure(leading(&gate, "a", 10));
+        assert_eq!(gate.term(), 1);
+        assert!(terms.has_changed().unwrap());
+        gate.set_synced_in(0);
+        assert!(!gate.is_open(), "a list that began before may show the cluster as it was then");
+        gate.set_synced_in(1);
+        assert!(gate.is_open());
+        gate.set_tenure(leading(&gate, "a", 12));
+        assert_eq!((gate.term(), gate.is_open()), (1, true), "a renewal lists nothing");
+        gate.set_tenure(Tenure::Standby);
+        gate.set_tenure(leading(&gate, "a", 12));
+        assert_eq!((gate.term(), gate.is_open()), (2, false));
+        gate.set_synced_in(2);
+        gate.set_tenure(leading(&gate, "b", 12));
+        assert_eq!((gate.term(), gate.is_open()), (3, false), "another epoch, although it led all the time");
+    }
+
+    #[test]
+    fn the_gate_shuts_with_the_lease_and_not_with_the_next_look_at_it() {
+        let gate = gate();
+        gate.set_tenure(leading(&gate, "a", 10));
+        gate.set_synced_in(gate.term());
+        assert!(gate.is_open() && gate.epoch().is_some());
+        let later = Clock { stopped_at: Some(gate.clock.now() + Millis::seconds(10)), ..gate.clock };
+        let gate = Gate { clock: later, ..gate };
+        assert!(!gate.is_open() && gate.epoch().is_none());
+        assert!(gate.reason_shut().unwrap().contains("does not lead"));
+    }
+
+    #[test]
+    fn a_successor_that_waits_says_so_whether_or_not_it_has_synced() {
+        let gate = gate();
+        let from = gate.clock.now() + Millis::seconds(3);
+        for synced in [false, true] {
+            gate.set_tenure(Tenure::Succeeding { from });
+            assert!(!gate.is_open() && gate.epoch().is_none());
+            assert!(gate.reason_shut().unwrap().contains("can land"), "synced: {synced}");
+            gate.set_synced_in(gate.term());
+        }
+    }
+}
