@@ -10,24 +10,20 @@
 //!
 //! An assume whose Binding may have been written stays until a read shows the pod bound or gone. A read that shows it
 //! unbound settles nothing: the write may still land. The same Binding is then written again, which can only succeed or
-//! show that it had succeeded.
+//! show that it had succeeded. One loop does that for each pod ([`settle`]).
 //!
 //! Answering OK for a pod that is not bound would strand it until the scheduler restarts: that never happens here.
 
 use super::request::BadRequest;
 use super::wire::{BindingArgs, BindingResult};
-use super::{Extender, shadow};
+use super::{Extender, settle, shadow};
 use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::ledger::{Assumption, Conflict};
 use crate::scheduling::policy::Mode;
-use std::time::{Duration, Instant};
+use crate::units::Millis;
+use std::time::Duration;
 use tracing::{info, warn};
-
-/// How often it is tried to settle a Binding, at first and at most.
-const SETTLE_DELAY: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// An API server gives up on a request after 60 s by default: a write that has not landed by then never will.
-const LANDING_TIME: Duration = Duration::from_secs(60);
 
 /// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -114,7 +110,7 @@ impl Task {
             Assumed::New(order) => (order, true),
             Assumed::InFlight(order) => (order, false),
         };
-        match self.extender.control_plane.bind(&order).await {
+        match self.write(&order).await {
             BindOutcome::Written => {
                 self.written(&order);
                 Ok(())
@@ -122,7 +118,7 @@ impl Task {
             BindOutcome::Refused { message } => {
                 warn!(pod = %self.key, node = %self.node, message, "binding refused");
                 if is_new {
-                    self.extender.service.ledger().forget(&self.uid);
+                    self.forget();
                 }
                 Err(Unbound::Refused)
             }
@@ -132,6 +128,27 @@ impl Task {
                 self.settle_later(order);
                 Err(Unbound::Unsettled)
             }
+        }
+    }
+
+    /// Writes the Binding, and notes until when it may land whatever the answer is.
+    async fn write(&self, order: &BindOrder) -> BindOutcome {
+        let Extender { service, control_plane, bindings, .. } = &self.extender;
+        let begun = service.now();
+        bindings.begin(&self.uid);
+        let outcome = control_plane.bind(order).await;
+        let is_open = matches!(outcome, BindOutcome::Conflict | BindOutcome::Unknown { .. });
+        bindings.end(&self.uid, begun, is_open);
+        outcome
+    }
+
+    /// The pod waits again, unless something of its Bindings can still land.
+    fn forget(&self) {
+        let Extender { service, control_plane, bindings, .. } = &self.extender;
+        let landing = Millis(control_plane.latest_landing().as_millis() as u64);
+        let mut ledger = service.ledger();
+        if bindings.have_landed(&self.uid, ledger.now(), landing) {
+            ledger.forget(&self.uid);
         }
     }
 
@@ -196,17 +213,22 @@ impl Task {
         }
     }
 
+    /// Starts the pod's settling loop, if it has none.
     fn settle_later(&self, order: BindOrder) {
-        let task = self.clone();
-        self.extender.writes.spawn(async move { task.settle_in_time(order).await });
+        if self.extender.bindings.settle(&self.uid) {
+            let task = self.clone();
+            self.extender.writes.spawn(async move {
+                task.settle_in_time(order).await;
+                task.extender.bindings.settled(&task.uid);
+            });
+        }
     }
 
     async fn settle_in_time(&self, order: BindOrder) {
-        let (mut delay, longest) = SETTLE_DELAY;
-        let mut last_sent = Instant::now();
+        let mut reads = 0;
         while !self.extender.service.gate.is_stopping() {
-            tokio::time::sleep(delay).await;
-            delay = (delay * 2).min(longest);
+            tokio::time::sleep(Duration::from_millis(settle::pause(&self.uid, reads).0)).await;
+            reads = reads.saturating_add(1);
             if !self.is_open() {
                 return;
             }
@@ -216,13 +238,10 @@ impl Task {
                     let settled = self.settle(record);
                     return info!(pod = %self.key, ?settled, "binding settled");
                 }
-                Ok(_) => match self.extender.control_plane.bind(&order).await {
+                Ok(_) => match self.write(&order).await {
                     BindOutcome::Written => return self.written(&order),
-                    BindOutcome::Refused { .. } if last_sent.elapsed() > LANDING_TIME => {
-                        return self.extender.service.ledger().forget(&self.uid);
-                    }
-                    BindOutcome::Refused { .. } => {}
-                    BindOutcome::Conflict | BindOutcome::Unknown { .. } => last_sent = Instant::now(),
+                    BindOutcome::Refused { .. } => self.forget(),
+                    BindOutcome::Conflict | BindOutcome::Unknown { .. } => {}
                 },
             }
         }

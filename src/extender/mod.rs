@@ -14,6 +14,7 @@ pub mod prioritize;
 pub mod reports;
 pub mod request;
 pub mod server;
+pub mod settle;
 pub mod shadow;
 pub mod tls;
 pub mod wire;
@@ -34,6 +35,8 @@ pub struct Extender {
     pub journal: Arc<shadow::Journal>,
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
     pub writes: TaskTracker,
+    /// Bindings whose fate is open.
+    pub bindings: Arc<settle::Bindings>,
     pub limits: request::Limits,
 }
 
@@ -47,6 +50,7 @@ impl Extender {
             agent_auth: reports::AgentAuth::Anyone,
             journal: Arc::default(),
             writes: TaskTracker::new(),
+            bindings: Arc::default(),
             limits,
         }
     }

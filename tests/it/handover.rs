@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::control_plane::WriteTimes;
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::api_server::faults::{Fault, Operation, Stage};
 use stowage::extender::request::Limits;
@@ -21,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Longer than a Lease, a hand-over and anything else here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// A write lands within three seconds or never.
+const TIMES: WriteTimes = WriteTimes::of(Duration::from_secs(1));
 const LEASE: &str = "leases/stowage/stowage";
 /// What may be promised of a GPU of 80 GiB.
 const PROMISABLE: u64 = 72 << 30;
@@ -37,8 +40,8 @@ impl Replica {
     fn start(server: &ApiServer, name: &'static str) -> Self {
         let service = Service::new(without_engines());
         let lead_with = LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-        let options = Options::new(lead_with, name.into());
-        let client = server.client(name).unwrap();
+        let options = Options { times: TIMES, ..Options::new(lead_with, name.into()) };
+        let client = server.client_with(name, TIMES).unwrap();
         let (control_plane, tasks) =
             cluster::start(client, service.clone(), options, CancellationToken::new());
         let extender = Extender::new(service.clone(), control_plane, Limits::default());
@@ -167,7 +170,6 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "B3: red until a leader is an epoch"]
 async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
@@ -188,7 +190,6 @@ async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "B4: red until a leader is an epoch"]
 async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
@@ -213,7 +214,6 @@ async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "B5: red until a leader is an epoch"]
 async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
     let server = server(1).await;
     let a = Replica::acting(&server, "a").await;
@@ -242,7 +242,6 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "B9: red until one loop settles a pod"]
 async fn b9_however_often_a_pod_is_bound_without_an_answer_one_loop_reads_it() {
     let server = server(2).await;
     let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));

@@ -1,0 +1,146 @@
+//! Bindings whose fate is open: one record and at most one settling loop for each pod, and when an assume may be forgotten. Pure.
+//!
+//! A Binding may land for as long as [`latest_landing`](crate::control_plane::ControlPlane::latest_landing) after it was begun.
+//! Until then nothing but a read that shows the pod bound or gone settles it, whatever a later try was answered.
+
+use crate::ids::PodUid;
+use crate::units::{Millis, Moment};
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use std::hash::{BuildHasher, BuildHasherDefault};
+
+/// Between two reads of one pod, at first and at most.
+const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
+
+/// Records of pods that are assumed, so no more than there are of those.
+#[derive(Debug, Default)]
+pub struct Bindings {
+    open: Mutex<FxHashMap<PodUid, Open>>,
+}
+
+/// What is known of one pod's Bindings.
+#[derive(Debug, Default, Clone, Copy)]
+struct Open {
+    /// Writes without an answer so far.
+    under_way: u32,
+    /// When the latest one was begun of which no answer said that it was not written.
+    may_land: Option<Moment>,
+    is_settling: bool,
+}
+
+impl Bindings {
+    /// A Binding of the pod is about to be written.
+    pub fn begin(&self, uid: &PodUid) {
+        self.open.lock().entry(uid.clone()).or_default().under_way += 1;
+    }
+
+    /// What was begun at `begun` has been answered, or its time is over; `is_open` if it may have been written all the same.
+    pub fn end(&self, uid: &PodUid, begun: Moment, is_open: bool) {
+        let mut open = self.open.lock();
+        let Some(record) = open.get_mut(uid) else { return };
+        record.under_way = record.under_way.saturating_sub(1);
+        if is_open {
+            record.may_land = record.may_land.max(Some(begun));
+        }
+        drop_if_done(&mut open, uid);
+    }
+
+    /// Whether nothing of the pod's Bindings can land any more.
+    pub fn have_landed(&self, uid: &PodUid, now: Moment, landing: Millis) -> bool {
+        self.open.lock().get(uid).is_none_or(|record| {
+            record.under_way == 0 && record.may_land.is_none_or(|begun| begun + landing < now)
+        })
+    }
+
+    /// Answers whether a settling loop is to be started: there is one for each pod.
+    pub fn settle(&self, uid: &PodUid) -> bool {
+        !std::mem::replace(&mut self.open.lock().entry(uid.clone()).or_default().is_settling, true)
+    }
+
+    /// The pod's settling loop has ended.
+    pub fn settled(&self, uid: &PodUid) {
+        let mut open = self.open.lock();
+        if let Some(record) = open.get_mut(uid) {
+            (record.is_settling, record.may_land) = (false, None);
+        }
+        drop_if_done(&mut open, uid);
+    }
+
+    /// Pods of which a Binding is not settled.
+    pub fn len(&self) -> usize {
+        self.open.lock().len()
+    }
+}
+
+fn drop_if_done(open: &mut FxHashMap<PodUid, Open>, uid: &PodUid) {
+    let is_done = |record: &Open| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
+    if open.get(uid).is_some_and(is_done) {
+        open.remove(uid);
+    }
+}
+
+/// How long to wait before the pod is read for the `nth` time: longer each time, and not at the same moment as others that were
+/// left open by the same outage.
+pub fn pause(uid: &PodUid, nth: u32) -> Millis {
+    let (first, longest) = PAUSES;
+    let full = Millis((first.0 << nth.min(16)).min(longest.0));
+    let jitter = BuildHasherDefault::<rustc_hash::FxHasher>::default().hash_one((uid, nth));
+    Millis(full.0 / 2 + jitter % (full.0 / 2 + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LANDING: Millis = Millis::seconds(16);
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    fn at(seconds: u64) -> Moment {
+        Moment(0) + Millis::seconds(seconds)
+    }
+
+    #[test]
+    fn b9_one_loop_settles_a_pod_however_many_binds_were_left_open() {
+        let bindings = Bindings::default();
+        let pod = uid("a");
+        for second in 0..10 {
+            bindings.begin(&pod);
+            bindings.end(&pod, at(second), true);
+            assert_eq!(bindings.settle(&pod), second == 0);
+        }
+        assert!(bindings.settle(&uid("b")), "another pod has a loop of its own");
+        bindings.settled(&pod);
+        bindings.settled(&uid("b"));
+        assert_eq!(bindings.len(), 0, "nothing is kept of what is settled");
+    }
+
+    #[test]
+    fn b9_nothing_is_forgotten_while_another_write_is_under_way_or_may_land() {
+        let bindings = Bindings::default();
+        let pod = uid("a");
+        bindings.begin(&pod);
+        bindings.end(&pod, at(0), true);
+        assert!(!bindings.have_landed(&pod, at(16), LANDING));
+        assert!(bindings.have_landed(&pod, at(17), LANDING));
+        bindings.begin(&pod);
+        assert!(!bindings.have_landed(&pod, at(17), LANDING), "a second one is under way");
+        bindings.begin(&pod);
+        bindings.end(&pod, at(17), false);
+        assert!(!bindings.have_landed(&pod, at(60), LANDING), "one of two is answered");
+        bindings.end(&pod, at(17), true);
+        assert!(!bindings.have_landed(&pod, at(33), LANDING));
+        assert!(bindings.have_landed(&pod, at(34), LANDING));
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_differ_from_pod_to_pod() {
+        let pauses: Vec<Millis> = (0..40).map(|nth| pause(&uid("a"), nth)).collect();
+        assert!(pauses.iter().all(|pause| (Millis(100)..=Millis::seconds(5)).contains(pause)), "{pauses:?}");
+        assert!(pauses[20..].iter().all(|pause| *pause >= Millis(2500)));
+        let others: Vec<Millis> = (0..40).map(|nth| pause(&uid("b"), nth)).collect();
+        assert_ne!(pauses, others);
+    }
+}
