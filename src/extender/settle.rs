@@ -67,7 +67,7 @@ impl Bindings {
     }
 
     /// Pods of which a Binding is not settled.
-    pub fn len(&self) -> usize {
+    pub fn unsettled(&self) -> usize {
         self.open.lock().len()
     }
 }
@@ -114,7 +114,7 @@ mod tests {
         assert!(bindings.settle(&uid("b")), "another pod has a loop of its own");
         bindings.settled(&pod);
         bindings.settled(&uid("b"));
-        assert_eq!(bindings.len(), 0, "nothing is kept of what is settled");
+        assert_eq!(bindings.unsettled(), 0, "nothing is kept of what is settled");
     }
 
     #[test]

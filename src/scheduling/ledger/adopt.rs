@@ -5,7 +5,8 @@
 //! late, and only a write that ends it settles that. Nothing here knows a Lease or a condition.
 
 use super::Ledger;
-use super::entry::PodEntry;
+use super::entry::{Phase, PodEntry};
+use super::sight::is_news;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::units::Moment;
@@ -65,15 +66,15 @@ impl Ledger {
         let mut held: Vec<_> = holders.into_iter().filter_map(held).collect();
         held.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         held.iter().for_each(|(_, uid, _)| self.set_hold(uid, None));
-        let (stand, fall): (Vec<_>, Vec<_>) = held.into_iter().partition(|(_, uid, hold)| {
-            let stands = self.may_stand(uid, hold);
-            if stands {
-                self.set_hold(uid, Some(hold.clone()));
+        let mut fallen = Vec::new();
+        for (_, uid, hold) in held {
+            match self.may_stand(&uid, &hold) {
+                true => self.set_hold(&uid, Some(hold)),
+                false => fallen.push((uid, hold)),
             }
-            stands
-        });
-        drop(stand);
-        for (_, uid, hold) in fall {
+        }
+        // Only now: a hold that falls must not stand in the way of one that could stand.
+        for (uid, hold) in fallen {
             self.set_hold(&uid, Some(Hold { deadline: Moment::default(), ..hold }));
         }
     }
@@ -99,7 +100,7 @@ impl PodEntry {
     /// Whether a hold that the pod shows is the one that it has, or had and gave up.
     fn knows(&self, shown: &Hold) -> bool {
         match &self.phase {
-            super::entry::Phase::Waiting(waiting) => !super::sight::is_news(shown, waiting),
+            Phase::Waiting(waiting) => !is_news(shown, waiting),
             // What is seen is older than what is known.
             _ => true,
         }
