@@ -109,7 +109,8 @@ impl Service {
     /// Everything has been listed in this term of the gate: a replica that leads takes over what its predecessors hold, as
     /// far as it stands up to the checks of a new hold, and acts from now on.
     pub fn set_synced_in(&self, term: u64) {
-        if let Some(epoch) = self.gate.epoch() {
+        // What an old watch still shows is of an earlier term, and its list is not the one to take over from.
+        if let Some(epoch) = self.gate.epoch().filter(|_| term >= self.gate.term()) {
             self.ledger().begin_leading(epoch);
         }
         self.gate.set_synced_in(term);

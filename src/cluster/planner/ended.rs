@@ -57,16 +57,18 @@ impl Planner {
         for uid in uids {
             let ledger = self.service.ledger();
             let Some(entry) = ledger.entry(&uid) else { continue };
-            let (key, own) = (entry.key.clone(), entry.hold().cloned());
+            let key = entry.key.clone();
             drop(ledger);
             tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
             self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
             let text = LANDED_LATE.to_owned();
             let notice = Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::HoldEnded, text };
             self.control_plane.notify(notice);
-            let change = own.map_or_else(StatusChange::end_hold, StatusChange::hold);
-            let control_plane = self.control_plane.clone();
+            let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
             self.writes.add(uid.clone(), async move {
+                // The pod may have got a hold while this waited for its turn.
+                let own = service.ledger().entry(&uid).and_then(|entry| entry.hold().cloned());
+                let change = own.map_or_else(StatusChange::end_hold, StatusChange::hold);
                 // Should it fail, the condition shows at the pod's next change and is ended then.
                 if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                     tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
