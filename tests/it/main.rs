@@ -25,6 +25,7 @@ mod reports;
 mod served;
 mod shadow;
 mod shared;
+mod shipped_manifests;
 mod shipped_policies;
 mod stand_in_api_server;
 mod stand_in_extender;

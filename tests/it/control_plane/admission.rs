@@ -221,3 +221,34 @@ async fn s6_stowage_writes_its_own_amounts_of_a_nodes_status_and_nothing_else() 
         );
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_the_agents_account_lists_pods_reads_its_node_and_does_nothing_else() {
+    let Some(world) = installed().await else { return };
+    let can = |what: &str| {
+        let account = "--as=system:serviceaccount:kube-system:stowage-agent";
+        let question: Vec<&str> = ["auth", "can-i", account].into_iter().chain(what.split(' ')).collect();
+        world.kubectl(&question).said.lines().next() == Some("yes")
+    };
+    eventually("its rights count", async || can("list pods --all-namespaces").then_some(())).await;
+    assert!(can("watch pods --all-namespaces") && can("get nodes/a"));
+    for no in [
+        "get pods",
+        "get pods --subresource=log",
+        "create pods --subresource=exec",
+        "get pods --subresource=proxy",
+        "delete pods",
+        "patch pods",
+        "patch pods --subresource=status",
+        "list nodes",
+        "patch nodes --subresource=status",
+        "get nodes --subresource=proxy",
+        "get nodes --subresource=pods",
+        "get secrets -n kube-system",
+        "list configmaps -n kube-system",
+        "create serviceaccounts --subresource=token -n kube-system",
+        "create events",
+    ] {
+        assert!(!can(no), "it may {no}");
+    }
+}
