@@ -332,3 +332,57 @@ fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
     assert_eq!(free("b", 50), Some((Bytes::gib(36), None)), "it is not to be disrupted");
     assert_eq!(bench.ledger.cleared(&node("nowhere"), 50), None);
 }
+
+/// A policy whose opportunistic pods are under these rules.
+fn opportunistic(rules: &str) -> Policy {
+    use crate::policy_file::{SourceText, load};
+    let text = format!(
+        "apiVersion: stowage.dev/v1alpha1\nkind: SchedulingPolicy\nclasses:\n- name: opportunistic\n  {rules}\n"
+    );
+    load(&[SourceText::new("policy.yaml", text.into_bytes())])
+        .unwrap_or_else(|problems| panic!("{problems:?}"))
+        .policy
+}
+
+#[test]
+fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
+    let kept = Shown { stake: Stake { do_not_disrupt: true, ..Stake::default() }, ..shown() };
+    for (rules, leavers, why) in [
+        ("doNotDisrupt: honor", None, Some(Stays::DoNotDisrupt)),
+        ("doNotDisrupt: ignore", three("kept", "", ""), None),
+        // Said alone it changes nothing of the class.
+        ("minRuntime: 0s", None, Some(Stays::DoNotDisrupt)),
+    ] {
+        let mut bench = Bench::new(opportunistic(rules));
+        bench.bound("kept", "a", kept.clone());
+        bench.bound_with("service", "a", demand(36, 0), shown());
+        bench.bound_with("other", "b", demand(72, 0), shown());
+        let leaves = leavers.is_some();
+        assert_eq!((bench.leavers(), bench.why("kept")), (leavers, why), "{rules}");
+        let without = bench.ledger.cleared(&node("a"), 10).unwrap().gpus;
+        let as_it_is = &bench.ledger.node(&node("a")).unwrap().gpus;
+        assert_eq!(without[..] != as_it_is[..], leaves, "{rules}: what is ruled out is what stays");
+    }
+}
+
+#[test]
+fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
+    let budget = Budget {
+        namespace: "ns".into(),
+        name: "immortal".into(),
+        selector: Selector::EVERYTHING,
+        allowed: 0,
+    };
+    for (rules, leavers) in
+        [("disruptionBudgets: honor", None), ("disruptionBudgets: ignore", three("covered", "", ""))]
+    {
+        let mut bench = Bench::new(opportunistic(rules));
+        bench.ledger.set_budget(budget.clone());
+        let mut covered = demand(36, -5);
+        Arc::make_mut(&mut covered.traits).namespace = "ns".into();
+        bench.bound_with("covered", "a", covered, shown());
+        bench.bound_with("service", "a", demand(36, 0), shown());
+        bench.bound_with("other", "b", demand(72, 0), shown());
+        assert_eq!(bench.leavers(), leavers, "{rules}");
+    }
+}
