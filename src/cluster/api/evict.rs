@@ -11,6 +11,7 @@ use crate::control_plane::{
 use crate::ids::{PodKey, PodUid};
 use k8s_openapi::api::policy::v1::Eviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::api::DeleteParams;
 use serde::de::IgnoredAny;
 
 impl ApiControlPlane {
@@ -32,7 +33,7 @@ impl ApiControlPlane {
         if self.open().is_err() {
             return EvictionOutcome::TryLater { after: None };
         }
-        let outcome = match self.post_eviction(key, uid).await {
+        let outcome = match self.post_eviction_or_delete(key, uid).await {
             Ok(()) => EvictionOutcome::Evicted,
             Err(failure) => self.not_evicted(key, uid, failure).await,
         };
@@ -49,6 +50,25 @@ impl ApiControlPlane {
 
     async fn mark(&self, key: &PodKey, uid: &PodUid, mark: EvictionMark) -> Result<(), ControlPlaneError> {
         self.write_status(key, uid, &StatusChange::eviction(mark)).await
+    }
+
+    /// The Eviction API, and past it only where a budget that the pod's class ignores is all that refuses.
+    async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+        let refused = match self.post_eviction(key, uid).await {
+            Err(failure) if matches!(failure.why, Why::TooMany { .. }) => failure,
+            answer => return answer,
+        };
+        // Of one statement, so that the lock is not held while the API server is asked.
+        let waits = self.service.ledger().waits_for_budgets(uid);
+        if waits || self.open().is_err() { Err(refused) } else { self.delete(key, uid).await }
+    }
+
+    /// With the pod's own grace period.
+    async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+        let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
+        let params = DeleteParams::default().preconditions(preconditions);
+        let pods = self.pods(key);
+        within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
     }
 
     async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {

@@ -50,6 +50,8 @@ fn overlay(class: &mut Class, raw: &raw::Class) {
     set(&mut class.eviction, raw.preemptible.map(eviction));
     set(&mut class.min_runtime, raw.min_runtime.map(|time| time.0));
     set(&mut class.drain_time, raw.drain_time.map(|time| time.0));
+    set(&mut class.do_not_disrupt, raw.do_not_disrupt);
+    set(&mut class.disruption_budgets, raw.disruption_budgets);
     set(&mut class.lost_work_at_most, raw.lost_work_at_most.map(|time| Some(time.0)));
 }
 

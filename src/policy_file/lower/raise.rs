@@ -116,6 +116,8 @@ fn class(class: &Class) -> raw::Class {
         preemptible: Some(class.eviction == Eviction::ForHigherPriority),
         min_runtime: Some(Duration(class.min_runtime)),
         drain_time: Some(Duration(class.drain_time)),
+        do_not_disrupt: Some(class.do_not_disrupt),
+        disruption_budgets: Some(class.disruption_budgets),
         lost_work_at_most: class.lost_work_at_most.map(Duration),
     }
 }

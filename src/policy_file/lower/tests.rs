@@ -34,6 +34,8 @@ classes:
 - name: batch
   preemptible: true
   lostWorkAtMost: 5m
+  doNotDisrupt: ignore
+  disruptionBudgets: ignore
 - name: serving
   limits: {queue: 5}
 tenants:
@@ -67,6 +69,7 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
     assert_eq!(lowered("planning: {pressure: {enabled: false}}").planning.pressure, None);
     let batch = policy.classes().iter().find(|class| class.name == "batch").unwrap();
     assert_eq!(batch.lost_work_at_most, Some(Millis::seconds(300)));
+    assert!(!batch.honors_do_not_disrupt() && !batch.honors_budgets());
     let a = &policy.tenants()[0];
     assert_eq!((a.guarantee.vram, a.guarantee.milli_gpus), (Bytes::gib(40), u64::MAX));
     assert_eq!((a.limit.vram, a.limit.milli_gpus), (None, Some(4000)));

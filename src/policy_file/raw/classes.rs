@@ -1,6 +1,7 @@
 //! Classes: which pods there are, and how each is treated.
 
 use super::{Cel, Duration, LabelValue, Name, Percentage, QualifiedName, Subdomain};
+use crate::scheduling::policy::Protection;
 use crate::scheduling::request::Sharing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,10 @@ pub struct Class {
     pub min_runtime: Option<Duration>,
     /// How long its pods need to finish beyond their grace period.
     pub drain_time: Option<Duration>,
+    /// Whether `karpenter.sh/do-not-disrupt: "true"` keeps its pods from being evicted. Whoever may annotate a pod may say so.
+    pub do_not_disrupt: Option<Protection>,
+    /// Whether disruption budgets keep its pods from being evicted. Whoever may create a budget in a pod's namespace may say so.
+    pub disruption_budgets: Option<Protection>,
     /// The most that work counts which one of its pods loses since its last checkpoint.
     pub lost_work_at_most: Option<Duration>,
 }

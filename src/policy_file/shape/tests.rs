@@ -119,6 +119,8 @@ classes:
     preemptible: false
     minRuntime: 0s
     drainTime: 0s
+    doNotDisrupt: honor
+    disruptionBudgets: ignore
 tenants:
   - name: training
     namespaces: [training]

@@ -3,6 +3,8 @@
 //! They are kept, not interpreted: who may leave is for the price of a victim set to say.
 
 use super::Ledger;
+use super::entry::PodEntry;
+use crate::ids::PodUid;
 use crate::scheduling::budget::{Budget, BudgetSight};
 use std::sync::Arc;
 
@@ -30,6 +32,12 @@ impl Ledger {
     /// nobody is evicted.
     pub fn budgets_known(&self) -> bool {
         self.budget_sight == BudgetSight::Complete
+    }
+
+    /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
+    pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
+        let class = |entry: &PodEntry| self.policy.class(entry.demand.class).honors_budgets();
+        self.entries.get(uid).is_none_or(class)
     }
 
     pub fn set_budget_sight(&mut self, sight: BudgetSight) {

@@ -130,7 +130,7 @@ impl Ledger {
             (bound.leaving.is_some(), Stays::Leaving),
             (class.eviction == Eviction::Never, Stays::Class),
             (entry.demand.priority >= preemptor.priority, Stays::Priority),
-            (entry.stake.do_not_disrupt, Stays::DoNotDisrupt),
+            (entry.stake.do_not_disrupt && class.honors_do_not_disrupt(), Stays::DoNotDisrupt),
             (entry.stake.queue_managed, Stays::QueueManaged),
             (ran < class.min_runtime, Stays::MinRuntime { ran, least: class.min_runtime }),
         ];

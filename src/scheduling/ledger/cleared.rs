@@ -57,8 +57,11 @@ impl Ledger {
 
     /// Not whether it may leave now: how long it has run so far does not matter.
     fn may_leave_some_day(&self, entry: &PodEntry) -> bool {
-        let is_preemptible = self.policy.class(entry.demand.class).eviction != Eviction::Never;
-        is_preemptible && !entry.stake.do_not_disrupt && !entry.stake.queue_managed
+        let class = self.policy.class(entry.demand.class);
+        let stays = class.eviction == Eviction::Never
+            || entry.stake.queue_managed
+            || (entry.stake.do_not_disrupt && class.honors_do_not_disrupt());
+        !stays
     }
 }
 

@@ -236,9 +236,17 @@ impl<'l> Survey<'l> {
         }
         let Some(gang) = self.gang(room, places, entry, wanted) else { return };
         let resident = ledger.with_price(resident(), entry, book, demand, claim);
-        let over = self.coverage.of(&entry.demand.traits);
+        let over = self.budgets_over(entry);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
         room.candidates.push(Resident { budgets, gang, ..resident });
+    }
+
+    /// The budgets that may keep the pod: none where its class ignores them.
+    fn budgets_over(&self, entry: &PodEntry) -> Vec<usize> {
+        match self.ledger.policy.class(entry.demand.class).honors_budgets() {
+            true => self.coverage.of(&entry.demand.traits),
+            false => Vec::new(),
+        }
     }
 
     /// The place in the room of the group with which a pod leaves, if there is one; `None` if that group stays.
@@ -305,7 +313,7 @@ impl<'l> Survey<'l> {
             leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == Bond::Borrowed;
             let book = ledger.books.get(entry.node()?)?;
             let resident = ledger.priced(uid, entry, book, demand, claim)?;
-            leavers.members.push((resident, self.coverage.of(&entry.demand.traits)));
+            leavers.members.push((resident, self.budgets_over(entry)));
         }
         Some(leavers)
     }

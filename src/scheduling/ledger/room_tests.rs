@@ -384,5 +384,7 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
         bench.bound_with("service", "a", demand(36, 0), shown());
         bench.bound_with("other", "b", demand(72, 0), shown());
         assert_eq!(bench.leavers(), leavers, "{rules}");
+        assert_eq!(bench.ledger.waits_for_budgets(&uid("covered")), leavers.is_none(), "{rules}");
+        assert!(bench.ledger.waits_for_budgets(&uid("service")), "{rules}: of another class");
     }
 }

@@ -5,6 +5,7 @@ use super::expression::{Expression, Subject};
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::Sharing;
 use crate::units::{Millis, Percent};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -29,6 +30,10 @@ pub struct Class {
     pub min_runtime: Millis,
     /// What its pods need to leave, beyond their grace period.
     pub drain_time: Millis,
+    /// What `karpenter.sh/do-not-disrupt: "true"` on one of its pods counts for.
+    pub do_not_disrupt: Protection,
+    /// What the disruption budgets that cover its pods count for.
+    pub disruption_budgets: Protection,
     /// The most that work lost by its pods counts for; `None` for what the policy says of all.
     pub lost_work_at_most: Option<Millis>,
 }
@@ -69,6 +74,15 @@ fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
 pub enum Eviction {
     Never,
     ForHigherPriority,
+}
+
+/// Whether what a tenant says against an eviction keeps a pod whose class may be evicted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Protection {
+    #[default]
+    Honor,
+    Ignore,
 }
 
 /// Every condition that is set must hold. The empty `Match` takes every pod.
@@ -172,8 +186,20 @@ impl Class {
             start_gate: StartGate::default(),
             min_runtime: Millis::default(),
             drain_time: Millis::default(),
+            do_not_disrupt: Protection::default(),
+            disruption_budgets: Protection::default(),
             lost_work_at_most: None,
         }
+    }
+
+    /// Whether `karpenter.sh/do-not-disrupt` keeps its pods.
+    pub fn honors_do_not_disrupt(&self) -> bool {
+        self.do_not_disrupt == Protection::Honor
+    }
+
+    /// Whether disruption budgets keep its pods.
+    pub fn honors_budgets(&self) -> bool {
+        self.disruption_budgets == Protection::Honor
     }
 
     /// Whether it is willing to share a GPU with a class of that name.

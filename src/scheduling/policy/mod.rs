@@ -15,7 +15,9 @@ pub mod scoring;
 pub mod tenant;
 pub mod traits;
 
-pub use class::{Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, StartGate, Terms, Unmet};
+pub use class::{
+    Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, Protection, StartGate, Terms, Unmet,
+};
 pub use eviction::{EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Expression, ExpressionError, Subject};
 pub use packing::{Learning, Packing, PackingPolicy};

@@ -17,7 +17,7 @@ use stowage::control_plane::{
 };
 use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::decision::Hold;
-use stowage::scheduling::policy::Policy;
+use stowage::scheduling::policy::{Class, Policy, Protection};
 use stowage::service::Service;
 use stowage::units::Millis;
 
@@ -81,6 +81,15 @@ impl Cluster {
             .await
             .unwrap();
         uid
+    }
+
+    /// The ledger learns of the pod, as by a watch, and as if it asked for VRAM.
+    async fn observe(&self, name: &str) {
+        let mut pod = self.pod(name).await;
+        pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
+        let pod = serde_json::from_value(pod).unwrap();
+        let seen = contract::seen(&pod, &Policy::default(), None, jiff::Timestamp::now());
+        self.service.ledger().see(seen.expect("it is bound"));
     }
 
     async fn pod(&self, name: &str) -> Value {
@@ -293,4 +302,32 @@ async fn stowage_changes_nothing_else(cluster: &Cluster) {
     {
         cluster.status_by(stowage, "minded", allowed).await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s6_a_pod_whose_class_ignores_budgets_leaves_in_spite_of_one() {
+    let Some(cluster) = Cluster::start().await else { return };
+    let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: immortal, namespace: default}, \
+                  spec: {maxUnavailable: 0, selector: {}}}";
+    let applied = cluster.world.apply(budget, &[]);
+    assert!(applied.ok, "{}", applied.said);
+    let uid = cluster.run("covered").await;
+    cluster.observe("covered").await;
+    let refused = cluster.evict("covered", &uid).await;
+    assert!(matches!(refused, EvictionOutcome::TryLater { .. }), "{refused:?}");
+    let stays = &cluster.pod("covered").await["metadata"]["deletionTimestamp"];
+    assert!(stays.is_null(), "its class honors budgets");
+
+    let policy = Policy::default();
+    let ignoring = |class: &Class| Class { disruption_budgets: Protection::Ignore, ..class.clone() };
+    let classes = policy.classes().iter().map(ignoring).collect();
+    cluster.service.set_policy(policy.with_classes(classes).unwrap());
+    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    assert!(!matches!(cluster.evict("covered", &stranger).await, EvictionOutcome::Evicted));
+    assert!(
+        cluster.pod("covered").await["metadata"]["deletionTimestamp"].is_null(),
+        "another pod of the name"
+    );
+    assert_eq!(cluster.evict("covered", &uid).await, EvictionOutcome::Evicted);
+    assert!(cluster.pod("covered").await["metadata"]["deletionTimestamp"].is_string());
 }
