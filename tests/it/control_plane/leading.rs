@@ -9,7 +9,13 @@ use kube::{Api, Client};
 use serde_json::json;
 use std::time::Instant;
 
-const LEASE: &str = "kube-system/stowage-scheduler";
+pub const LEASE: &str = "kube-system/stowage-scheduler";
+
+/// Arguments of a Stowage whose kube-scheduler runs on this machine.
+pub fn serve_beside_its_scheduler() -> Vec<String> {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", host.trim()].map(str::to_owned).to_vec()
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_can_pass_on() {
