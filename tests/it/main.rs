@@ -7,6 +7,7 @@ mod bind;
 mod client;
 mod cluster;
 mod concurrency;
+mod conflicts;
 mod control_plane;
 mod device_plugin;
 mod explain;

@@ -1,0 +1,147 @@
+//! What two pods on one GPU look like that were both promised it: one Binding landed late, and nobody was there to refuse it.
+//! Against the stand-in API server, which binds whatever it is told to.
+
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::demo::api_server::ApiServer;
+use stowage::policy_file::{SourceText, load};
+use stowage::scheduling::policy::Policy;
+use stowage::service::Service;
+use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Longer than anything here takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A replica beside an API server with one node of two GPUs of 80 GiB.
+struct World {
+    server: ApiServer,
+    service: Arc<Service>,
+    _tasks: JoinSet<()>,
+    _stop: DropGuard,
+}
+
+impl World {
+    async fn start(lead_with: LeadWith, policy: &str) -> Self {
+        let server = ApiServer::start().await.unwrap();
+        let labels = json!({
+            "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
+        });
+        server.create("nodes", json!({ "metadata": { "name": "a", "labels": labels } })).unwrap();
+        let service = Service::new(policy_of(policy));
+        let stop = CancellationToken::new();
+        let (client, options) =
+            (server.client("stowage").unwrap(), Options::new(lead_with, "stowage".into()));
+        let (_, tasks) = cluster::start(client, service.clone(), options, stop.clone());
+        eventually("the watches have synced", || service.gate.is_synced()).await;
+        Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
+    }
+
+    /// A pod on GPU 0, as a Binding of Stowage's leaves it: of 80 GiB, `granted` with the share of the GPU that it is.
+    fn bound(&self, name: &str, granted: u64, exclusive: bool) {
+        let limits = json!({ "limits": { "stowage.dev/vram": format!("{granted}Gi") } });
+        let spec =
+            json!({ "schedulerName": "stowage", "containers": [{ "name": "engine", "resources": limits }] });
+        self.server.create("pods", json!({ "metadata": { "name": name }, "spec": spec })).unwrap();
+        let mut annotations = json!({
+            "stowage.dev/devices": "index-0",
+            "stowage.dev/vram-granted": (granted << 30).to_string(),
+            "stowage.dev/gpu-memory-fraction": format!("0.{:02}", granted * 100 / 80),
+        });
+        if exclusive {
+            annotations["stowage.dev/exclusive-granted"] = json!("true");
+        }
+        let binding = json!({ "metadata": { "annotations": annotations }, "target": { "name": "a" } });
+        self.server.bind(&format!("pods/default/{name}"), &binding).unwrap();
+    }
+
+    fn runs(&self, name: &str) {
+        let status = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+        self.server.patch_status(&format!("pods/default/{name}"), &json!({ "status": status })).unwrap();
+    }
+
+    fn gauge(&self, kind: &str) -> Option<String> {
+        let text = self.service.metrics.render();
+        let name = format!("stowage_conflicts{{kind=\"{kind}\"}} ");
+        text.lines().find_map(|line| line.strip_prefix(&name).map(str::to_owned))
+    }
+
+    /// Who was told of a conflict, in order of name, and what.
+    fn told(&self) -> Vec<(String, String)> {
+        let events = self.server.list("events");
+        let about = events.iter().filter(|event| event["reason"] == "StowageConflict");
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        let mut told: Vec<_> =
+            about.map(|event| (text(&event["regarding"]["name"]), text(&event["note"]))).collect();
+        told.sort();
+        told
+    }
+
+    fn is_leaving(&self, name: &str) -> bool {
+        let pod = self.server.get(&format!("pods/default/{name}"));
+        pod.is_none_or(|pod| pod["metadata"]["deletionTimestamp"].is_string())
+    }
+}
+
+fn policy_of(text: &str) -> Policy {
+    let sources = [SourceText::new("policy.yaml", text.as_bytes().to_vec())];
+    load(&sources).expect("the policy is sound").policy
+}
+
+/// Looks again and again. Nothing tells of a metric's change.
+async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let looking = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looking).await.unwrap_or_else(|_| panic!("in vain: {what}"));
+}
+
+#[tokio::test]
+async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other() {
+    let world = World::start(LeadWith::Always, "{}").await;
+    assert_eq!(world.gauge("overcommitted").as_deref(), Some("0"), "shown before the first");
+    world.bound("early", 60, false);
+    world.bound("late", 50, false);
+    eventually("the GPU is counted", || world.gauge("overcommitted").as_deref() == Some("1")).await;
+    eventually("both are told", || world.told().len() == 2).await;
+    let told = world.told();
+    assert_eq!([&*told[0].0, &*told[1].0], ["early", "late"]);
+    for (_, text) in &told {
+        for part in ["default/early", "60.0 GiB", "default/late", "50.0 GiB", "110.0 GiB", "80.0 GiB", "node a"]
+        {
+            assert!(text.contains(part), "{part} is not in: {text}");
+        }
+    }
+    assert!(!world.is_leaving("early") && !world.is_leaving("late"), "the default only reports");
+    world.server.delete_now("pods/default/late").unwrap();
+    eventually("it is over", || world.gauge("overcommitted").as_deref() == Some("0")).await;
+}
+
+#[tokio::test]
+async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_was_bound_first() {
+    let world = World::start(LeadWith::Always, "conflicts: evict-unstarted").await;
+    world.bound("waiting-for-its-image", 60, false);
+    world.bound("running", 60, false);
+    world.runs("running");
+    eventually("it leaves", || world.is_leaving("waiting-for-its-image")).await;
+    assert!(!world.is_leaving("running"));
+    let conditions = world.server.get("pods/default/waiting-for-its-image").map(|pod| pod["status"].clone());
+    let text = conditions.unwrap().to_string();
+    assert!(text.contains("\"GpuConflict\"") && text.contains("default/running"), "{text}");
+}
+
+#[tokio::test]
+async fn b6_a_pod_beside_an_exclusive_one_is_counted_by_a_replica_that_does_not_lead_and_told_by_none() {
+    // Nobody holds that Lease.
+    let standby =
+        LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };
+    let world = World::start(standby, "conflicts: evict-unstarted").await;
+    world.bound("exclusive", 70, true);
+    world.bound("beside", 2, false);
+    eventually("the GPU is counted", || world.gauge("exclusive-shared").as_deref() == Some("1")).await;
+    assert!(world.told().is_empty() && !world.is_leaving("exclusive") && !world.is_leaving("beside"));
+}
