@@ -212,6 +212,15 @@ mod tests {
     }
 
     #[test]
+    fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
+        let service = Service::new(Policy::default());
+        let (notices, mut receiver) = Notices::new(service);
+        notices.notify(Notice { text: "ä".repeat(20_000), ..refusal(1) });
+        let waiting = receiver.try_recv().unwrap();
+        assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
+    }
+
+    #[test]
     fn each_change_of_the_policy_is_told() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = Notices::new(service.clone());

@@ -108,6 +108,19 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_with_very_many_labels_is_judged_and_not_remembered() {
+        let policy = policy(1, "chat");
+        let labels = (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
+        let large = Traits { labels, ..pod("chat") };
+        let judge = Judge::of(policy.clone());
+        assert_eq!(class_of(&policy, judge.judge(&large)), ("own".into(), 1));
+        judge.judge(&pod("chat"));
+        assert_eq!(judge.in_force.read().known.len(), 1);
+        let judged: Judgements = [(Arc::new(large), policy.judge(&pod("chat")))].into_iter().collect();
+        assert!(Remembered::of(&judged).0.is_empty());
+    }
+
+    #[test]
     fn more_kinds_than_are_remembered_are_judged_all_the_same() {
         let policy = policy(1, "chat");
         let judge = Judge::of(policy.clone());

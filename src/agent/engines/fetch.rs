@@ -163,3 +163,38 @@ fn failure(uri: &Uri, error: &Error) -> FetchError {
         (false, false) => FetchError::Broken(uri.clone(), cause.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+    use futures::future::join_all;
+    use futures::{StreamExt, stream};
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const FRAME: usize = 16 << 10;
+
+    /// A page just below a megabyte of which the end does not come, and what was read of it.
+    fn page(read: &Arc<AtomicUsize>) -> Response<Body> {
+        let read = read.clone();
+        let frames = stream::iter(0..60).map(move |_| {
+            read.fetch_add(FRAME, Ordering::Relaxed);
+            Ok::<_, Infallible>(bytes::Bytes::from_static(&[b'x'; FRAME]))
+        });
+        Response::new(Body::from_stream(frames.chain(stream::pending())))
+    }
+
+    #[tokio::test]
+    async fn pods_that_answer_long_pages_at_once_do_not_add_up() {
+        let fetcher = Fetcher::new(Limits::default());
+        let uri = Uri::from_static("http://10.0.0.7:8000/metrics");
+        let read = Arc::new(AtomicUsize::new(0));
+        // As many pods as a node has.
+        let reads = join_all((0..250).map(|_| fetcher.read(&uri, page(&read))));
+        assert!(futures::poll!(std::pin::pin!(reads)).is_pending());
+        let mib = read.load(Ordering::Relaxed) >> 20;
+        assert!(mib <= 40, "{mib} MiB at once, and the agent has 64");
+    }
+}

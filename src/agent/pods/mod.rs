@@ -130,6 +130,28 @@ mod tests {
     }
 
     #[test]
+    fn what_a_pods_author_writes_is_kept_within_bounds() {
+        let ports: Vec<_> = (1..=60_000).map(|port| json!({ "containerPort": port })).collect();
+        let labels: BTreeMap<String, String> =
+            (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
+        let pod = pod(|pod| {
+            pod["spec"]["containers"][0]["ports"] = json!(ports);
+            pod["metadata"]["labels"] = json!(labels);
+            pod["metadata"]["labels"]["llm-d.ai/model"] = json!("llama");
+            pod["metadata"]["annotations"]["stowage.dev/devices"] = json!(["a"; 100_000].join(","));
+            pod["metadata"]["annotations"]["stowage.dev/note"] = json!("x".repeat(100_000));
+        });
+        let pod = pod.unwrap();
+        assert_eq!((pod.ports.len(), pod.ports[0]), (64, 1), "each is an address to look at");
+        assert_eq!(pod.labels.into_keys().collect::<Vec<_>>(), ["llm-d.ai/model"]);
+        assert_eq!(pod.devices, None, "no node has so many");
+        assert_eq!(
+            pod.annotations.into_keys().collect::<Vec<_>>(),
+            ["stowage.dev/metrics-port", "stowage.dev/vram-granted"]
+        );
+    }
+
+    #[test]
     fn a_pod_that_has_ended_is_not_on_the_node_any_more() {
         assert_eq!(pod(|pod| pod["status"]["phase"] = json!("Succeeded")), None);
     }
