@@ -5,6 +5,7 @@
 mod acts;
 mod budget;
 mod models;
+mod shown;
 mod stake;
 pub mod stock;
 
@@ -13,6 +14,7 @@ pub use acts::{
     plan_condition, without_our_gate,
 };
 pub use budget::budget;
+pub use shown::{shown_bound, shown_hold};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
@@ -48,6 +50,8 @@ pub mod asked {
 pub mod written {
     pub const DEVICES: &str = "stowage.dev/devices";
     pub const GRANTED: &str = "stowage.dev/vram-granted";
+    /// `true` if the pod's GPUs are its own, `false` if it shares them.
+    pub const EXCLUSIVE: &str = "stowage.dev/exclusive-granted";
     pub const MEMORY_FRACTION: &str = "stowage.dev/gpu-memory-fraction";
     pub const VISIBLE_DEVICES: &str = "stowage.dev/visible-devices";
     /// Which leader wrote the Binding, as `LEASE-UID/TRANSITIONS/NONCE`.
@@ -206,6 +210,11 @@ pub fn asks_device_plugin(pod: &Pod) -> bool {
 /// Whether the pod asks for a GPU in either way, so that the books keep it.
 pub fn asks_for_gpu(pod: &Pod) -> bool {
     asks_for_vram(pod) || asks_device_plugin(pod)
+}
+
+/// Whether its Binding granted it its GPUs alone; `None` if the Binding says nothing, as one written by an older version.
+pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
+    annotation(pod, written::EXCLUSIVE)?.parse().ok()
 }
 
 /// What a bound pod was granted counts, not what its annotations have been edited to since.

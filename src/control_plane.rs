@@ -148,6 +148,8 @@ pub enum NoticeKind {
     OverGrant,
     /// A GPU it is on is gone, out of order, smaller or cut into slices.
     GpuLost,
+    /// What it was promised of a GPU was promised to another pod as well.
+    Conflict,
     /// Told to Stowage's own pod.
     PolicyInForce,
     /// Told to Stowage's own pod.
@@ -170,6 +172,7 @@ impl NoticeKind {
             Self::Drift => "StowageDrift",
             Self::OverGrant => "StowageOverGrant",
             Self::GpuLost => "StowageGpuLost",
+            Self::Conflict => "StowageConflict",
             Self::PolicyInForce => "StowagePolicyInForce",
             Self::PolicyRefused => "StowagePolicyRefused",
         }

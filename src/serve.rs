@@ -2,7 +2,7 @@
 
 use crate::cluster::dump::{Dump, DumpControlPlane};
 use crate::cluster::index::Index;
-use crate::cluster::{self, AgentAccount, LeadWith, TokenReviews, upkeep};
+use crate::cluster::{self, AgentAccount, LeadWith, TokenReviews, conflicts, upkeep};
 use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::Limits;
@@ -197,6 +197,8 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     let mut tasks = JoinSet::new();
     let upkeep = upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane.clone());
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop));
+    let audit = conflicts::run(service.clone(), control_plane.clone());
+    tasks.spawn(shutdown.clone().run_until_cancelled_owned(audit).map(drop));
     Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone })
 }
 

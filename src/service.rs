@@ -9,6 +9,7 @@ mod standing;
 pub use gate::{Gate, Tenure};
 pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
+use crate::scheduling::conflicts::Conflicts;
 use crate::scheduling::ledger::{Judgements, Ledger};
 use crate::scheduling::memo::Memo;
 use crate::scheduling::policy::{Judgement, Policy, Traits};
@@ -24,6 +25,7 @@ pub struct Service {
     ledger: Mutex<Ledger>,
     stock: Mutex<StockView>,
     memo: Mutex<Memo>,
+    conflicts: Mutex<Conflicts>,
     judge: Judge,
     pub clock: Clock,
     pub gate: Gate,
@@ -51,6 +53,7 @@ impl Service {
             ledger: Mutex::new(Ledger::new(policy)),
             stock: Mutex::default(),
             memo: Mutex::default(),
+            conflicts: Mutex::default(),
             gate: Gate::new(clock),
             standing: PolicyStanding::new(clock.now()),
             clock,
@@ -74,6 +77,11 @@ impl Service {
     /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
     pub fn memo(&self) -> MutexGuard<'_, Memo> {
         self.memo.lock()
+    }
+
+    /// The continuous audit: what the watches show of promised GPUs. Ask for no other lock while this is held.
+    pub fn conflicts(&self) -> MutexGuard<'_, Conflicts> {
+        self.conflicts.lock()
     }
 
     /// What the policy in force makes of a pod.

@@ -2,6 +2,7 @@
 //!
 //! Nothing here is read back by a decision.
 
+mod conflicts;
 mod policy;
 
 use crate::scheduling::ledger::Totals;
@@ -11,6 +12,7 @@ use prometheus::{
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
+pub use conflicts::ConflictMetrics;
 pub use policy::PolicyMetrics;
 
 pub struct Metrics {
@@ -53,6 +55,7 @@ pub struct Metrics {
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub policy: PolicyMetrics,
+    pub conflicts: ConflictMetrics,
 }
 
 /// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
@@ -175,6 +178,7 @@ impl Metrics {
             leading: gauge("stowage_leading", "1 while this replica acts."),
             synced: gauge("stowage_synced", "1 once the watches have synced."),
             policy: PolicyMetrics::new(&registry),
+            conflicts: ConflictMetrics::new(&registry),
             registry,
         }
     }

@@ -10,6 +10,7 @@
 //! ```
 
 mod budgets;
+mod conflicts;
 mod stock;
 mod strays;
 
@@ -91,6 +92,7 @@ impl Index {
             return None;
         }
         self.release_predecessor(service, &uid, &key);
+        conflicts::see(service, &uid, &key, pod);
         let remark = see(service, pod, &uid);
         let is_known = service.ledger().entry(&uid).is_some();
         self.note_stray(&uid, &key, pod, !is_known);
@@ -114,6 +116,7 @@ impl Index {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.stock().pods().cloned());
         self.unlisted_pods.extend(self.strays.keys().cloned());
+        service.conflicts().begin_list();
     }
 
     /// The list is complete: who was known when it began and is not in it is gone.
@@ -122,9 +125,11 @@ impl Index {
         for uid in &gone {
             service.ledger().release(uid);
             stock::forget(service, uid);
+            service.conflicts().forget(uid);
             self.remarks.remove(uid);
             self.strays.remove(uid);
         }
+        service.conflicts().end_list();
         self.pods.retain(|_, uid| !gone.contains(uid));
         self.pods_list.is_complete = true;
     }
@@ -222,6 +227,7 @@ impl Index {
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.ledger().release(uid);
         stock::forget(service, uid);
+        service.conflicts().forget(uid);
         self.remarks.remove(uid);
         self.strays.remove(uid);
         if self.pods.get(key) == Some(uid) {

@@ -6,6 +6,7 @@
 //!                            │
 //!              upkeep ───────┤                      (time: holds run out)
 //!              learning ─────┤                      (what free VRAM is worth)
+//!              conflicts ────┤                      (promises that cannot all be kept)
 //!              capacity ─────┘─► nodes/status
 //!  api ─► pods/binding, pods/status, pods/eviction  (out: one write each; a gate is lifted from the pod itself)
 //!  events ─► events.k8s.io                          (out: words, never waited for)
@@ -18,6 +19,7 @@
 
 pub mod api;
 pub mod capacity;
+pub mod conflicts;
 pub mod connect;
 pub mod dump;
 pub mod events;
@@ -93,6 +95,7 @@ pub fn start(
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
     run(Box::pin(watch::budgets(client.clone(), feed)));
     run(Box::pin(upkeep::run(service.clone(), index.clone(), control_plane.clone())));
+    run(Box::pin(conflicts::run(service.clone(), control_plane.clone())));
     run(Box::pin(capacity::run(client.clone(), service.clone(), index, times)));
     run(Box::pin(events::publish(client.clone(), service.clone(), identity, told)));
     // It hears of the shutdown itself: it has a Lease to give up.

@@ -22,6 +22,8 @@ pub enum EvictionReason {
     GroupLeaves { group: Arc<str>, by: PodKey },
     /// The rest of its group was not placed in time, and the policy keeps no part of one.
     GroupIncomplete { group: Arc<str> },
+    /// Its GPU was promised to another pod as well, and it has not started.
+    Conflict { with: PodKey, gpu: GpuUuid },
 }
 
 impl EvictionReason {
@@ -34,6 +36,7 @@ impl EvictionReason {
             Self::Consolidated { .. } => "Consolidated",
             Self::GroupLeaves { .. } => "GroupLeaves",
             Self::GroupIncomplete { .. } => "GroupIncomplete",
+            Self::Conflict { .. } => "GpuConflict",
         }
     }
 }
@@ -64,6 +67,10 @@ impl fmt::Display for EvictionReason {
             Self::GroupIncomplete { group } => write!(
                 f,
                 "Not all pods of its group {group} could be bound in time, and a part of the group is not kept."
+            ),
+            Self::Conflict { with, gpu } => write!(
+                f,
+                "Its GPU {gpu} was promised to pod {with} as well, and it had not started; its controller may create it anew."
             ),
         }
     }
@@ -221,6 +228,7 @@ mod tests {
             (EvictionReason::Reclaimed { owner: "a".into(), by: llama.clone() }, "team-a/llama"),
             (EvictionReason::Pressure { engine: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::Consolidated { to_fit: llama.clone() }, "team-a/llama"),
+            (EvictionReason::Conflict { with: llama.clone(), gpu: GpuUuid::from_index(3) }, "team-a/llama"),
             (EvictionReason::GroupLeaves { group: group.clone(), by: llama }, "team-a/llama"),
             (EvictionReason::GroupIncomplete { group }, "team-b/train"),
         ];

@@ -6,6 +6,7 @@
 use super::Extender;
 use super::request::json;
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::explain::shape::ConflictPart;
 use crate::scheduling::explain::{Books, Explanation, Options, explain};
 use crate::scheduling::ledger::Ledger;
 use crate::service::Service;
@@ -82,7 +83,12 @@ async fn explained(extender: &Extender, asked: &Asked) -> Result<Explanation, Un
     }
     let uid: Option<PodUid> = service.ledger().uid_of(&key);
     let uid = uid.ok_or_else(|| Unexplained::UnknownPod(key.clone()))?;
-    let explaining = tokio::task::spawn_blocking(move || explain(&mut Locked(&service), &uid, &options));
+    let explaining = tokio::task::spawn_blocking(move || {
+        let explanation = explain(&mut Locked(&service), &uid, &options)?;
+        let conflicts = service.conflicts().of(&uid);
+        let conflicts = conflicts.iter().map(|conflict| ConflictPart::from(&**conflict)).collect();
+        Some(Explanation { conflicts, ..explanation })
+    });
     // A pod that ends meanwhile is unknown, too.
     explaining.await.ok().flatten().ok_or(Unexplained::UnknownPod(key))
 }

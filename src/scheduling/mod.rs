@@ -14,6 +14,7 @@
 
 pub mod audit;
 pub mod budget;
+pub mod conflicts;
 pub mod decision;
 pub mod device;
 pub mod explain;

@@ -111,7 +111,8 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other(
     let told = world.told();
     assert_eq!([&*told[0].0, &*told[1].0], ["early", "late"]);
     for (_, text) in &told {
-        for part in ["default/early", "60.0 GiB", "default/late", "50.0 GiB", "110.0 GiB", "80.0 GiB", "node a"]
+        for part in
+            ["default/early", "60.0 GiB", "default/late", "50.0 GiB", "110.0 GiB", "80.0 GiB", "node a"]
         {
             assert!(text.contains(part), "{part} is not in: {text}");
         }

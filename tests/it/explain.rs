@@ -4,6 +4,8 @@ use crate::client::{Client, NOBODYS};
 use crate::served::{Cluster, on, pod, priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
+use stowage::ids::NodeName;
+use stowage::units::Millis;
 
 fn served() -> crate::served::Served {
     let job = priority(on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);
@@ -47,6 +49,28 @@ fn the_answer_has_the_documented_shape() {
     let job =
         explanation["nodes"].as_array().unwrap().iter().map(occupants).find(|o| *o != json!([])).unwrap();
     assert_eq!((&job[0]["pod"]["name"], &job[0]["class"]), (&json!("job"), &json!("opportunistic")));
+}
+
+#[test]
+fn b4_a_pod_whose_gpu_was_promised_twice_is_explained_with_the_other() {
+    let two = ["early", "late"].map(|name| on(pod(name, "60Gi"), "node-a", &[0], 60 << 30));
+    let served = Cluster::of(&[("node-a", 1)]).with(two).serve();
+    let ask = || Client::connect(served.operators).get("/v1/explain?pod=default/late").json();
+    assert!(ask()["conflicts"].is_null());
+    let now = served.service.now();
+    for now in [now, now + Millis::seconds(60)] {
+        let due = served.service.conflicts().due(now);
+        let devices = |name: &NodeName| served.service.ledger().node(name).unwrap().devices.clone();
+        let nodes = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
+        served.service.conflicts().look(nodes, now);
+    }
+    let conflict = &ask()["conflicts"][0];
+    assert_eq!((&conflict["kind"], &conflict["node"]), (&json!("overcommitted"), &json!("node-a")));
+    let printed = command(&["default/late", "--server", &format!("http://{}", served.operators)]);
+    let printed = String::from_utf8(printed.stdout).unwrap();
+    let is_told =
+        |text: &str| ["default/early", "default/late", "120.0 GiB"].iter().all(|part| text.contains(part));
+    assert!(is_told(conflict["text"].as_str().unwrap()) && is_told(&printed), "{conflict} {printed}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ fn set<T>(target: &mut T, said: Option<T>) {
 fn settings(raw: &raw::Policy) -> Policy {
     let mut policy = Policy::default();
     set(&mut policy.mode, raw.mode);
+    set(&mut policy.conflicts, raw.conflicts);
     if let Some(headroom) = &raw.headroom {
         set(&mut policy.headroom.default, headroom.default.map(|percent| percent.0));
         let models = headroom.models.iter().flatten();

@@ -24,6 +24,7 @@ pub fn raise(policy: &Policy) -> raw::Policy {
         scoring: Some(scoring(policy)),
         packing: Some(packing(policy)),
         preemption: Some(preemption(policy)),
+        conflicts: Some(policy.conflicts),
         planning: Some(planning::raise(&policy.planning)),
         classes: Some(policy.classes().iter().map(class).collect()),
         tenants: Some(policy.tenants().iter().map(tenant).collect()),

@@ -4,7 +4,7 @@ use super::*;
 use crate::policy_file::shape::SHAPES;
 use crate::policy_file::source::FileId;
 use crate::policy_file::{merge, tree};
-use crate::scheduling::policy::{Consolidation, GroupPlacement, Mode, ViolateBudgets};
+use crate::scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
 use crate::units::Millis;
 
 fn raw(text: &str) -> raw::Policy {
@@ -25,6 +25,7 @@ loading: {network: 1.5GB/s}
 startGate: {atMost: 5m}
 scoring: {shortlist: 7, weights: {packing: 3}}
 preemption: {costs: {perPod: 2m, perRequest: 3s}, violateBudgets: when-nothing-else, evictionsPerMinute: {node: 2}}
+conflicts: evict-unstarted
 planning: {gatedAtMost: 45s, groups: {placement: one-island}, pressure: {queue: {from: 99}}, consolidation: {enabled: true}}
 classes:
 - name: chat
@@ -60,6 +61,7 @@ fn what_is_said_holds_and_the_rest_is_the_default() {
     assert_eq!(policy.eviction_costs.per_pod, Millis::seconds(120));
     assert_eq!(policy.eviction_costs.per_request, Millis::seconds(3));
     assert_eq!(policy.violate_budgets, ViolateBudgets::WhenNothingElse);
+    assert_eq!(policy.conflicts, ConflictRule::EvictUnstarted);
     assert_eq!((policy.eviction_rates.cluster, policy.eviction_rates.node), (60, 2));
     assert_eq!(policy.planning.gated_at_most, Millis::seconds(45));
     assert_eq!(policy.planning.groups.placement, GroupPlacement::OneIsland);

@@ -23,7 +23,7 @@ pub use texts::{
     Cel, Duration, LabelValue, MigProfile, Name, Percentage, QualifiedName, Quantity, Speed, Subdomain,
 };
 
-use crate::scheduling::policy::Mode;
+use crate::scheduling::policy::{ConflictRule, Mode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +45,8 @@ pub struct Policy {
     pub scoring: Option<Scoring>,
     pub packing: Option<Packing>,
     pub preemption: Option<Preemption>,
+    /// What becomes of pods of which the continuous audit finds that their promises of one GPU cannot all be kept.
+    pub conflicts: Option<ConflictRule>,
     pub planning: Option<Planning>,
     /// Tried in this order; the first that matches takes the pod. The built-in classes `dedicated`, `opportunistic`,
     /// `batch` and `serving` stand behind them. One named like a built-in class changes that.

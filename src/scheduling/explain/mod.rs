@@ -57,7 +57,8 @@ impl Books for Ledger {
 /// Policies that may come into force while one pod is explained. Nobody changes them that fast.
 const CHANGES: usize = 3;
 
-/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod.
+/// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
+/// books: whoever has it adds it.
 pub fn explain(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
     let mut explanation = explain_once(books, uid, options)?;
     for _ in 0..CHANGES {
@@ -88,6 +89,7 @@ fn explain_once(books: &mut impl Books, uid: &PodUid, options: &Options) -> Opti
         nodes,
         groups: outline.groups(&facts, options),
         remedies: remedy::remedies(books, &facts, &outline, verdict),
+        conflicts: Vec::new(),
     })
 }
 

@@ -4,6 +4,7 @@
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
+use crate::scheduling::conflicts::Conflict;
 use crate::scheduling::device::Health;
 use crate::scheduling::ledger::{Gate, Presence};
 use crate::scheduling::loading::Tier;
@@ -33,6 +34,24 @@ pub struct Explanation {
     pub groups: Vec<Group>,
     /// What would have to change, the easiest first; or, for a pod that fits, what to look at next.
     pub remedies: Vec<Remedy>,
+    /// What the continuous audit finds: promises of a GPU of its that cannot all be kept. The books do not know of it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conflicts: Vec<ConflictPart>,
+}
+
+/// One GPU in conflict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ConflictPart {
+    #[serde(flatten)]
+    pub conflict: Conflict,
+    pub text: String,
+}
+
+impl From<&Conflict> for ConflictPart {
+    fn from(conflict: &Conflict) -> Self {
+        Self { conflict: conflict.clone(), text: conflict.to_string() }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -28,6 +28,18 @@ pub enum ViolateBudgets {
     WhenNothingElse,
 }
 
+/// What becomes of pods whose promises cannot all be kept: one GPU was promised twice, or one that is exclusive is shared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConflictRule {
+    /// They are counted and told, and stay.
+    #[default]
+    Report,
+    /// A pod that has not started is evicted, within `evictionsPerMinute`, where the records of the Bindings prove the
+    /// conflict. Where all have started, they stay.
+    EvictUnstarted,
+}
+
 /// The most pods that are evicted within a minute, by Stowage itself or by the scheduler because Stowage named them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionRates {

@@ -18,7 +18,7 @@ pub mod traits;
 pub use class::{
     Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, Protection, StartGate, Terms, Unmet,
 };
-pub use eviction::{EvictionCosts, EvictionRates, ViolateBudgets};
+pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
 pub use expression::{Expression, ExpressionError, Subject};
 pub use packing::{Learning, Packing, PackingPolicy};
 pub use planning::{
@@ -60,6 +60,7 @@ pub struct Policy {
     pub eviction_costs: EvictionCosts,
     pub eviction_rates: EvictionRates,
     pub violate_budgets: ViolateBudgets,
+    pub conflicts: ConflictRule,
     pub telemetry: TelemetryRules,
     pub loading: LoadingSpeeds,
     pub planning: Planning,
@@ -326,6 +327,7 @@ impl Default for Policy {
             eviction_costs: EvictionCosts::default(),
             eviction_rates: EvictionRates::default(),
             violate_budgets: ViolateBudgets::default(),
+            conflicts: ConflictRule::default(),
             telemetry: TelemetryRules::default(),
             loading: LoadingSpeeds::default(),
             planning: Planning::default(),

@@ -102,6 +102,7 @@ fn about(explanation: &Explanation) -> Vec<(String, String)> {
     if explanation.tenant.is_none() {
         rows.remove(2);
     }
+    rows.extend(explanation.conflicts.iter().map(|part| ("conflict".into(), part.text.clone())));
     rows
 }
 

@@ -1,0 +1,254 @@
+//! The continuous audit at work: looks once a second, says what it finds in metrics, in the log and on the pods concerned, and,
+//! where the policy says so, evicts the pod that has not started.
+//!
+//! Which promises conflict and which pod leaves is decided in [`conflicts`](crate::scheduling::conflicts), from what the watches
+//! show. Every replica looks and counts; the one that leads tells and evicts. No lock is held but the audit's own.
+
+use crate::control_plane::{
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice, NoticeKind, PodOnRecord,
+};
+use crate::ids::{NodeName, PodUid};
+use crate::scheduling::conflicts::{Conflict, Leaver, Look};
+use crate::scheduling::device::Device;
+use crate::scheduling::policy::{ConflictRule, Mode};
+use crate::service::Service;
+use crate::units::{Millis, Moment};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// A conflict counts after two seconds: more looks would find nothing sooner.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Conflicts that one look logs, and tells pods of. A fault that strikes every node at once must not drown all other words.
+const SAID_AT_ONCE: usize = 20;
+/// Conflicts that wait to be told. Beyond these the oldest are not told any more; the gauge counts them all the same.
+const UNTOLD: usize = 1024;
+/// Evictions at a time.
+const EVICTIONS: usize = 8;
+/// After an eviction that came to nothing: doubled each time, up to ten minutes.
+const FIRST_PAUSE: Millis = Millis::seconds(20);
+const LONGEST_PAUSE: Millis = Millis::seconds(600);
+
+/// Runs until it is dropped.
+pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
+    let mut audit = Audit::new(service, control_plane);
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => audit.tick(audit.service.now()),
+            Some(done) = audit.evictions.join_next() => {
+                if let Ok((leaver, outcome)) = done {
+                    audit.note(&leaver, outcome, audit.service.now());
+                }
+            }
+        }
+    }
+}
+
+struct Audit {
+    service: Arc<Service>,
+    control_plane: Arc<dyn ControlPlane>,
+    was_open: bool,
+    untold: VecDeque<Arc<Conflict>>,
+    /// Of pods that should leave and have been asked to.
+    tries: BTreeMap<PodUid, Try>,
+    evictions: JoinSet<(Leaver, Outcome)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Try {
+    not_before: Moment,
+    failures: u32,
+}
+
+/// What became of an eviction, or why there was none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Outcome {
+    Tried(EvictionOutcome),
+    /// A fresh read does not show the conflict.
+    Over,
+    Unread(String),
+    RateLimited,
+}
+
+impl Audit {
+    fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
+        Self {
+            service,
+            control_plane,
+            was_open: false,
+            untold: VecDeque::new(),
+            tries: BTreeMap::new(),
+            evictions: JoinSet::new(),
+        }
+    }
+
+    fn tick(&mut self, now: Moment) {
+        let look = self.look(now);
+        log(&look);
+        let is_open = self.service.gate.is_open();
+        if is_open {
+            let begun = match self.was_open {
+                true => look.begun,
+                // A replica that begins to lead tells what stands.
+                false => self.service.conflicts().standing().cloned().collect(),
+            };
+            self.queue(begun);
+            self.tell();
+            self.remedy(now);
+        } else {
+            self.untold.clear();
+            self.tries.clear();
+        }
+        self.was_open = is_open;
+    }
+
+    fn look(&self, now: Moment) -> Look {
+        let due = self.service.conflicts().due(now);
+        let nodes = with_devices(&self.service, due);
+        let mut conflicts = self.service.conflicts();
+        let look = conflicts.look(nodes, now);
+        self.service.metrics.conflicts.set(&conflicts, &look);
+        look
+    }
+
+    fn queue(&mut self, begun: Vec<Arc<Conflict>>) {
+        self.untold.extend(begun);
+        let events = &self.service.metrics.events;
+        let dropped = events.with_label_values(&[NoticeKind::Conflict.reason(), "dropped"]);
+        let too_many = self.untold.len().saturating_sub(UNTOLD);
+        dropped.inc_by(self.untold.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
+    }
+
+    fn tell(&mut self) {
+        let told = self.untold.len().min(SAID_AT_ONCE);
+        for conflict in self.untold.drain(..told) {
+            let text = conflict.to_string();
+            for party in &conflict.parties {
+                let (key, uid) = (party.key.clone(), party.uid.clone());
+                self.control_plane.notify(Notice {
+                    key,
+                    uid,
+                    kind: NoticeKind::Conflict,
+                    text: text.clone(),
+                });
+            }
+        }
+    }
+
+    fn remedy(&mut self, now: Moment) {
+        let policy = self.service.ledger().policy().clone();
+        if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
+            return self.tries.clear();
+        }
+        let leavers = self.service.conflicts().leavers(now);
+        let still: BTreeSet<&PodUid> = leavers.iter().map(|leaver| &leaver.uid).collect();
+        self.tries.retain(|uid, _| still.contains(uid));
+        for leaver in
+            leavers.iter().filter(|leaver| self.is_due(&leaver.uid, now)).cloned().collect::<Vec<_>>()
+        {
+            if self.evictions.len() >= EVICTIONS {
+                break;
+            }
+            self.have_leave(leaver, now);
+        }
+    }
+
+    fn is_due(&self, uid: &PodUid, now: Moment) -> bool {
+        self.tries.get(uid).is_none_or(|one| one.not_before <= now)
+    }
+
+    /// It counts in `evictionsPerMinute`: were the audit itself wrong, it could not empty a cluster.
+    fn have_leave(&mut self, leaver: Leaver, now: Moment) {
+        let one = std::slice::from_ref(&leaver.uid);
+        let mut ledger = self.service.ledger();
+        let may = ledger.may_order(one);
+        if may {
+            ledger.note_ordered(one);
+        }
+        drop(ledger);
+        if !may {
+            return self.note(&leaver, Outcome::RateLimited, now);
+        }
+        // Nothing of this pod is asked again before an answer is there.
+        let failures = self.tries.get(&leaver.uid).map_or(0, |one| one.failures);
+        self.tries.insert(leaver.uid.clone(), Try { not_before: now + LONGEST_PAUSE, failures });
+        let control_plane = self.control_plane.clone();
+        self.evictions.spawn(async move {
+            let outcome = evict(&*control_plane, &leaver).await;
+            (leaver, outcome)
+        });
+    }
+
+    fn note(&mut self, leaver: &Leaver, outcome: Outcome, now: Moment) {
+        let evictions = &self.service.metrics.conflicts.evictions;
+        evictions.with_label_values(&[code(&outcome)]).inc();
+        let Leaver { uid, key, gpu, stays, .. } = leaver;
+        if outcome == Outcome::Tried(EvictionOutcome::Evicted) {
+            self.service.ledger().note_evicted(uid);
+            tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
+        } else {
+            tracing::warn!(pod = %key, %gpu, other = %stays, ?outcome, "it is not evicted yet, though its GPU was promised twice");
+        }
+        let failures = self.tries.get(uid).map_or(0, |one| one.failures);
+        let not_before = now + pause(failures);
+        self.tries.insert(uid.clone(), Try { not_before, failures: failures.saturating_add(1) });
+    }
+}
+
+/// The other pod is read first, past every cache: a watch that died silently shows what was.
+async fn evict(control_plane: &dyn ControlPlane, leaver: &Leaver) -> Outcome {
+    match control_plane.read_pod(&leaver.stays).await {
+        Ok(Some(record)) if is_still_there(&record, leaver) => {}
+        Ok(_) | Err(ControlPlaneError::Gone) => return Outcome::Over,
+        Err(error) => return Outcome::Unread(error.to_string()),
+    }
+    let why = EvictionReason::Conflict { with: leaver.stays.clone(), gpu: leaver.gpu.clone() };
+    Outcome::Tried(control_plane.evict(&leaver.key, &leaver.uid, &why).await)
+}
+
+fn is_still_there(record: &PodOnRecord, leaver: &Leaver) -> bool {
+    record.uid == leaver.stays_uid && record.node.as_ref() == Some(&leaver.node)
+}
+
+/// What agents report of these nodes' GPUs, or labels tell. The snapshot is let go at once: the ledger copies one that is read.
+fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[Device]>)> {
+    let snapshot = service.ledger().snapshot();
+    let devices =
+        |name: &NodeName| snapshot.node(name.as_str()).map(|node| node.devices.clone()).unwrap_or_default();
+    nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
+}
+
+fn log(look: &Look) {
+    for conflict in look.begun.iter().take(SAID_AT_ONCE) {
+        tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
+    }
+    if let Some(more @ 1..) = look.begun.len().checked_sub(SAID_AT_ONCE) {
+        tracing::error!(more, "more GPUs are in conflict: see the metric stowage_conflicts");
+    }
+    for conflict in look.ended.iter().take(SAID_AT_ONCE) {
+        tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
+    }
+}
+
+fn pause(failures: u32) -> Millis {
+    Millis((FIRST_PAUSE.0 << failures.min(16)).min(LONGEST_PAUSE.0))
+}
+
+/// As a label of metrics.
+fn code(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Tried(EvictionOutcome::Evicted) => "written",
+        Outcome::Tried(EvictionOutcome::Gone) => "gone",
+        Outcome::Tried(EvictionOutcome::TryLater { .. }) => "later",
+        Outcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
+        Outcome::Tried(EvictionOutcome::Unknown { .. }) | Outcome::Unread(_) => "unknown",
+        Outcome::RateLimited => "rate-limited",
+        Outcome::Over => "over",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,19 @@
+//! Pods into the continuous audit, as the watch shows them. What the ledger makes of them is not asked.
+
+use crate::contract;
+use crate::ids::{PodKey, PodUid};
+use crate::service::Service;
+use k8s_openapi::api::core::v1::Pod;
+
+/// A pod that asks for a GPU and has not ended.
+pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
+    let shown = contract::shown_bound(pod, key).or_else(|| hold(service, key, pod));
+    service.conflicts().see(uid, shown);
+}
+
+fn hold(service: &Service, key: &PodKey, pod: &Pod) -> Option<crate::scheduling::conflicts::PodShown> {
+    // Few pods hold room; of the others the policy is not asked.
+    contract::HoldMessage::read(pod)?;
+    let policy = service.ledger().policy().clone();
+    contract::shown_hold(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
+}

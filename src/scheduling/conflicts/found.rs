@@ -1,0 +1,138 @@
+//! A conflict as it is told: in metrics by its kind, in words on the pods, in logs and in an explanation.
+
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::units::Bytes;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Promises about one GPU that cannot all be kept.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Conflict {
+    pub kind: ConflictKind,
+    pub node: NodeName,
+    pub gpu: GpuUuid,
+    /// The pods that were given or keep a part of the GPU, in order of UID.
+    pub parties: Vec<Party>,
+    /// What the GPU has: total − what the driver reserves. Headroom is left out: a policy that raises it breaks no promise.
+    /// `None` if the node does not say.
+    pub capacity: Option<Bytes>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ConflictKind {
+    /// Bound pods were granted more than the GPU has.
+    Overcommitted,
+    /// A pod that has the GPU exclusively is not alone on it.
+    ExclusiveShared,
+    /// Holds keep more than the GPU has, or one of several keeps it whole.
+    HoldsOverlap,
+    /// A hold keeps what a bound pod has that nobody asked to leave.
+    HoldOverBound,
+    /// A bound pod records a GPU that its node does not have.
+    UnknownGpu,
+}
+
+/// A pod's part in a conflict.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Party {
+    pub uid: PodUid,
+    pub key: PodKey,
+    /// On this GPU.
+    pub bytes: Bytes,
+    pub role: Role,
+}
+
+/// By which right a pod counts on a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    Shares,
+    Exclusive,
+    Holds,
+    HoldsExclusive,
+}
+
+impl ConflictKind {
+    /// Every kind, in the order in which the kinds are declared.
+    pub const ALL: [Self; 5] = [
+        Self::Overcommitted,
+        Self::ExclusiveShared,
+        Self::HoldsOverlap,
+        Self::HoldOverBound,
+        Self::UnknownGpu,
+    ];
+
+    /// As a label of metrics.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Overcommitted => "overcommitted",
+            Self::ExclusiveShared => "exclusive-shared",
+            Self::HoldsOverlap => "holds-overlap",
+            Self::HoldOverBound => "hold-over-bound",
+            Self::UnknownGpu => "unknown-gpu",
+        }
+    }
+}
+
+impl Role {
+    pub fn is_exclusive(self) -> bool {
+        matches!(self, Self::Exclusive | Self::HoldsExclusive)
+    }
+}
+
+/// How many pods a text names; an Event's note has 1,024 bytes, and a name may have 500.
+const NAMED: usize = 4;
+
+/// One sentence for everyone concerned: it names the pods, so each reads of the others.
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, node, gpu, parties, capacity } = self;
+        let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
+        let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
+        let pods = Pods(parties);
+        match kind {
+            ConflictKind::Overcommitted => {
+                write!(f, "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}.")
+            }
+            ConflictKind::ExclusiveShared => write!(
+                f,
+                "GPU {gpu} of node {node} is exclusively one pod's and has {} pods on it: {pods}.",
+                parties.len()
+            ),
+            ConflictKind::HoldsOverlap => {
+                write!(f, "Holds on GPU {gpu} of node {node} overlap: {pods} keep {sum}{has}.")
+            }
+            ConflictKind::HoldOverBound => write!(
+                f,
+                "GPU {gpu} of node {node} is held although it is in use: {pods} add up to {sum}{has}."
+            ),
+            ConflictKind::UnknownGpu => {
+                write!(f, "Node {node} has no GPU {gpu}, which its Binding granted to {pods}.")
+            }
+        }
+    }
+}
+
+struct Pods<'a>(&'a [Party]);
+
+impl fmt::Display for Pods<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, party) in self.0.iter().take(NAMED).enumerate() {
+            let Party { key, bytes, role, .. } = party;
+            let between = if place == 0 { "" } else { ", " };
+            match role {
+                Role::Shares => write!(f, "{between}{key} ({bytes})")?,
+                Role::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
+                Role::Holds => write!(f, "{between}{key} (holds {bytes})")?,
+                Role::HoldsExclusive => write!(f, "{between}{key} (holds it exclusively)")?,
+            }
+        }
+        match self.0.len().saturating_sub(NAMED) {
+            0 => Ok(()),
+            more => write!(f, " and {more} more"),
+        }
+    }
+}

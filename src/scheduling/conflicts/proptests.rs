@@ -1,0 +1,343 @@
+//! Whatever watches show, in any order: what is found step by step is what brute force over plain lists finds at once.
+
+use super::tests::{gpu, node, uid};
+use super::*;
+use crate::ids::PodKey;
+use crate::scheduling::device::Health;
+use crate::scheduling::proptests::{sharing, whole_gpu};
+use crate::scheduling::request::Sharing;
+use crate::units::Bytes;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A watch shows a pod on a node: bound, with its GPUs and what it has of each, as a share of 100 B.
+    Bound {
+        pod: u8,
+        node: u8,
+        gpus: Vec<u8>,
+        part: u64,
+        sharing: Sharing,
+        started: bool,
+        leaving: bool,
+    },
+    Holds {
+        pod: u8,
+        node: u8,
+        gpus: Vec<u8>,
+        part: u64,
+        sharing: Sharing,
+        victims: Vec<u8>,
+        lasts: u64,
+    },
+    Gone(u8),
+    /// A node's GPUs: each of so many bytes, or none, or lost; reported by UUID or known by index.
+    Gpus {
+        node: u8,
+        totals: Vec<u64>,
+        lost: bool,
+        reported: bool,
+    },
+    /// A look, so much later.
+    Look(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (pod, on) = (0u8..7, 0u8..2);
+    let gpus = || proptest::collection::vec(0u8..4, 0..3);
+    prop_oneof![
+        6 => (pod.clone(), on.clone(), gpus(), 1u64..70, sharing(), any::<bool>(), any::<bool>()).prop_map(
+            |(pod, node, gpus, part, sharing, started, leaving)| Step::Bound { pod, node, gpus, part, sharing, started, leaving }),
+        4 => (pod.clone(), on.clone(), gpus(), 1u64..70, sharing(), proptest::collection::vec(0u8..7, 0..3), 0u64..30_000)
+            .prop_map(|(pod, node, gpus, part, sharing, victims, lasts)| Step::Holds { pod, node, gpus, part, sharing, victims, lasts }),
+        2 => pod.prop_map(Step::Gone),
+        2 => (on, proptest::collection::vec(0u64..120, 0..4), proptest::bool::weighted(0.2), any::<bool>())
+            .prop_map(|(node, totals, lost, reported)| Step::Gpus { node, totals, lost, reported }),
+        8 => (0u64..12_000).prop_map(Step::Look),
+    ]
+}
+
+/// GPU 3 is named by its index.
+fn name(gpu_no: u8) -> GpuUuid {
+    if gpu_no == 3 { GpuUuid::from_index(0) } else { gpu(&format!("GPU-{gpu_no}")) }
+}
+
+/// The oracle: plain lists, and nothing that is kept up.
+#[derive(Default)]
+struct Plain {
+    now: u64,
+    pods: BTreeMap<u8, PodShown>,
+    devices: BTreeMap<u8, Vec<Device>>,
+    since: BTreeMap<(ConflictKind, String, String), u64>,
+}
+
+type Row = (ConflictKind, String, String, BTreeSet<String>, u64);
+
+impl Plain {
+    fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for n in 0..2u8 {
+            let devices = self.devices.get(&n).cloned().unwrap_or_default();
+            let names: BTreeSet<String> = devices
+                .iter()
+                .map(|device| device.uuid.to_string())
+                .chain((0..4).map(|number| name(number).to_string()))
+                .collect();
+            names.iter().for_each(|gpu| rows.extend(self.on(n, gpu, &devices)));
+        }
+        rows
+    }
+
+    /// The pods' entries on one GPU of one node, each as (pod, bytes, whole, victims, is bound).
+    fn on(&self, n: u8, gpu: &str, devices: &[Device]) -> Vec<Row> {
+        let device = devices.iter().find(|device| device.uuid.as_str() == gpu);
+        let reported = devices.iter().any(|device| device.uuid.as_str().starts_with("GPU"));
+        // An index means a device wherever one has it; then nothing is named by the index itself.
+        let means = |written: &GpuUuid| match devices.iter().find(|device| device.uuid == *written) {
+            Some(device) => device.uuid.to_string(),
+            None => match devices.iter().find(|device| written.index() == Some(device.index)) {
+                Some(device) => device.uuid.to_string(),
+                None => written.to_string(),
+            },
+        };
+        let here: Vec<(&u8, &PodShown)> = self
+            .pods
+            .iter()
+            .filter(|(_, pod)| pod.node == node(&format!("n-{n}")))
+            .filter(|(_, pod)| pod.gpus.iter().any(|written| means(written) == gpu))
+            .collect();
+        let bound: Vec<(&u8, &Grant)> =
+            here.iter().filter_map(|(pod, shown)| Some((*pod, shown.grant()?))).collect();
+        let holds: Vec<(&u8, &Kept)> = here
+            .iter()
+            .filter_map(|(pod, shown)| match &shown.part {
+                Part::Holds(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
+                _ => None,
+            })
+            .collect();
+        let row = |kind, pods: Vec<&u8>, sum| {
+            let pods = pods.into_iter().map(|pod| format!("u-{pod}")).collect();
+            (kind, format!("n-{n}"), gpu.to_owned(), pods, sum)
+        };
+        let everyone = || bound.iter().map(|(pod, _)| *pod).collect::<Vec<_>>();
+        let sum: u64 = bound.iter().map(|(_, grant)| grant.per_gpu.0).sum();
+        let is_whole = bound.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive);
+        if device.is_none() && reported {
+            return if bound.is_empty() {
+                vec![]
+            } else {
+                vec![row(ConflictKind::UnknownGpu, everyone(), sum)]
+            };
+        }
+        if device.is_some_and(|device| device.health == Health::Lost) {
+            return vec![];
+        }
+        if is_whole && bound.len() >= 2 {
+            let mut rows = vec![row(ConflictKind::ExclusiveShared, everyone(), sum)];
+            rows.extend(
+                self.overlap(device, &holds).map(|(pods, sum)| row(ConflictKind::HoldsOverlap, pods, sum)),
+            );
+            return rows;
+        }
+        let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else { return vec![] };
+        let overlap =
+            self.overlap(device, &holds).map(|(pods, sum)| row(ConflictKind::HoldsOverlap, pods, sum));
+        if !is_whole && sum > has {
+            return [Some(row(ConflictKind::Overcommitted, everyone(), sum)), overlap]
+                .into_iter()
+                .flatten()
+                .collect();
+        }
+        if let Some(overlap) = overlap {
+            return vec![overlap];
+        }
+        let stays: Vec<_> = bound
+            .iter()
+            .filter(|(pod, _)| {
+                !holds.iter().any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
+            })
+            .collect();
+        if holds.is_empty() || stays.is_empty() {
+            return vec![];
+        }
+        let kept: u64 = holds.iter().map(|(_, kept)| wants(kept, has)).sum();
+        let stay: u64 = stays.iter().map(|(_, grant)| grant.per_gpu.0).sum();
+        let whole = stays.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
+            || holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        if whole || kept + stay > has {
+            let pods = holds.iter().map(|(pod, _)| *pod).chain(stays.iter().map(|(pod, _)| *pod)).collect();
+            return vec![row(ConflictKind::HoldOverBound, pods, kept + stay)];
+        }
+        vec![]
+    }
+
+    fn overlap<'a>(&self, device: Option<&Device>, holds: &[(&'a u8, &Kept)]) -> Option<(Vec<&'a u8>, u64)> {
+        let has = device.map(|device| device.total.0).filter(|has| *has > 0)?;
+        let kept: u64 = holds.iter().map(|(_, kept)| wants(kept, has)).sum();
+        let whole = holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        (holds.len() > 1 && (whole || kept > has))
+            .then(|| (holds.iter().map(|(pod, _)| *pod).collect(), kept))
+    }
+
+    /// What counts at a look now.
+    fn look(&mut self) -> BTreeSet<Row> {
+        let rows = self.rows();
+        let key = |row: &Row| (row.0, row.1.clone(), row.2.clone());
+        self.since.retain(|known, _| rows.iter().any(|row| key(row) == *known));
+        let now = self.now;
+        let since: Vec<u64> = rows.iter().map(|row| *self.since.entry(key(row)).or_insert(now)).collect();
+        let stood = |row: &Row, since: u64| now >= since + row.0.stands_for().0;
+        rows.iter().zip(since).filter(|(row, since)| stood(row, *since)).map(|(row, _)| row.clone()).collect()
+    }
+}
+
+fn wants(kept: &Kept, has: u64) -> u64 {
+    if kept.sharing == Sharing::Exclusive { has } else { kept.per_gpu.0 }
+}
+
+/// The index under test beside the oracle.
+struct Both {
+    conflicts: Conflicts,
+    plain: Plain,
+}
+
+impl Both {
+    fn with_pace(pace: Pace) -> Self {
+        Self { conflicts: Conflicts::with_pace(pace), plain: Plain::default() }
+    }
+
+    fn shown(&self, pod: u8, on: u8, gpus: &[u8], part: Part) -> PodShown {
+        let gpus = gpus.iter().map(|number| name(*number)).collect();
+        let key = PodKey::parse("team", &format!("p-{pod}")).unwrap();
+        PodShown { key, node: node(&format!("n-{on}")), gpus, part }
+    }
+
+    fn show(&mut self, pod: u8, shown: PodShown) {
+        self.conflicts.see(&uid(&format!("u-{pod}")), Some(shown.clone()));
+        // The record of a pod on the same node stays as it was.
+        let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == shown.node);
+        match (known.and_then(|known| Some((known.grant().is_some(), known))), shown.grant()) {
+            (Some((true, known)), Some(grant)) => {
+                let Part::Bound(first) = &mut known.part else { unreachable!("it is bound") };
+                (first.started, first.leaving) = (first.started || grant.started, grant.leaving);
+            }
+            _ => drop(self.plain.pods.insert(pod, shown)),
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Option<BTreeSet<Row>> {
+        match step {
+            Step::Bound { pod, node, gpus, part, sharing, started, leaving } => {
+                let (per_gpu, since) = (Bytes(part), Since::default());
+                let grant = Grant { per_gpu, sharing, hundredths: 0, started, leaving, since };
+                self.show(pod, self.shown(pod, node, &gpus, Part::Bound(grant)));
+            }
+            Step::Holds { pod, node, gpus, part, sharing, victims, lasts } => {
+                let victims = victims.iter().map(|pod| uid(&format!("u-{pod}"))).collect();
+                let deadline = Moment(self.plain.now + lasts);
+                let kept = Kept { per_gpu: Bytes(part), sharing, victims, deadline };
+                self.show(pod, self.shown(pod, node, &gpus, Part::Holds(Box::new(kept))));
+            }
+            Step::Gone(pod) => {
+                self.conflicts.forget(&uid(&format!("u-{pod}")));
+                self.plain.pods.remove(&pod);
+            }
+            Step::Gpus { node: on, totals, lost, reported } => {
+                let device = |(index, total): (usize, &u64)| {
+                    let index = index as u32;
+                    let uuid =
+                        if reported { gpu(&format!("GPU-{index}")) } else { GpuUuid::from_index(index) };
+                    let health = if lost && index == 0 { Health::Lost } else { Health::Healthy };
+                    Device { health, ..whole_gpu(uuid, index, Bytes(*total)) }
+                };
+                self.plain.devices.insert(on, totals.iter().enumerate().map(device).collect());
+                // A node is checked anew when it changes; what is told of its GPUs alone waits for its turn.
+                self.conflicts.queue.add(&node(&format!("n-{on}")));
+            }
+            Step::Look(later) => {
+                self.plain.now += later;
+                self.look();
+                return Some(self.plain.look());
+            }
+        }
+        None
+    }
+
+    fn look(&mut self) {
+        let now = Moment(self.plain.now);
+        let due = self.conflicts.due(now);
+        let devices = |name: &NodeName| {
+            let number = name.as_str().trim_start_matches("n-").parse().unwrap();
+            self.plain.devices.get(&number).cloned().unwrap_or_default().into()
+        };
+        let nodes = due.into_iter().map(|name| (name.clone(), devices(&name))).collect();
+        self.conflicts.look(nodes, now);
+    }
+
+    fn counted(&self) -> BTreeSet<Row> {
+        let row = |conflict: &Arc<Conflict>| {
+            let pods = conflict.parties.iter().map(|party| party.uid.to_string()).collect();
+            let sum = conflict.parties.iter().map(|party| party.bytes.0).sum();
+            (conflict.kind, conflict.node.to_string(), conflict.gpu.to_string(), pods, sum)
+        };
+        self.conflicts.standing().map(row).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_counts_at_each_look_is_what_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
+        // No node in turn: what is found is found because something changed.
+        let mut both = Both::with_pace(Pace { changed: usize::MAX, in_turn: 0 });
+        for step in steps {
+            if let Some(expected) = both.step(step) {
+                prop_assert_eq!(both.counted(), expected);
+                for kind in ConflictKind::ALL {
+                    let counted = both.counted().iter().filter(|row| row.0 == kind).count();
+                    prop_assert_eq!(both.conflicts.count(kind), counted);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn with_one_visit_a_look_it_comes_to_the_same_when_all_is_quiet(
+        steps in proptest::collection::vec(step(), 1..40),
+    ) {
+        let mut both = Both::with_pace(Pace { changed: 1, in_turn: 1 });
+        for step in steps {
+            both.step(step);
+        }
+        for _ in 0..12 {
+            both.plain.now += 60_000;
+            both.look();
+            both.plain.look();
+        }
+        prop_assert_eq!(both.counted(), both.plain.look());
+        // No place is kept for what is gone.
+        prop_assert!(both.conflicts.nodes.values().all(|on| !on.pods.is_empty()));
+    }
+
+    #[test]
+    fn who_leaves_has_not_started_and_stands_in_a_proven_conflict(
+        steps in proptest::collection::vec(step(), 1..60),
+    ) {
+        let mut both = Both::with_pace(Pace { changed: usize::MAX, in_turn: 0 });
+        for step in steps {
+            both.step(step);
+            for leaver in both.conflicts.leavers(Moment(both.plain.now)) {
+                let shown = &both.conflicts.nodes[&leaver.node].pods[&leaver.uid];
+                let grant = shown.grant().unwrap();
+                prop_assert!(!grant.started && !grant.leaving && shown.key == leaver.key);
+                let of = both.conflicts.of(&leaver.uid);
+                let conflict = of.iter().find(|conflict| conflict.gpu == leaver.gpu).unwrap();
+                // Nothing was recorded of the GPUs' sizes, so only exclusivity proves anything.
+                prop_assert_eq!(conflict.kind, ConflictKind::ExclusiveShared);
+                prop_assert!(conflict.parties.iter().any(|party| party.key == leaver.stays));
+            }
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What can be measured of the continuous audit: the conflicts that stand, those that began, what became of evictions to end
+//! them, and how far the audit is behind.
+
+use crate::scheduling::conflicts::{ConflictKind, Conflicts, Look};
+use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+
+pub struct ConflictMetrics {
+    /// Conflicts that stand, by kind.
+    standing: IntGaugeVec,
+    /// Conflicts that began, by kind.
+    found: IntCounterVec,
+    /// Evictions that `conflicts: evict-unstarted` asked for, by outcome.
+    pub evictions: IntCounterVec,
+    /// Nodes that changed and wait for a later look.
+    unchecked: IntGauge,
+}
+
+/// What may become of an eviction, as labels.
+pub const OUTCOMES: [&str; 7] = ["written", "gone", "later", "refused", "unknown", "rate-limited", "over"];
+
+impl ConflictMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let keep = |collector: Box<dyn Collector>| {
+            registry.register(collector).expect("each metric is registered once");
+        };
+        let standing = Opts::new("stowage_conflicts", "GPUs in conflict: promises that cannot all be kept.");
+        let standing = IntGaugeVec::new(standing, &["kind"]).expect("the name and labels are valid");
+        let found = Opts::new("stowage_conflicts_found_total", "Conflicts that began to stand, by kind.");
+        let found = IntCounterVec::new(found, &["kind"]).expect("the name and labels are valid");
+        let evictions = Opts::new(
+            "stowage_conflict_evictions_total",
+            "Evictions of pods that had not started, to end a conflict, by outcome.",
+        );
+        let evictions = IntCounterVec::new(evictions, &["outcome"]).expect("the name and labels are valid");
+        let unchecked = IntGauge::new(
+            "stowage_conflicts_unchecked_nodes",
+            "Nodes that changed and that the audit has not checked since.",
+        )
+        .expect("the name is valid");
+        keep(Box::new(standing.clone()));
+        keep(Box::new(found.clone()));
+        keep(Box::new(evictions.clone()));
+        keep(Box::new(unchecked.clone()));
+        // An alert on a rate needs to see the count before its first rise.
+        for kind in ConflictKind::ALL {
+            standing.with_label_values(&[kind.code()]);
+            found.with_label_values(&[kind.code()]);
+        }
+        for outcome in OUTCOMES {
+            evictions.with_label_values(&[outcome]);
+        }
+        Self { standing, found, evictions, unchecked }
+    }
+
+    /// What stands after a look.
+    pub fn set(&self, conflicts: &Conflicts, look: &Look) {
+        for kind in ConflictKind::ALL {
+            self.standing.with_label_values(&[kind.code()]).set(conflicts.count(kind) as i64);
+        }
+        for conflict in &look.begun {
+            self.found.with_label_values(&[conflict.kind.code()]).inc();
+        }
+        self.unchecked.set(conflicts.waiting() as i64);
+    }
+}
