@@ -49,7 +49,9 @@ impl Notices {
         (Self { service, told: Mutex::default(), queue }, receiver)
     }
 
-    pub fn notify(&self, notice: Notice) {
+    pub fn notify(&self, mut notice: Notice) {
+        // The scheduler's own words may be among it, and a thousand may wait.
+        notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
         let (uid, kind) = (notice.uid.clone(), notice.kind);
         let now = self.service.now();
         if kind.repeats() && !self.told.lock().is_news(&uid, kind, now) {

@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
 const REMEMBERED: usize = 8192;
+/// Bytes of text that a kind is remembered by at most: forty labels of the usual length. A pod's author may write a megabyte of
+/// them, and such a pod is judged each time.
+const LARGEST: usize = 2048;
 
 pub struct Judge {
     in_force: RwLock<Arc<InForce>>,
@@ -30,7 +33,7 @@ pub struct Remembered(DashMap<Traits, Judgement, FxBuildHasher>);
 
 impl Remembered {
     pub fn of(judged: &Judgements) -> Self {
-        let known = judged.iter().take(REMEMBERED);
+        let known = judged.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
         Self(known.map(|(traits, judgement)| (Traits::clone(traits), *judgement)).collect())
     }
 }
@@ -51,12 +54,20 @@ impl Judge {
             return Judgement { version, ..*known };
         }
         let judgement = in_force.policy.judge(traits);
+        if !is_remembered(traits) {
+            return judgement;
+        }
         if in_force.known.len() >= REMEMBERED {
             in_force.known.clear();
         }
         in_force.known.insert(traits.clone(), judgement);
         judgement
     }
+}
+
+fn is_remembered(traits: &Traits) -> bool {
+    let labels = traits.labels.iter().flat_map(|(key, value)| [key.len(), value.len()]);
+    labels.chain(traits.resources.iter().map(String::len)).sum::<usize>() <= LARGEST
 }
 
 #[cfg(test)]

@@ -65,9 +65,11 @@ const IDLE: Duration = Duration::from_secs(4);
 #[derive(Debug)]
 pub struct Fetcher {
     client: Client<HttpConnector, Empty<bytes::Bytes>>,
-    limits: Limits,
+    /// Held while a page is read on beyond [`Limits::medium_page`].
+    medium: Semaphore,
     /// Held while a page is read on beyond [`Limits::large_page`].
     large: Semaphore,
+    limits: Limits,
 }
 
 impl Fetcher {
@@ -81,7 +83,8 @@ impl Fetcher {
             .pool_idle_timeout(IDLE)
             .pool_timer(TokioTimer::new())
             .build(connector);
-        Self { client, limits, large: Semaphore::new(1) }
+        let medium = Semaphore::new(limits.medium_pages);
+        Self { client, medium, large: Semaphore::new(1), limits }
     }
 
     /// The body of a page that is answered with 200.
@@ -120,15 +123,19 @@ impl Fetcher {
             return Err(too_long());
         }
         let mut page = Vec::new();
-        let mut turn = None;
+        let (mut medium, mut large) = (None, None);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| FetchError::Broken(uri.clone(), error.to_string()))?;
             let Ok(data) = frame.into_data() else { continue };
             if page.len() + data.len() > self.limits.page {
                 return Err(too_long());
             }
-            if page.len() + data.len() > self.limits.large_page && turn.is_none() {
-                turn = Some(self.large.acquire().await.expect("it is never closed"));
+            let length = page.len() + data.len();
+            if length > self.limits.medium_page && medium.is_none() {
+                medium = Some(self.medium.acquire().await.expect("it is never closed"));
+            }
+            if length > self.limits.large_page && large.is_none() {
+                large = Some(self.large.acquire().await.expect("it is never closed"));
             }
             page.extend_from_slice(&data);
         }

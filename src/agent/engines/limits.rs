@@ -12,7 +12,10 @@ pub struct Limits {
     pub patience: Duration,
     /// Bytes of an answer.
     pub page: usize,
-    /// Of pages larger than this, one at a time is read, so that hostile ones do not add up.
+    /// Of pages larger than this, [`Limits::medium_pages`] at a time are read, ...
+    pub medium_page: usize,
+    pub medium_pages: usize,
+    /// ... and of pages larger than this, one: what hostile pods answer does not add up.
     pub large_page: usize,
     /// Figures older than this are no longer told.
     pub keep: Duration,
@@ -34,6 +37,10 @@ impl Default for Limits {
             patience: Duration::from_millis(250),
             // Fifty times what a large engine prints.
             page: 8 << 20,
+            // A full node has 250 pods: 16 MiB of small pages, 16 of medium ones and 8 of a large one are less than the
+            // agent may use.
+            medium_page: 64 << 10,
+            medium_pages: 16,
             large_page: 1 << 20,
             // Until then an extender takes a report as stale, and from then on as none.
             keep: Duration::from_secs(30),

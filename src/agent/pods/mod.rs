@@ -6,6 +6,7 @@ pub mod watched;
 
 use crate::contract;
 use crate::ids::{GpuUuid, PodKey, PodUid};
+use crate::scheduling::request::MAX_GPUS;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
@@ -13,6 +14,15 @@ use std::net::IpAddr;
 
 /// Annotations that say something to the agent begin with one of these.
 const READ_ANNOTATIONS: [&str; 3] = ["stowage.dev/", "prometheus.io/", "kubernetes.io/config."];
+
+/// Labels that say something to the agent.
+const READ_LABELS: [&str; 2] = ["llm-d.ai/engine-type", "llm-d.ai/model"];
+/// What a pod's author writes is kept for every pod of the node: an annotation's value is a name, a port or a path, ...
+const MAX_VALUE: usize = 1024;
+/// ... there are a few of them, ...
+const MAX_ANNOTATIONS: usize = 64;
+/// ... and each port is an address at which an engine may have to be looked for.
+const MAX_PORTS: usize = 64;
 
 /// A pod that runs on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,14 +73,23 @@ impl PodOnNode {
         let is_read =
             |(key, _): &(&String, &String)| READ_ANNOTATIONS.iter().any(|prefix| key.starts_with(prefix));
         let annotations = pod.metadata.annotations.iter().flatten();
+        let labels = pod.metadata.labels.iter().flatten();
+        let is_short = |(_, value): &(&String, &String)| value.len() <= MAX_VALUE;
+        let owned = |(key, value): (&String, &String)| (key.clone(), value.clone());
+        let devices = contract::recorded_devices(pod).filter(|devices| devices.len() <= MAX_GPUS as usize);
         Some(Self {
             uid,
             key,
             ip: status.and_then(|status| status.pod_ip.as_deref()?.parse().ok()),
-            labels: pod.metadata.labels.clone().unwrap_or_default(),
-            annotations: annotations.filter(is_read).map(|(k, v)| (k.clone(), v.clone())).collect(),
-            ports: containers(pod).flat_map(ports).collect(),
-            devices: contract::recorded_devices(pod).map(|devices| devices.to_vec()),
+            labels: labels.filter(|(key, _)| READ_LABELS.contains(&key.as_str())).map(owned).collect(),
+            annotations: annotations
+                .filter(is_read)
+                .filter(is_short)
+                .take(MAX_ANNOTATIONS)
+                .map(owned)
+                .collect(),
+            ports: containers(pod).flat_map(ports).take(MAX_PORTS).collect(),
+            devices: devices.map(|devices| devices.to_vec()),
             granted: contract::granted(pod),
             wants_gpu: contract::asks_for_vram(pod) || contract::asks_device_plugin(pod),
             is_leaving: pod.metadata.deletion_timestamp.is_some(),
