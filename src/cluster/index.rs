@@ -386,4 +386,6 @@ fn advertised(node: &Node) -> Option<Bytes> {
 }
 
 #[cfg(test)]
+mod exclusive_tests;
+#[cfg(test)]
 mod tests;
