@@ -388,4 +388,6 @@ fn advertised(node: &Node) -> Option<Bytes> {
 #[cfg(test)]
 mod exclusive_tests;
 #[cfg(test)]
+mod replaced_node_tests;
+#[cfg(test)]
 mod tests;
