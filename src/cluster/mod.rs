@@ -28,7 +28,7 @@ pub mod leader;
 mod learning;
 pub mod planner;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 pub mod token_review;
 pub mod upkeep;
 pub mod watch;

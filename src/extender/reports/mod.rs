@@ -10,6 +10,8 @@
 
 pub mod auth;
 pub mod board;
+#[cfg(test)]
+mod flip_tests;
 mod remarks;
 #[cfg(test)]
 mod tests;

@@ -67,6 +67,8 @@ use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
 use evictions::Evictions;
+#[cfg(test)]
+pub(crate) use shared::LOOKED_AT;
 use shared::{Books, Entries};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -37,8 +37,20 @@ impl Default for Entries {
     }
 }
 
+#[cfg(test)]
+thread_local! {
+    /// How many entries this thread has looked at: what a step costs, whatever the machine.
+    pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn look() {
+    #[cfg(test)]
+    LOOKED_AT.set(LOOKED_AT.get() + 1);
+}
+
 impl Entries {
     pub fn get(&self, uid: &PodUid) -> Option<&PodEntry> {
+        look();
         self.shelves[shelf_of(uid)].get(uid).map(|entry| &**entry)
     }
 
@@ -74,7 +86,11 @@ impl Entries {
     /// Everyone, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodEntry)> {
-        self.shelves.iter().flat_map(|shelf| shelf.iter()).map(|(uid, entry)| (uid, &**entry))
+        self.shelves
+            .iter()
+            .flat_map(|shelf| shelf.iter())
+            .inspect(|_| look())
+            .map(|(uid, entry)| (uid, &**entry))
     }
 
     /// Changes everyone, each by itself.
