@@ -327,6 +327,8 @@ fn footprint(entry: &PodEntry) -> Footprint {
 }
 
 #[cfg(test)]
+mod order_tests;
+#[cfg(test)]
 mod policy_tests;
 #[cfg(test)]
 mod room_tests;

@@ -1,0 +1,95 @@
+//! The answer to a Binding and what the watch shows of the pod come in any order: the entry is the same in the end.
+
+use super::*;
+use crate::ids::{GpuUuid, PodKey};
+use crate::scheduling::audit::audit;
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::policy::StartGate;
+use crate::scheduling::proptests::{demand_of, whole_gpu};
+use crate::scheduling::request::Sharing;
+use crate::scheduling::stake::{Leaving, Shown};
+use crate::units::{Bytes, Millis};
+use proptest::prelude::*;
+
+/// What can be learned of a pod whose Binding was sent.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// The Binding was written.
+    Confirm,
+    /// It is on its node, and its engine starts.
+    Bound,
+    /// It has run for so many seconds, and it is ready.
+    Ready(u64),
+    /// It is being deleted, with so many seconds of grace.
+    Leaving(u64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        Just(Event::Confirm),
+        Just(Event::Bound),
+        (1u64..100).prop_map(Event::Ready),
+        (1u64..100).prop_map(Event::Leaving),
+    ]
+}
+
+fn uid() -> PodUid {
+    PodUid::parse("pod").unwrap()
+}
+
+fn node() -> NodeName {
+    NodeName::parse("n").unwrap()
+}
+
+/// A pod whose Binding is on its way, of a class that keeps others from starting beside it for 60 s at least.
+fn assumed() -> Ledger {
+    let mut classes = Policy::default().classes().to_vec();
+    for class in &mut classes {
+        class.start_gate = StartGate { at_least: Millis::seconds(60), at_most: Millis::seconds(600) };
+    }
+    let mut ledger = Ledger::new(Arc::new(Policy::default().with_classes(classes).unwrap()));
+    ledger.set_now(Moment(1_000_000));
+    ledger.set_node(&node(), NodeKind::Stowage, None);
+    let gpu = whole_gpu(GpuUuid::parse("GPU-a").unwrap(), 0, Bytes(100));
+    ledger.report_devices(&node(), vec![gpu]).unwrap();
+    see(&mut ledger, SeenState::Waiting(SeenWaiting::default()), None);
+    ledger.assume(&uid(), &node()).unwrap();
+    ledger
+}
+
+fn see(ledger: &mut Ledger, state: SeenState, shown: Option<Shown>) {
+    let key = PodKey::parse("default", "pod").unwrap();
+    ledger.see(Seen { uid: uid(), key, demand: demand_of(40, 1, Sharing::Shared, 0), state, shown });
+}
+
+fn take(ledger: &mut Ledger, event: Event) {
+    let devices = || Some([GpuUuid::parse("GPU-a").unwrap()].into());
+    let bound = |starting, ran| SeenState::Bound { node: node(), devices: devices(), starting, ran };
+    match event {
+        Event::Confirm => ledger.confirm(&uid(), &node(), devices()),
+        Event::Bound => see(ledger, bound(true, None), None),
+        Event::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
+        Event::Leaving(grace) => {
+            let leaving = Leaving { asked_ago: Millis(0), grace: Millis::seconds(grace) };
+            let shown = Shown { leaving: Some(leaving), ..Shown::default() };
+            see(ledger, bound(true, None), Some(shown));
+        }
+    }
+    assert_eq!(audit(ledger), []);
+}
+
+proptest! {
+    #[test]
+    fn read_confirm_and_watch_events_give_the_same_entry_in_any_order(
+        (one, other) in prop::collection::vec(event(), 1..6)
+            .prop_flat_map(|events| (Just(events.clone()).prop_shuffle(), Just(events).prop_shuffle())),
+    ) {
+        let [one, other] = [one, other].map(|events| {
+            let mut ledger = assumed();
+            events.into_iter().for_each(|event| take(&mut ledger, event));
+            let snapshot = ledger.snapshot();
+            (ledger.entry(&uid()).cloned(), snapshot.node("n").map(|node| node.gpus.to_vec()))
+        });
+        prop_assert_eq!(one, other);
+    }
+}
