@@ -476,6 +476,23 @@ mod tests {
         }
     }
 
+    /// The text of the innermost loop is 2^(levels + 1) times as long as the one it began with.
+    fn bomb(levels: usize) -> String {
+        let open = |level: usize| match level {
+            0 => "[pod.priorityClass+pod.priorityClass].exists(x0, ".to_owned(),
+            _ => format!("[x{}+x{}].exists(x{level}, ", level - 1, level - 1),
+        };
+        let opened: String = (0..levels).map(open).collect();
+        format!("{opened}x{} == ''{}", levels - 1, ")".repeat(levels))
+    }
+
+    #[test]
+    fn b7_a_text_that_doubles_in_every_loop_is_refused() {
+        let text = bomb(25);
+        assert!(text.len() < 633 && Expression::compile(&bomb(3)).is_ok());
+        assert!(Expression::compile(&text).is_err(), "its text would have 8 GiB, of 633 bytes of CEL");
+    }
+
     #[test]
     fn what_could_run_for_ever_is_refused() {
         let unordered = Expression::compile("pod.labels.exists(key, pod.labels[key] == 'x')").unwrap_err();
