@@ -219,12 +219,22 @@ pub fn granted_exclusive(pod: &Pod) -> Option<bool> {
 
 /// What a bound pod was granted counts, not what its annotations have been edited to since.
 fn as_granted(pod: &Pod, demand: Demand, devices: &[GpuUuid]) -> Demand {
-    let gpus = devices.len() as u32;
-    match granted(pod) {
-        // More than was asked for: the GPUs were granted whole.
-        Some(granted) if granted > demand.vram() => Demand { gpus, sharing: Sharing::Exclusive, ..demand },
-        Some(granted) => Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand },
-        _ => demand,
+    let (gpus, granted) = (devices.len() as u32, granted(pod));
+    // Where no record says so, a pod is exclusive if anything does: that it was granted more than it asked for, or what it
+    // asks for now.
+    let may_be_exclusive = || {
+        let asked = annotation(pod, asked::EXCLUSIVE);
+        granted.is_some_and(|granted| granted > demand.vram()) || asked.is_some_and(|text| text != "false")
+    };
+    match (granted_exclusive(pod).unwrap_or_else(may_be_exclusive), granted) {
+        (true, _) => {
+            let per_gpu = demand.vram().split(gpus);
+            Demand { gpus, per_gpu, sharing: Sharing::Exclusive, ..demand }
+        }
+        (false, Some(granted)) => {
+            Demand { gpus, per_gpu: granted.split(gpus), sharing: Sharing::Shared, ..demand }
+        }
+        (false, None) => demand,
     }
 }
 
@@ -296,6 +306,7 @@ fn annotations(
     let mut annotations = BTreeMap::from([
         (written::DEVICES.to_owned(), join(&placement.devices)),
         (written::GRANTED.to_owned(), placement.granted.0.to_string()),
+        (written::EXCLUSIVE.to_owned(), (demand.sharing == Sharing::Exclusive).to_string()),
         (written::MEMORY_FRACTION.to_owned(), memory_fraction(placement)),
         (written::VISIBLE_DEVICES.to_owned(), cdi_names.clone()),
         (written::LEADER_EPOCH.to_owned(), epoch.to_string()),

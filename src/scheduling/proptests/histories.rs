@@ -13,7 +13,7 @@ use crate::scheduling::memo::Memo;
 use crate::scheduling::plugin::PluginShare;
 use crate::scheduling::policy::Limit;
 use crate::scheduling::rank::{Attempt, shortlist};
-use crate::scheduling::request::Sharing;
+use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use bench::Bench;
 use proptest::prelude::*;
@@ -87,9 +87,10 @@ proptest! {
             ledger.snapshot().nodes().iter().map(|node| node.plugin.to_vec()).collect()
         };
         prop_assert_eq!(shares(&mut rebuilt), shares(&mut bench.ledger));
-        let nodes = |ledger: &Ledger| -> Vec<(PodUid, Option<NodeName>, Option<Hold>)> {
-            ledger.entries().into_iter().map(|(u, e)| (u.clone(), e.node().cloned(), e.hold().cloned())).collect()
+        let pods = |ledger: &Ledger| -> Vec<(PodUid, Demand, Option<NodeName>, Option<Hold>)> {
+            let entries = ledger.entries().into_iter();
+            entries.map(|(u, e)| (u.clone(), e.demand.clone(), e.node().cloned(), e.hold().cloned())).collect()
         };
-        prop_assert_eq!(nodes(&rebuilt), nodes(&bench.ledger));
+        prop_assert_eq!(pods(&rebuilt), pods(&bench.ledger));
     }
 }

@@ -76,7 +76,7 @@ async fn forgeries_are_refused(world: &World) {
         let applied = world.apply(text, &["--dry-run=server"]);
         assert!(!applied.ok && applied.said.contains(reason), "{}", applied.said);
     };
-    for key in ["devices", "vram-granted", "gpu-memory-fraction", "visible-devices"] {
+    for key in ["devices", "vram-granted", "exclusive-granted", "gpu-memory-fraction", "visible-devices"] {
         refused(&forged(&format!("stowage.dev/{key}")), devices);
     }
     refused(&forged("nvidia.cdi.k8s.io/container.engine"), devices);
