@@ -363,9 +363,14 @@ impl Ledger {
     }
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
-    /// counts there from now on, whatever was assumed.
+    /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
     pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
-        let bound = Bound::new(node.clone(), devices, self.now);
+        let bound = match self.entries.get(uid).map(|entry| &entry.phase) {
+            Some(Phase::Bound(known)) if known.node == *node => {
+                Bound { devices: known.devices.clone().or(devices), ..known.clone() }
+            }
+            _ => Bound::new(node.clone(), devices, self.now),
+        };
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {
                 entry.phase = Phase::Bound(bound);
