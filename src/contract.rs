@@ -20,6 +20,7 @@ use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, 
 use crate::scheduling::decision::{Hold, Placement};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use crate::scheduling::node::NodeIdentity;
 use crate::scheduling::plugin::{PluginDevices, PluginResource};
 use crate::scheduling::policy::{Judgement, Mode, Policy, Traits};
 use crate::scheduling::request::{
@@ -246,6 +247,14 @@ pub fn plugin_devices(node: &Node) -> PluginDevices {
         Some((PluginResource::parse(name)?, u32::try_from(count.0).unwrap_or(u32::MAX)))
     });
     devices.collect()
+}
+
+/// Which Node object it is, and which machine it stands for; `None` for an object without a UID.
+pub fn node_identity(node: &Node) -> Option<NodeIdentity> {
+    let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
+    let ids = info.map(|info| [info.system_uuid.as_str(), info.machine_id.as_str()]);
+    let machine = ids.filter(|ids| ids.iter().any(|id| !id.is_empty())).map(|ids| ids.join("/").into());
+    Some(NodeIdentity { uid: node.metadata.uid.as_deref()?.into(), machine })
 }
 
 /// The GPUs of a node as feature discovery labels them: enough to place by until an agent reports.

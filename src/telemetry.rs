@@ -29,6 +29,10 @@ pub struct Metrics {
     pub reports: IntCounterVec,
     /// Bytes of the bodies they came in.
     pub report_bytes: IntCounter,
+    /// GPUs that reports brought and that wait.
+    pub gpus_delayed: IntCounter,
+    /// Ledgers that a panic left half changed.
+    pub ledgers_discarded: IntCounter,
     /// Parts that reports said they lack.
     pub report_missing: IntCounterVec,
     /// What agents found amiss, once per pod while it stands.
@@ -98,6 +102,16 @@ impl Metrics {
         let report_bytes =
             IntCounter::new("stowage_agent_report_bytes_total", "Bytes of agents' reports taken in.")
                 .expect("the name is valid");
+        let gpus_delayed = IntCounter::new(
+            "stowage_agent_gpus_delayed_total",
+            "GPUs in reports that are new or better than known and wait: their node's list changes too often.",
+        )
+        .expect("the name is valid");
+        let ledgers_discarded = IntCounter::new(
+            "stowage_ledger_discarded_total",
+            "Panics while the ledger was locked: the ledger is discarded and the cluster is listed anew.",
+        )
+        .expect("the name is valid");
         let report_age = GaugeVec::new(
             Opts::new(
                 "stowage_agent_report_age_seconds",
@@ -110,6 +124,8 @@ impl Metrics {
         keep(Box::new(ledger_seconds.clone()));
         keep(Box::new(report_bytes.clone()));
         keep(Box::new(report_age.clone()));
+        keep(Box::new(gpus_delayed.clone()));
+        keep(Box::new(ledgers_discarded.clone()));
         Self {
             verb_seconds,
             ledger_seconds,
@@ -130,6 +146,8 @@ impl Metrics {
             ),
             reports: counters("stowage_agent_reports_total", "Agent reports, by outcome.", &["outcome"]),
             report_bytes,
+            gpus_delayed,
+            ledgers_discarded,
             report_missing: counters(
                 "stowage_agent_missing_total",
                 "Reports in which a part could not be sampled, by part.",

@@ -168,6 +168,9 @@ impl Index {
         let machine = contract::stock::machine(node);
         let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
         let mut ledger = service.ledger();
+        if let Some(identity) = contract::node_identity(node) {
+            ledger.identify_node(&name, identity);
+        }
         ledger.set_node(&name, record.kind, labelled_devices(node, record.kind));
         ledger.set_plugin_devices(&name, contract::plugin_devices(node));
         ledger.share_labels(&name, labels);

@@ -24,6 +24,22 @@ pub enum NodeKind {
     DevicePlugin,
 }
 
+/// Which Node object bears a name, and which machine it stands for. A name is used again: by another machine, or by the
+/// same one that has registered anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeIdentity {
+    /// The Node object's UID.
+    pub uid: Arc<str>,
+    /// What the machine says of itself, if it says anything.
+    pub machine: Option<Arc<str>>,
+}
+
+impl NodeIdentity {
+    pub fn is_same_machine(&self, other: &Self) -> bool {
+        self.uid == other.uid || self.machine.is_some() && self.machine == other.machine
+    }
+}
+
 /// `gpus` and `devices` run in parallel: the first is what changes and what decisions read, the second what the
 /// hardware is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,6 +9,7 @@
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
 use crate::report::{Finding, NodeReport};
+use crate::scheduling::node::NodeIdentity;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
@@ -38,10 +39,21 @@ pub struct Latest {
     pub received: Moment,
 }
 
+/// What stands before a report of the same node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Before<'a> {
+    /// What the latest report found.
+    pub findings: &'a [Finding],
+    /// Where the same boot of the agent was when its latest report counted.
+    pub machine: Option<&'a NodeIdentity>,
+}
+
 /// What is kept of it.
 #[derive(Debug, Default)]
 struct Place {
     boot_id: String,
+    /// Which Node object bore the name then.
+    machine: Option<NodeIdentity>,
     sequence: u64,
     received: Moment,
     findings: Vec<Finding>,
@@ -59,24 +71,26 @@ impl Default for Board {
 
 impl Board {
     /// Notes the report as its node's latest, unless there is a later one or `apply` refuses it. `text` is what it was read
-    /// from. `apply` gets what the one before it found as well; of one node's reports it sees one at a time, in their order.
+    /// from. `apply` gets what stands before it as well, and says on which machine it was; of one node's reports it sees one at
+    /// a time, in their order.
     pub fn take(
         &self,
         report: &NodeReport,
         text: &str,
         received: Moment,
-        apply: impl FnOnce(&[Finding]) -> Result<(), ReportError>,
+        apply: impl FnOnce(Before<'_>) -> Result<Option<NodeIdentity>, ReportError>,
     ) -> Result<(), ReportError> {
         match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                apply(&[])?;
+                let machine = apply(Before::default())?;
                 let boot_id = report.boot_id.clone();
-                place.insert(Place { boot_id, ..Place::default() }).advance(report, text, received);
+                place.insert(Place { boot_id, machine, ..Place::default() }).advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.is_before(report)?;
-                apply(&place.findings)?;
+                let machine = place.machine.as_ref().filter(|_| place.boot_id == report.boot_id);
+                place.machine = apply(Before { findings: &place.findings, machine })?;
                 place.advance(report, text, received);
             }
         }
@@ -170,7 +184,7 @@ mod tests {
 
     fn take_of(board: &Board, node: &str, boot: &str, sequence: u64) -> Result<(), ReportError> {
         let text = text(node, boot, sequence);
-        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(()))
+        board.take(&serde_json::from_str(&text).unwrap(), &text, Moment(sequence), |_| Ok(None))
     }
 
     fn take(board: &Board, boot: &str, sequence: u64) -> Result<(), ReportError> {
@@ -225,7 +239,7 @@ mod tests {
         let filler = "x".repeat(MAX_TEXT);
         let text = text("a", "boot", 1).replacen('{', &format!(r#"{{"unknown":"{filler}","#), 1);
         let report: NodeReport = serde_json::from_str(&text).unwrap();
-        board.take(&report, &text, Moment(1), |_| Ok(())).unwrap();
+        board.take(&report, &text, Moment(1), |_| Ok(None)).unwrap();
         assert_eq!(board.latest(&report.node).unwrap().report, report);
         assert!(board.places.get(&report.node).unwrap().text.len() < 200);
     }

@@ -4,8 +4,9 @@ use super::*;
 use crate::cluster::testing::Recorder;
 use crate::contract;
 use crate::extender::request::Limits;
+use crate::scheduling::device::Health;
 use crate::scheduling::ledger::LOOKED_AT;
-use crate::scheduling::node::NodeKind;
+use crate::scheduling::node::{NodeIdentity, NodeKind};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use serde_json::{Value, json};
@@ -71,4 +72,31 @@ fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
     let looked_at = LOOKED_AT.get();
     // Each of the node's pods some times over, and nobody else of the 1,600.
     assert!(looked_at <= 20 * PODS_PER_NODE, "{looked_at} entries were looked at");
+}
+
+fn identity(uid: &str, machine: Option<&str>) -> NodeIdentity {
+    NodeIdentity { uid: uid.into(), machine: machine.map(Into::into) }
+}
+
+#[test]
+fn b11_a_late_report_of_the_old_machine_does_not_bring_its_gpus_back() {
+    for (machines, is_taken) in
+        [([Some("one"), Some("two")], false), ([None, None], false), ([Some("one"), Some("one")], true)]
+    {
+        let extender = crowded();
+        extender.service.ledger().identify_node(&name(0), identity("uid-1", machines[0]));
+        assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
+        extender.service.ledger().identify_node(&name(0), identity("uid-2", machines[1]));
+        let late = reports(&extender, &Sender::Anyone, extender.service.now(), report(2, 2).as_bytes());
+        assert_eq!(late.is_ok(), is_taken, "{machines:?}");
+        let healthy = |extender: &Extender| {
+            let ledger = extender.service.ledger();
+            let node = ledger.node(&name(0)).unwrap();
+            node.devices.iter().filter(|device| device.health == Health::Healthy).count()
+        };
+        assert_eq!(healthy(&extender), if is_taken { 2 } else { 0 });
+        let anew = report(1, 3).replace("boot\"", "boot-2\"");
+        assert_eq!(take_report(&extender, &anew).accepted, 1, "an agent that starts on the new machine counts");
+        assert_eq!(healthy(&extender), 3);
+    }
 }

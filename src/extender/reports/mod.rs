@@ -6,7 +6,7 @@
 //!
 //! A report is taken whole or not at all, and of a batch each by itself. Reports are ordered by (the agent's boot, sequence
 //! number); one that is not later than what is known is dropped. Times are this process' own: when the request came in, and
-//! how old its figures were then. What a report changes begins at [`apply`]; nothing here decides about a pod.
+//! how old its figures were then. What a report changes begins at `apply`; nothing here decides about a pod.
 
 pub mod auth;
 pub mod board;
@@ -27,6 +27,7 @@ use crate::ids::NodeName;
 use crate::report::NodeReport;
 use crate::scheduling::device::Device;
 use crate::scheduling::ledger::{DevicesRefused, Ledger};
+use crate::scheduling::node::NodeIdentity;
 use crate::units::Moment;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -144,43 +145,55 @@ fn take(
         return Err(ReportError::WrongNode { node: report.node, actual: node.clone() });
     }
     let report = validate::check(report)?;
-    extender.board.take(&report, text, received, |found_before| {
-        apply(extender, &report, received)?;
-        remarks::of_report(extender, found_before, &report);
-        Ok(())
+    extender.board.take(&report, text, received, |before| {
+        let machine = apply(extender, &report, received, before.machine)?;
+        remarks::of_report(extender, before.findings, &report);
+        Ok(machine)
     })
 }
 
 /// What a report that counts changes: it is whole, it is of its own node, and nothing later of that node is known. It
-/// changes nothing if it is refused here.
-pub fn apply(extender: &Extender, report: &NodeReport, received: Moment) -> Result<(), ReportError> {
+/// changes nothing if it is refused here. `known_on` is where its boot of the agent was before; the machine that bears the
+/// node's name now is the answer.
+fn apply(
+    extender: &Extender,
+    report: &NodeReport,
+    received: Moment,
+    known_on: Option<&NodeIdentity>,
+) -> Result<Option<NodeIdentity>, ReportError> {
     let node = &report.node;
     let unknown = || ReportError::UnknownNode(node.clone());
     let fresh = extender.service.ledger().policy().telemetry.fresh;
     let reading = report.reading(received, fresh);
-    let before = {
+    let (before, machine) = {
         let mut ledger = extender.service.ledger();
         if !ledger.has_node(node) {
             return Err(unknown());
         }
+        let machine = ledger.node_identity(node).cloned();
+        if known_on.zip(machine.as_ref()).is_some_and(|(known, now)| !known.is_same_machine(now)) {
+            return Err(ReportError::ReplacedNode(node.clone()));
+        }
         // Without its GPUs a report leaves them as they are known.
-        let Some(devices) = validate::devices(report) else { return Ok(()) };
+        let Some(devices) = validate::devices(report) else { return Ok(machine) };
         let before = devices_of(&ledger, node);
-        ledger.report_devices(node, devices).map_err(|error| match error {
+        let waiting = ledger.report_devices(node, devices).map_err(|error| match error {
             DevicesRefused::UnknownNode => unknown(),
             DevicesRefused::TooMany(devices) => {
                 ReportError::Flawed { node: node.clone(), flaw: Flaw::TooManyGpus(devices) }
             }
         })?;
+        extender.service.metrics.gpus_delayed.inc_by(waiting as u64);
         if let Some(reading) = reading {
             ledger.read(node, reading);
         }
-        before.filter(|before| !Arc::ptr_eq(before, &devices_of(&ledger, node).expect("the node exists")))
+        let is_other = |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
+        (before.filter(is_other), machine)
     };
     if let Some(before) = before {
         remarks::of_losses(extender, &before, report);
     }
-    Ok(())
+    Ok(machine)
 }
 
 /// The same list as long as nothing of it has changed.

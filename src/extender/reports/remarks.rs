@@ -117,11 +117,11 @@ fn struck(
     lost: &[(&Device, String)],
 ) -> Vec<(PodUid, PodEntry, String)> {
     let ledger = extender.service.ledger();
-    let here = ledger.entries().into_iter().filter(|(_, entry)| entry.node() == Some(node));
     let losses = |entry: &PodEntry| -> String {
         let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")
     };
+    let here = ledger.pods_of(node);
     here.map(|(uid, entry)| (uid.clone(), entry.clone(), losses(entry)))
         .filter(|(.., losses)| !losses.is_empty())
         .collect()

@@ -25,6 +25,11 @@ pub enum ReportError {
     #[error("the report is of an earlier boot of the agent")]
     EarlierBoot,
     #[error(
+        "the Node {0} was created anew since this agent's first report, and does not show that it is the same machine; \
+         restart the agent if it is"
+    )]
+    ReplacedNode(NodeName),
+    #[error(
         "the token is of an agent on {actual}, which cannot speak for {node}; each agent reports its own node"
     )]
     WrongNode { node: NodeName, actual: NodeName },
@@ -37,6 +42,7 @@ impl ReportError {
             Self::UnknownNode(_) => "unknown-node",
             Self::Flawed { flaw, .. } => flaw.code(),
             Self::Old { .. } | Self::EarlierBoot => "old",
+            Self::ReplacedNode(_) => "replaced-node",
             Self::WrongNode { .. } => "wrong-node",
         }
     }

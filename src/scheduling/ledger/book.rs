@@ -4,6 +4,7 @@
 //! measured. A node has a handful of pods, and sums that are never adjusted cannot drift. Reports come far more often than
 //! pods do: what only pods change is kept for them.
 
+use super::devices::GainLimit;
 use super::entry::{Phase, PodEntry};
 use super::measured::Unexplained;
 use super::shared::Entries;
@@ -11,7 +12,7 @@ use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::fit::{shut, usable};
 use crate::scheduling::loading::Holdings;
-use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::plugin::{PluginDevices, PluginShare};
 use crate::scheduling::policy::{Admission, ClassId, Policy, TenantId, Usage};
 use crate::scheduling::preempt::Bar;
@@ -49,8 +50,11 @@ pub(super) struct Book {
     pub labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for who hands its GPUs out.
     pub admission: Admission,
+    /// Which Node object it is, if anybody said.
+    pub identity: Option<NodeIdentity>,
     /// Whether an agent has said what its devices are.
     pub reported: bool,
+    pub gain_limit: GainLimit,
     pub devices: Arc<[Device]>,
     /// What device plugins offer, as the node shows it; and that beside what pods here use, as the last change left it.
     pub offered: PluginDevices,
@@ -117,7 +121,9 @@ impl Book {
             kind: NodeKind::default(),
             labels: Arc::default(),
             admission: Admission::default(),
+            identity: None,
             reported: false,
+            gain_limit: GainLimit::default(),
             devices: Arc::new([]),
             offered: PluginDevices::new(),
             plugin: Vec::new(),
@@ -195,6 +201,11 @@ impl Book {
     /// A pod had ended here before anybody looked. If there is an agent, it will speak soon.
     pub fn note_missed(&mut self, uid: &PodUid, at: Moment) {
         self.add_departed(uid, at);
+    }
+
+    /// Another machine has the name now.
+    pub fn forget_departed(&mut self) {
+        self.departed.clear();
     }
 
     fn add_departed(&mut self, uid: &PodUid, at: Moment) {

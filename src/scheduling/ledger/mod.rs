@@ -9,7 +9,7 @@
 //! runs, that much on every GPU of its node.
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
-//! [`sight`] takes in what is seen, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
+//! [`sight`] takes in what is seen, [`devices`] what a node has, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom,
 //! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`prospects`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
 //! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
@@ -22,6 +22,7 @@ mod claim;
 mod cleared;
 mod coverage;
 mod demanded;
+mod devices;
 mod entry;
 mod evictions;
 mod groups;
@@ -43,6 +44,7 @@ mod tenancy;
 
 pub use claim::{Claim, Stays};
 pub use cleared::Cleared;
+pub use devices::DevicesRefused;
 pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
 pub use held::{Held, Remaining};
 pub use occupants::{Occupant, Presence};
@@ -51,7 +53,7 @@ pub use query::Totals;
 pub use queue::{Group, Pending, Way};
 pub use reload::Judgements;
 pub use room::Survey;
-pub use sight::{DevicesRefused, Remark, Seen, SeenState, SeenWaiting};
+pub use sight::{Remark, Seen, SeenState, SeenWaiting};
 pub use tenancy::Tenancy;
 pub(super) use tenancy::is_allowed;
 

@@ -39,6 +39,12 @@ impl Ledger {
         self.entries.in_no_order().collect()
     }
 
+    /// The pods that are bound or assumed on a node, in order of UID. Only these are looked at.
+    pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodEntry)> {
+        let here = self.books.get(node).into_iter().flat_map(|book| &book.pods);
+        here.map(|uid| (uid, &self.entries[uid])).filter(move |(_, entry)| entry.node() == Some(node))
+    }
+
     /// Whether a Node object of this name exists.
     pub fn has_node(&self, name: &NodeName) -> bool {
         self.books.get(name).is_some_and(|book| book.exists)

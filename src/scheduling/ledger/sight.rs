@@ -9,7 +9,7 @@ use crate::scheduling::decision::Hold;
 use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::Reading;
-use crate::scheduling::request::{Demand, MAX_GPUS};
+use crate::scheduling::request::Demand;
 use crate::scheduling::stake::{Shown, Stake, Stamp};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
@@ -46,13 +46,6 @@ pub struct SeenWaiting {
     pub nominated: Option<NodeName>,
 }
 
-/// Why a report of devices is not taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DevicesRefused {
-    UnknownNode,
-    TooMany(usize),
-}
-
 /// What is remarkable about a pod that was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Remark {
@@ -83,31 +76,8 @@ impl Ledger {
             self.refresh(name);
         }
         if let Some(devices) = labelled.filter(|_| !self.books[name].reported) {
-            self.set_devices(name, devices);
+            self.set_labelled_devices(name, devices);
         }
-    }
-
-    /// The devices of a node as its agent reports them.
-    ///
-    /// Refused as a whole, with how many there would be, if they and the lost ones that still have pods are more than
-    /// [`MAX_GPUS`].
-    pub fn report_devices(&mut self, name: &NodeName, devices: Vec<Device>) -> Result<(), DevicesRefused> {
-        let entries = &self.entries;
-        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(DevicesRefused::UnknownNode)?;
-        if book.reported && *book.devices == *devices {
-            return Ok(());
-        }
-        let merged = book.merge_devices(devices.clone(), entries).len();
-        if merged > MAX_GPUS as usize {
-            return Err(DevicesRefused::TooMany(merged));
-        }
-        let is_first = !std::mem::replace(&mut book.reported, true);
-        self.set_devices(name, devices);
-        if is_first {
-            self.pin_indices(name);
-            self.adopt_holds_on(name);
-        }
-        Ok(())
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
@@ -140,23 +110,14 @@ impl Ledger {
         }
     }
 
-    /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them
-    /// otherwise after its next start.
-    pub(super) fn pin_indices(&mut self, name: &NodeName) {
-        let book = &self.books[name];
-        let by_index = |uid: &PodUid| match &self.entries[uid].phase {
-            Phase::Bound(bound) if !bound.is_recorded() && bound.located.is_none() && bound.node == *name => {
-                let places = book.resolve(bound.devices.as_ref()?)?;
-                let uuids = places.iter().map(|place| book.devices[place].uuid.clone()).collect();
-                Some((uid.clone(), uuids))
-            }
-            _ => None,
-        };
-        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = book.pods.iter().filter_map(by_index).collect();
-        pinned.into_iter().for_each(|(uid, gpus)| self.locate(&uid, gpus));
+    pub(super) fn forget_reading(&mut self, name: &NodeName) {
+        let Some(book) = self.books.get_mut(name) else { return };
+        if let Some(due) = book.forget_reading(&self.policy.telemetry) {
+            self.aging.remove(&(due, name.clone()));
+        }
     }
 
-    fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
+    pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
         self.change(uid, |entries| {
             if let Some(Phase::Bound(bound)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
                 bound.located = Some(gpus);
@@ -169,8 +130,7 @@ impl Ledger {
         if let Some(book) = self.books.get_mut(name).filter(|book| book.exists) {
             book.exists = false;
             // A node that comes back under its name may be another machine.
-            let aged = book.forget_reading(&self.policy.telemetry);
-            aged.map(|due| self.aging.remove(&(due, name.clone())));
+            self.forget_reading(name);
             self.nodes_changed = true;
             self.epoch += 1;
             self.generation += 1;
@@ -268,27 +228,7 @@ impl Ledger {
         }
     }
 
-    fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
-        let book = self.books.get_mut(name).expect("the caller has the node's page");
-        let devices: Arc<[Device]> = book.merge_devices(devices, &self.entries).into();
-        if devices != book.devices {
-            // Hints name places, and those may be others now.
-            self.drop_hints_on(name);
-            self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
-            self.refresh(name);
-            // Before the agent reports, nobody knows which GPUs a hold names.
-            if self.books[name].reported {
-                self.end_broken_holds(name);
-            }
-        }
-    }
-
-    /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
-    fn end_broken_holds(&mut self, name: &NodeName) {
-        self.end_holds_on(name, |book, hold| book.resolve(&hold.devices).is_none());
-    }
-
-    fn end_holds_on(&mut self, name: &NodeName, is_broken: impl Fn(&Book, &Hold) -> bool) {
+    pub(super) fn end_holds_on(&mut self, name: &NodeName, is_broken: impl Fn(&Book, &Hold) -> bool) {
         let Some(book) = self.books.get(name) else { return };
         let broken = |uid: &&PodUid| {
             let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
@@ -372,16 +312,22 @@ impl Ledger {
         let node = bound.node.clone();
         let book = self.books.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
-        let until = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
-            Some(entry) => entry.starting,
-            None => gate(&demand, &book.view, self.now, &self.policy),
+        let (starting, was_assumed) = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
+            Some(entry) => (entry.starting, true),
+            None => {
+                (gate(&demand, &book.view, self.now, &self.policy).filter(|_| is_starting), false)
+            }
         };
-        let starting = until.filter(|_| is_starting);
         let is_by_index = book.reported && !bound.is_recorded();
-        self.change(&uid.clone(), |entries| {
+        self.change(&uid, |entries| {
             let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
-            entries.insert(uid, PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting });
+            let entry = PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting };
+            entries.insert(uid.clone(), entry);
         });
+        // It was assumed here, and the watch is faster than the answer to its Binding.
+        if was_assumed && starting.is_some() && !is_starting {
+            self.note_started(&uid);
+        }
         if is_by_index {
             self.pin_indices(&node);
         }
