@@ -30,6 +30,17 @@ fn no_file_at_all_is_the_default_policy() {
 }
 
 #[test]
+fn n17_a_file_without_a_byte_is_no_policy_and_an_empty_document_is_the_default_one() {
+    for text in ["", "\n", " \t\r\n\n"] {
+        assert_eq!(codes(text), ["empty-file"], "{text:?}");
+        assert!(load(&files(&["mode: shadow\n", text])).is_err(), "beside another file, too");
+    }
+    for text in ["{}", "---\n", "# nothing yet\n"] {
+        assert_eq!(loaded(&[text]).policy.digest, loaded(&[]).policy.digest, "{text:?}");
+    }
+}
+
+#[test]
 fn the_digest_follows_what_is_said_and_nothing_else() {
     let digest = |texts: &[&str]| loaded(texts).policy.digest;
     let plain = digest(&["mode: shadow\nscoring: {shortlist: 4}\n"]);
