@@ -76,11 +76,21 @@ fn documents(sources: &[SourceText], texts: &Sources<'_>) -> Documents {
     let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
+        if source.bytes.trim_ascii().is_empty() {
+            found.diagnostics.push(empty(FileId::at(index)));
+            continue;
+        }
         let (documents, mut diagnostics) = tree::read(&source.bytes, FileId::at(index), &mut nodes);
         found.diagnostics.append(&mut diagnostics);
         documents.into_iter().for_each(|document| found.take(document, texts));
     }
     found
+}
+
+/// A file that lost its text says nothing, which is not what its author meant: every guarantee would be gone.
+fn empty(file: FileId) -> Diagnostic {
+    Diagnostic::error("empty-file", Span::new(file, 0..0), "the file is empty")
+        .help("write `{}` for a policy that is all defaults, or delete the file; was it cut off?")
 }
 
 impl Documents {
