@@ -1,28 +1,30 @@
-//! A condition in CEL over one variable, `pod`: checked and compiled once, so that judging a pod only walks it.
+//! A condition in CEL over one variable, `pod`: checked and compiled once, so that classifying a pod only evaluates it.
 //!
-//! CEL ends always, but an expression with loops inside loops may take as long as it likes. What an expression costs at
-//! worst is added up before it is accepted.
+//! CEL ends always, but an expression with loops inside loops may take as long as it likes and make texts as large as it
+//! likes. What an expression costs at worst, in steps and in bytes, is added up before it is accepted ([`check`], [`cost`]);
+//! the sum holds for every pod within the bounds of [`cost`], and on any other pod an expression fails. An expression that
+//! fails on a pod does not match it.
 
+mod check;
+mod cost;
 mod kind;
+
+pub use cost::Cost;
 
 use super::traits::Traits;
 use crate::scheduling::request::Sharing;
-use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr};
 use cel::objects::{Key, Map};
-use cel::{Context, Env, IdedExpr, Program, Value};
-use kind::Kind;
+use cel::{Context, Env, Program, Value};
+use check::Check;
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
 
 /// Longer than any condition that a person can read.
 const LONGEST: usize = 1024;
-/// Steps at worst: some milliseconds, once per kind of pod.
-const MAX_STEPS: u64 = 10_000;
-/// What a list or map of a pod's may have; the API server bounds them by the object's size only.
-const LENGTH_OF_UNKNOWN: u64 = 1000;
 
 /// What an expression may ask of `pod`.
 pub const FIELDS: [&str; 11] = [
@@ -42,33 +44,11 @@ pub const FIELDS: [&str; 11] = [
 /// What it may call, beside operators.
 pub const FUNCTIONS: [&str; 6] = ["contains", "endsWith", "int", "size", "startsWith", "string"];
 
-/// Operators and what macros expand to.
-const OPERATORS: [&str; 19] = [
-    "_?_:_",
-    "_&&_",
-    "_||_",
-    "!_",
-    "_-_",
-    "_+_",
-    "_*_",
-    "_/_",
-    "_%_",
-    "_==_",
-    "_!=_",
-    "_>=_",
-    "_<=_",
-    "_>_",
-    "_<_",
-    "-_",
-    "_[_]",
-    "@in",
-    "@not_strictly_false",
-];
-
 #[derive(Clone)]
 pub struct Expression {
     text: Arc<str>,
     program: Arc<Program>,
+    cost: Cost,
 }
 
 /// What is wrong with an expression, and where in its text.
@@ -84,7 +64,8 @@ pub struct ExpressionError {
 /// A pod as expressions see it; made at the first one that looks.
 pub struct Subject<'a> {
     pub traits: &'a Traits,
-    value: OnceCell<Value>,
+    /// With `pod` in it; nothing for a pod beyond the bounds that costs are counted by.
+    context: OnceCell<Option<Context<'static, 'static>>>,
 }
 
 static ENV: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
@@ -99,9 +80,16 @@ impl Expression {
                     .into(),
             });
         }
-        let program = ENV.compile(text).map_err(|errors| syntax(text, &errors))?;
-        Check { text, program: &program, loops: Vec::new(), asks: Asks::Nothing }.whole()?;
-        Ok(Self { text: text.into(), program: Arc::new(program) })
+        // A parser that fails on a text must not take the process with it.
+        let program = catch_unwind(|| ENV.compile(text)).map_err(|_| failed(text))?;
+        let program = program.map_err(|errors| syntax(text, &errors))?;
+        let cost = Check::new(text, &program).whole()?;
+        Ok(Self { text: text.into(), program: Arc::new(program), cost })
+    }
+
+    /// What evaluating it takes at worst, for any pod.
+    pub fn cost(&self) -> Cost {
+        self.cost
     }
 
     pub fn text(&self) -> &str {
@@ -110,9 +98,9 @@ impl Expression {
 
     /// Whether the pod meets it; an error if it fails on this pod, as when a label it reads is not there.
     pub fn holds_for(&self, pod: &Subject<'_>) -> Result<bool, String> {
-        let mut context = Context::with_env(ENV.clone());
-        context.add_variable_from_value("pod", pod.value().clone());
-        match self.program.execute(&context) {
+        let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
+        let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
+        match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
             Ok(Value::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("it gives {:?}, not true or false", other.type_of())),
             Err(error) => Err(error.to_string()),
@@ -142,18 +130,25 @@ impl Serialize for Expression {
 
 impl<'a> Subject<'a> {
     pub fn new(traits: &'a Traits) -> Self {
-        Self { traits, value: OnceCell::new() }
+        Self { traits, context: OnceCell::new() }
     }
 
-    fn value(&self) -> &Value {
-        self.value.get_or_init(|| value(self.traits))
+    fn context(&self) -> Option<&Context<'static, 'static>> {
+        let context = self.context.get_or_init(|| {
+            cost::is_within_bounds(self.traits).then(|| {
+                let mut context = Context::with_env(ENV.clone());
+                context.add_variable_from_value("pod", value(self.traits));
+                context
+            })
+        });
+        context.as_ref()
     }
 }
 
 /// VRAM in MiB: whole numbers that a person can compare.
 fn value(pod: &Traits) -> Value {
     let labels = pod.labels.iter().map(|(key, value)| (Key::from(key.as_str()), value.as_str().into()));
-    // CEL's own map has no order, and nothing here loops over one (`Check::each`).
+    // CEL's own map has no order, and nothing here loops over one (`check`).
     let labels = Value::Map(Map { map: Arc::new(labels.collect()) });
     let resources: Vec<Value> = pod.resources.iter().map(|name| name.as_str().into()).collect();
     let mib = |bytes: crate::units::Bytes| Value::Int((bytes.0 >> 20) as i64);
@@ -195,175 +190,13 @@ fn syntax(text: &str, errors: &cel::ParseErrors) -> ExpressionError {
     ExpressionError { at: start..end, message: format!("this is not CEL: {message}"), help: help.into() }
 }
 
-/// The walk over a compiled expression: names, fields, functions, kind, and cost.
-struct Check<'a> {
-    text: &'a str,
-    program: &'a Program,
-    /// Names that loops around the present place have given.
-    loops: Vec<String>,
-    asks: Asks,
-}
-
-/// Whether an expression looks at the pod at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
-    Nothing,
-    ThePod,
-}
-
-impl Check<'_> {
-    fn whole(&mut self) -> Result<(), ExpressionError> {
-        let root = self.program.expression();
-        let steps = self.steps(root)?;
-        if steps > MAX_STEPS {
-            let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
-            let help = "loop over one list of the pod only, and not inside another loop".into();
-            return Err(ExpressionError { at: 0..self.text.len(), message, help });
-        }
-        let help = "compare something of the pod, such as pod.gpus > 1";
-        if Kind::of(&root.expr).is_some_and(|kind| kind != Kind::Bool) {
-            return Err(self.error(root, "it gives no true or false".into(), help));
-        }
-        if self.asks == Asks::Nothing {
-            return Err(self.error(root, "it says the same of every pod".into(), help));
-        }
-        Ok(())
+/// A parser that panics is a defect of the library; the expression is refused as any other that cannot be read.
+fn failed(text: &str) -> ExpressionError {
+    ExpressionError {
+        at: 0..text.len(),
+        message: "this is not CEL: the parser fails on it".into(),
+        help: "a condition reads like pod.labels['team'] == 'search' && pod.priority >= 0".into(),
     }
-
-    /// What evaluating it costs at worst, or what may not be in it.
-    fn steps(&mut self, at: &IdedExpr) -> Result<u64, ExpressionError> {
-        let parts = match &at.expr {
-            Expr::Unspecified | Expr::Literal(_) => 0,
-            Expr::Ident(name) => self.name(at, name)?,
-            Expr::Select(select) => {
-                self.field(at, &select.operand, &select.field)?;
-                self.steps(&select.operand)?
-            }
-            Expr::Call(call) => self.call(at, call)?,
-            Expr::List(list) => self.sum(&list.elements)?,
-            Expr::Map(map) => {
-                let mut steps = 0u64;
-                for entry in &map.entries {
-                    if let EntryExpr::MapEntry(entry) = &entry.expr {
-                        steps = steps.saturating_add(self.steps(&entry.key)?);
-                        steps = steps.saturating_add(self.steps(&entry.value)?);
-                    }
-                }
-                steps
-            }
-            Expr::Comprehension(comprehension) => self.each(comprehension)?,
-            Expr::Struct(_) => {
-                return Err(self.error(
-                    at,
-                    "there are no message types here".into(),
-                    "compare fields of pod",
-                ));
-            }
-        };
-        Ok(parts.saturating_add(1))
-    }
-
-    fn sum(&mut self, parts: &[IdedExpr]) -> Result<u64, ExpressionError> {
-        parts.iter().try_fold(0u64, |sum, part| Ok(sum.saturating_add(self.steps(part)?)))
-    }
-
-    fn name(&mut self, at: &IdedExpr, name: &str) -> Result<u64, ExpressionError> {
-        if name == "pod" {
-            self.asks = Asks::ThePod;
-            return Ok(0);
-        }
-        if name.starts_with('@') || self.loops.iter().any(|known| known == name) {
-            return Ok(0);
-        }
-        let help = match FIELDS.contains(&name) {
-            true => format!("write pod.{name}"),
-            false => "the only name is pod; texts stand in quotes".into(),
-        };
-        Err(self.error(at, format!("there is no {name:?} here"), &help))
-    }
-
-    fn field(&self, at: &IdedExpr, of: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
-        let is_of_pod = matches!(&of.expr, Expr::Ident(name) if name == "pod");
-        if is_of_pod { self.field_of_pod(at, field) } else { Ok(()) }
-    }
-
-    fn field_of_pod(&self, at: &IdedExpr, field: &str) -> Result<(), ExpressionError> {
-        if FIELDS.contains(&field) {
-            return Ok(());
-        }
-        let message = format!("a pod has no {field:?} here");
-        let help = match nearest(field, &FIELDS) {
-            Some(near) => format!("did you mean pod.{near}?"),
-            None => format!("it has {}", FIELDS.join(", ")),
-        };
-        Err(self.error(at, message, &help))
-    }
-
-    fn call(&mut self, at: &IdedExpr, call: &CallExpr) -> Result<u64, ExpressionError> {
-        let name = call.func_name.as_str();
-        if !OPERATORS.contains(&name) && !FUNCTIONS.contains(&name) {
-            let help = match nearest(name, &FUNCTIONS) {
-                Some(near) => format!("did you mean {near}?"),
-                None => format!("there are {}, and the loops all, exists, exists_one", FUNCTIONS.join(", ")),
-            };
-            return Err(self.error(at, format!("there is no function {name:?} here"), &help));
-        }
-        let target = call.target.as_deref().map_or(Ok(0), |target| self.steps(target))?;
-        let args = self.sum(&call.args)?;
-        if let Some(field) = kind::indexed(call) {
-            self.field_of_pod(at, field)?;
-        }
-        if let Some((message, help)) = kind::misfit(call) {
-            return Err(self.error(at, message, help));
-        }
-        Ok(target.saturating_add(args))
-    }
-
-    fn each(&mut self, each: &ComprehensionExpr) -> Result<u64, ExpressionError> {
-        let range = self.steps(&each.iter_range)?;
-        if !has_an_order(&each.iter_range.expr) {
-            let message =
-                "a loop goes over a list: over what is written in brackets, or pod.resources".into();
-            let help = "labels have no order; ask for one by its name: 'team' in pod.labels";
-            return Err(self.error(&each.iter_range, message, help));
-        }
-        let rounds = match &each.iter_range.expr {
-            Expr::List(list) => list.elements.len() as u64,
-            _ => LENGTH_OF_UNKNOWN,
-        };
-        let before = self.loops.len();
-        self.loops.extend([each.iter_var.clone(), each.accu_var.clone()]);
-        self.loops.extend(each.iter_var2.clone());
-        let start = self.steps(&each.accu_init)?;
-        let round = self.steps(&each.loop_cond)?.saturating_add(self.steps(&each.loop_step)?);
-        let end = self.steps(&each.result)?;
-        self.loops.truncate(before);
-        Ok([range, start, end].into_iter().fold(rounds.saturating_mul(round), u64::saturating_add))
-    }
-
-    fn error(&self, at: &IdedExpr, message: String, help: &str) -> ExpressionError {
-        let (start, stop) = self.program.source_info().offset_for(at.id).unwrap_or_default();
-        // Characters, the last one included.
-        let byte = |chars: usize| self.text.char_indices().nth(chars).map_or(self.text.len(), |(at, _)| at);
-        let (start, end) = (byte(start as usize), byte(stop as usize + 1));
-        ExpressionError { at: start..end.max(start), message, help: help.into() }
-    }
-}
-
-/// Whether a loop over it takes the same way each time.
-fn has_an_order(range: &Expr) -> bool {
-    match range {
-        Expr::List(_) | Expr::Comprehension(_) => true,
-        Expr::Select(select) => {
-            select.field == "resources" && matches!(&select.operand.expr, Expr::Ident(name) if name == "pod")
-        }
-        _ => false,
-    }
-}
-
-fn nearest<'a>(word: &str, words: &[&'a str]) -> Option<&'a str> {
-    let near = words.iter().map(|known| (strsim::damerau_levenshtein(word, known), *known)).min()?;
-    (near.0 <= word.len().max(3) / 3).then_some(near.1)
 }
 
 #[cfg(test)]

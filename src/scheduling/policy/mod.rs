@@ -19,7 +19,7 @@ pub use class::{
     Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, Protection, StartGate, Terms, Unmet,
 };
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
-pub use expression::{Expression, ExpressionError, Subject};
+pub use expression::{Cost, Expression, ExpressionError, Subject};
 pub use packing::{Learning, Packing, PackingPolicy};
 pub use planning::{
     Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,

@@ -154,7 +154,8 @@ fn is_labels(expr: &Expr) -> bool {
     matches!(expr, Expr::Select(select) if select.field == "labels" && is_pod(&select.operand.expr))
 }
 
-fn text(expr: &IdedExpr) -> Option<&str> {
+/// The text that is written there, if one is.
+pub fn text(expr: &IdedExpr) -> Option<&str> {
     match &expr.expr {
         Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
         _ => None,

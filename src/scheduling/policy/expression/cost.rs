@@ -1,0 +1,210 @@
+//! What evaluating an expression costs at worst: steps, and bytes that are made, copied or looked through on the way.
+//!
+//! Sizes are counted, not guessed: a pod shows a bounded amount ([`is_within_bounds`]), and every operator's result is
+//! bounded by its operands. Arithmetic saturates: what is too large to count is too large.
+
+use crate::scheduling::policy::traits::Traits;
+use cel::common::ast::{CallExpr, Expr, LiteralValue};
+
+/// Steps at worst: some milliseconds, once per kind of pod.
+pub const MAX_STEPS: u64 = 10_000;
+/// Bytes at worst.
+pub const MAX_BYTES: u64 = 4 << 20;
+
+/// One text of a pod. No name in Kubernetes is longer than 317 bytes, and no label's value than 63.
+const TEXT: u64 = 512;
+/// All labels of a pod, keys and values. The API server bounds them by the object's size only.
+const LABELS: u64 = 64 << 10;
+/// Resources that a pod names.
+const RESOURCES: u64 = 256;
+/// What a value takes beside its text, in a list or a map.
+const PER_ITEM: u64 = 64;
+/// A number written out; the largest with a fraction has 309 digits before the point.
+const NUMBER: u64 = 400;
+
+/// What evaluating takes at worst.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    pub steps: u64,
+    pub bytes: u64,
+}
+
+/// How large a value may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size {
+    pub bytes: u64,
+    /// Of a list: how many items it has, and how large the largest may be.
+    pub items: u64,
+    item: u64,
+}
+
+/// A part of an expression: what it costs, and what it gives.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    pub cost: Cost,
+    pub size: Size,
+}
+
+/// Whether what a pod shows is within the bounds that costs are counted by.
+pub fn is_within_bounds(pod: &Traits) -> bool {
+    let is_short = |text: &String| text.len() as u64 <= TEXT;
+    let labels = pod.labels.iter().map(|(key, value)| (key.len() + value.len()) as u64 + PER_ITEM);
+    [&pod.namespace, &pod.priority_class, &pod.model, &pod.service_account].into_iter().all(is_short)
+        && pod.labels.iter().all(|(key, value)| is_short(key) && is_short(value))
+        && labels.sum::<u64>() <= LABELS
+        && pod.resources.len() as u64 <= RESOURCES
+        && pod.resources.iter().all(is_short)
+}
+
+impl Size {
+    /// A number, or true or false.
+    pub const SMALL: Self = Self::of_text(8);
+    pub const OF_POD: Self = Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
+
+    const fn of_text(bytes: u64) -> Self {
+        Self { bytes, items: 0, item: bytes }
+    }
+
+    pub fn of_literal(literal: &LiteralValue) -> Self {
+        match literal {
+            LiteralValue::String(text) => Self::of_text(text.inner().len() as u64),
+            LiteralValue::Bytes(_) => Self::of_text(super::LONGEST as u64),
+            _ => Self::SMALL,
+        }
+    }
+
+    /// One item of a list.
+    pub fn of_item(list: Self) -> Self {
+        Self { bytes: list.item, items: list.item / PER_ITEM, item: list.item }
+    }
+
+    /// What a loop has gathered after so many rounds, if each adds as much as the first.
+    pub fn after(rounds: u64, start: Self, first: Self) -> Self {
+        let grown =
+            |start: u64, first: u64| first.saturating_sub(start).saturating_mul(rounds).saturating_add(start);
+        Self {
+            bytes: grown(start.bytes, first.bytes).max(first.bytes),
+            items: grown(start.items, first.items).max(first.items),
+            item: start.item.max(first.item),
+        }
+    }
+
+    fn joined(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            items: self.items.saturating_add(other.items),
+            item: self.item.max(other.item),
+        }
+    }
+
+    fn larger(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.max(other.bytes),
+            items: self.items.max(other.items),
+            item: self.item.max(other.item),
+        }
+    }
+}
+
+/// How large a field of a pod, or a label, may be; a part of anything else is no larger than the whole.
+pub fn size_within(whole: &Expr, field: &str, part: Part) -> Size {
+    match whole {
+        Expr::Ident(name) if name == "pod" => match field {
+            "labels" => Size::of_text(LABELS),
+            "resources" => {
+                let item = TEXT + PER_ITEM;
+                Size { bytes: RESOURCES * item, items: RESOURCES, item }
+            }
+            "model" | "namespace" | "priorityClass" | "serviceAccount" => Size::of_text(TEXT),
+            "exclusive" | "gpus" | "kvCache" | "priority" | "vram" => Size::SMALL,
+            _ => part.size,
+        },
+        Expr::Select(select) if select.field == "labels" && is_pod(&select.operand.expr) => {
+            Size::of_text(TEXT)
+        }
+        _ => part.size,
+    }
+}
+
+fn is_pod(expr: &Expr) -> bool {
+    matches!(expr, Expr::Ident(name) if name == "pod")
+}
+
+impl Part {
+    pub fn of(size: Size) -> Self {
+        Self { cost: Cost::default(), size }
+    }
+
+    /// The same, and one step more.
+    pub fn looked_at(self) -> Self {
+        let cost = Cost { steps: self.cost.steps.saturating_add(1), ..self.cost };
+        Self { cost, ..self }
+    }
+
+    /// The same, and one step more in which its value is made.
+    pub fn made(self) -> Self {
+        let mut part = self.looked_at();
+        part.cost.bytes = part.cost.bytes.saturating_add(self.size.bytes);
+        part
+    }
+
+    pub fn giving(self, size: Size) -> Self {
+        Self { size, ..self }
+    }
+
+    pub fn list(parts: &[Self]) -> Self {
+        let item = |part: &Self| part.size.bytes.saturating_add(PER_ITEM);
+        let bytes = parts.iter().map(item).fold(0, u64::saturating_add);
+        let largest = parts.iter().map(item).max().unwrap_or_default();
+        Self { cost: sum(parts), size: Size { bytes, items: parts.len() as u64, item: largest } }
+    }
+
+    pub fn call(call: &CallExpr, parts: &[Self]) -> Self {
+        let all = || parts.iter().map(|part| part.size).fold(Size::of_text(0), Size::joined);
+        let largest = || parts.iter().map(|part| part.size).fold(Size::SMALL, Size::larger);
+        let size = match call.func_name.as_str() {
+            "_+_" => all(),
+            "_?_:_" => largest(),
+            "_[_]" => match (call.args.as_slice(), parts) {
+                ([whole, field], [part, _]) => {
+                    let of_field =
+                        super::kind::text(field).map(|field| size_within(&whole.expr, field, *part));
+                    of_field.unwrap_or(part.size)
+                }
+                _ => largest(),
+            },
+            "string" => largest().larger(Size::of_text(NUMBER)),
+            // True or false, or a number.
+            _ => Size::SMALL,
+        };
+        let looked_through = match (call.func_name.as_str(), parts) {
+            ("_?_:_", _) => 0,
+            ("_[_]", [_, index]) => index.size.bytes,
+            // Whatever it gives, it may have to look through all that it is given.
+            _ => all().bytes,
+        };
+        let mut cost = sum(parts);
+        cost.bytes = cost.bytes.saturating_add(looked_through);
+        Self { cost, size }
+    }
+
+    /// A loop: over `range`, from `start`, with what each round does, to what it has gathered and what is made of that.
+    pub fn each(range: Self, start: Self, round: [Self; 2], outcome: Size, end: Self) -> Self {
+        let rounds = range.size.items;
+        let once = sum(&round);
+        let gathered = outcome.bytes.saturating_add(range.size.item);
+        let looped = Cost {
+            steps: rounds.saturating_mul(once.steps),
+            bytes: rounds.saturating_mul(once.bytes.saturating_add(gathered)),
+        };
+        let parts = [range, start, end, Self { cost: looped, size: Size::SMALL }];
+        Self { cost: sum(&parts), size: end.size }
+    }
+}
+
+fn sum(parts: &[Part]) -> Cost {
+    parts.iter().fold(Cost::default(), |sum, part| Cost {
+        steps: sum.steps.saturating_add(part.cost.steps),
+        bytes: sum.bytes.saturating_add(part.cost.bytes),
+    })
+}
