@@ -4,9 +4,11 @@
 
 mod gate;
 mod judge;
+mod ledger_guard;
 mod standing;
 
 pub use gate::{Gate, Tenure};
+pub use ledger_guard::LedgerGuard;
 pub use standing::{PolicyStanding, RefusedPolicy, Standing};
 
 use crate::scheduling::conflicts::Conflicts;
@@ -62,8 +64,9 @@ impl Service {
     }
 
     /// The books, which take this for the present. Take them for one call or a few; never across an await.
-    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        let mut ledger = self.ledger.lock();
+    /// A panic under the lock discards them.
+    pub fn ledger(&self) -> LedgerGuard<'_> {
+        let mut ledger = LedgerGuard::new(self, self.ledger.lock());
         ledger.set_now(self.now());
         ledger
     }

@@ -2,6 +2,7 @@
 //! built anew from the pod object, under another headroom, too.
 
 use super::*;
+use crate::ids::LeaderEpoch;
 use crate::scheduling::ledger::Assumption;
 use crate::scheduling::policy::{Headroom, Policy};
 use crate::scheduling::request::{Demand, Sharing};
@@ -78,7 +79,8 @@ impl Replica {
         let mut ledger = self.service.ledger();
         let demand = ledger.entry(&pod_uid)?.demand.clone();
         let Ok(Assumption::New(placement)) = ledger.assume(&pod_uid, &node) else { return None };
-        let binding = contract::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu");
+        let epoch = LeaderEpoch::new("lease", 1, "nonce");
+        let binding = contract::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu", &epoch);
         let mut bound = pod.clone();
         bound["spec"]["nodeName"] = json!("a");
         for (annotation, value) in binding.metadata.annotations.unwrap() {

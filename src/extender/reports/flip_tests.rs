@@ -44,8 +44,7 @@ fn bound(node: usize, place: usize) -> k8s_openapi::api::core::v1::Pod {
 /// Every node has eight pods, spread over two GPUs of which its record names one.
 fn crowded() -> Extender {
     let service = Service::with_stopped_clock(Policy::default());
-    service.gate.set_synced();
-    service.gate.set_leading(true);
+    service.lead_from_the_start();
     let mut ledger = service.ledger();
     for node in 0..NODES {
         ledger.set_node(&name(node), NodeKind::Stowage, None);
