@@ -9,7 +9,7 @@ use crate::extender::request::Limits;
 use crate::extender::server::{Door, Doors};
 use crate::extender::tls::{self, ServerFiles, TlsFiles};
 use crate::extender::{Extender, server};
-use crate::policy_watch::{self, OwnPod, PolicyWatch};
+use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result, bail};
@@ -44,6 +44,8 @@ pub struct ServeOptions {
 pub struct PolicyOptions {
     /// A file or a directory, watched from the start on; without one, what is built in.
     pub path: Option<PathBuf>,
+    /// Where the last good one is kept for the next start.
+    pub cache: Option<PathBuf>,
     /// Where Events about it go.
     pub own_pod: Option<OwnPod>,
 }
@@ -79,7 +81,7 @@ struct Connected {
 
 pub async fn serve(options: ServeOptions) -> Result<()> {
     let doors = doors(&options)?;
-    let (policy, watch) = policy(options.policy.path.clone())?;
+    let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, &stop_cluster).await?;
@@ -111,9 +113,10 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     outcome
 }
 
-fn policy(path: Option<PathBuf>) -> Result<(Policy, Option<PolicyWatch>)> {
-    let Some(path) = path else { return Ok((policy_watch::built_in(), None)) };
-    let (policy, watch) = policy_watch::open(path)?;
+fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
+    let Some(path) = options.path.clone() else { return Ok((policy_watch::built_in(), None)) };
+    let last_good = options.cache.clone().map(LastGood::in_directory);
+    let (policy, watch) = policy_watch::open(path, last_good)?;
     Ok((policy, Some(watch)))
 }
 

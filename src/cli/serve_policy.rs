@@ -14,6 +14,11 @@ pub struct ServePolicyArgs {
     #[arg(long, value_name = "PATH")]
     policy: Option<PathBuf>,
 
+    /// A directory that outlives the process, such as an emptyDir: the policy in force is kept there, and decides again if
+    /// the next start finds a bad one at --policy. Without it the built-in policy would
+    #[arg(long, value_name = "DIR", requires = "policy")]
+    policy_cache: Option<PathBuf>,
+
     /// The pod that this process runs in, on which Events about the policy are put: its name, namespace and UID, from the
     /// downward API. Without them the log has to do
     #[arg(long, value_name = "NAME", env = "POD_NAME", hide_env_values = true)]
@@ -37,7 +42,7 @@ impl ServePolicyArgs {
             }),
             _ => None,
         };
-        Ok(PolicyOptions { path: self.policy, own_pod })
+        Ok(PolicyOptions { path: self.policy, cache: self.policy_cache, own_pod })
     }
 }
 
@@ -48,6 +53,7 @@ mod tests {
     fn args(uid: Option<&str>) -> ServePolicyArgs {
         ServePolicyArgs {
             policy: None,
+            policy_cache: None,
             pod_name: Some("stowage-0".into()),
             pod_namespace: Some("kube-system".into()),
             pod_uid: uid.map(str::to_owned),

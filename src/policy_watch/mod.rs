@@ -6,6 +6,9 @@
 //!    twice a second              └─► refused: the last good one stays ─► announce
 //! ```
 //!
+//! What is in force is kept by [`last_good`], so that a start that finds a bad policy acts by the one before it; without one it
+//! acts by the built-in policy.
+//!
 //! It looks at the contents twice a second in place of asking the kernel to tell of changes: that is a few kilobytes, and it
 //! works alike for files, directories, the links of a mounted ConfigMap and network file systems, of which some tell of
 //! nothing.
@@ -13,10 +16,12 @@
 //! Nothing here knows what a policy says, and nothing here is waited for by a request.
 
 mod announce;
+mod last_good;
 pub mod read;
 mod step;
 
 pub use announce::OwnPod;
+pub use last_good::LastGood;
 
 use crate::control_plane::ControlPlane;
 use crate::policy_file::diagnostic::text::{Colours, render};
@@ -26,10 +31,10 @@ use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use announce::Announcer;
 use read::{ReadError, read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use step::{Step, Watching};
+use step::{Seen, Step, Watching};
 
 /// A change is in force within two seconds: it is seen after this, settled after the next, and judging all pods takes the
 /// rest.
@@ -37,14 +42,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How long a change must stand still. An editor writes a file in a few milliseconds, and a kubelet swaps one link.
 const SETTLES_IN: Duration = Duration::from_millis(250);
 
-/// Why there is no policy to start with.
+/// There is no policy to start with: nothing at its path, and none that was good before.
 #[derive(Debug, thiserror::Error)]
-pub enum OpenError {
-    #[error("--policy: {0}")]
-    Read(#[from] ReadError),
-    #[error("--policy {}: the policy is refused\n\n{}", .path.display(), .problems.whole.trim_end())]
-    Refused { path: PathBuf, problems: Problems },
-}
+#[error("--policy: {0}")]
+pub struct OpenError(#[from] ReadError);
 
 /// What is wrong with a policy, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,24 +62,75 @@ struct Found {
     warnings: Option<String>,
 }
 
-/// Files that were a policy once, to be watched from there on.
+/// The files of a policy, to be watched from here on.
 #[derive(Debug)]
 pub struct PolicyWatch {
     path: PathBuf,
     watching: Watching,
+    last_good: Option<LastGood>,
+    /// What was wrong with them at the start, and what is done about it.
+    refused: Option<Problems>,
 }
 
-/// Reads the policy at `path`: a file, or a directory of them. To start with, a bad one is an error.
-pub fn open(path: PathBuf) -> Result<(Policy, PolicyWatch), OpenError> {
-    let texts = read(&path)?;
-    let found = match load(&texts) {
-        Ok(found) => found,
-        Err(problems) => return Err(OpenError::Refused { path, problems }),
+/// Reads the policy at `path`: a file, or a directory of them. A bad one is no reason not to start: the last good one of that
+/// path decides or, if none is known, the built-in one, and [`PolicyWatch::run`] says so. It is an error if nothing there can
+/// be read and none was good before: then the path is wrong.
+pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, PolicyWatch), OpenError> {
+    let seen = read(&path);
+    let problems = match seen.as_ref().map(|texts| load(texts)) {
+        Ok(Ok(found)) => return Ok(good(path, last_good, seen, found)),
+        Ok(Err(problems)) => problems,
+        Err(error) => error.clone().into(),
     };
+    let (policy, acting) = match (last_good_of(&path, last_good.as_ref()), &seen) {
+        (Ok(policy), _) => (policy, "the last good policy decides".to_owned()),
+        (Err(_), Err(error)) => return Err(error.clone().into()),
+        (Err(why), Ok(texts)) => (instead_of(texts), format!("the built-in policy decides: {why}")),
+    };
+    let refused = Problems { headline: format!("{} ({acting})", problems.headline), ..problems };
+    Ok((policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: Some(refused) }))
+}
+
+fn good(path: PathBuf, last_good: Option<LastGood>, seen: Seen, found: Found) -> (Policy, PolicyWatch) {
     if let Some(warnings) = found.warnings {
         tracing::warn!("--policy {}:\n{warnings}", path.display());
     }
-    Ok((found.policy, PolicyWatch { path, watching: Watching::from(texts) }))
+    if let Ok(texts) = &seen {
+        keep(last_good.as_ref(), &path, texts);
+    }
+    (found.policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: None })
+}
+
+/// The last good policy of that path, or why there is none.
+fn last_good_of(path: &Path, last_good: Option<&LastGood>) -> Result<Policy, String> {
+    let last_good = last_good.ok_or("no --policy-cache keeps a last good one")?;
+    let texts = last_good.of(path).map_err(|error| error.to_string())?;
+    // Another version of Stowage kept it, and this one may see it otherwise.
+    let found =
+        load(&texts).map_err(|problems| format!("the last good one is refused: {}", problems.headline))?;
+    Ok(found.policy)
+}
+
+/// The built-in policy in place of one that cannot be understood. Where that one says `mode: shadow`, nothing is enforced that
+/// nobody asked for.
+fn instead_of(texts: &[SourceText]) -> Policy {
+    let says_shadow = |text: &SourceText| {
+        let text = String::from_utf8_lossy(&text.bytes);
+        text.lines()
+            .any(|line| line.trim_start().strip_prefix("mode:").is_some_and(|mode| mode.contains("shadow")))
+    };
+    let policy = match texts.iter().any(says_shadow) {
+        true => load(&[SourceText::new("built in", "mode: shadow\n")]).map(|found| found.policy).ok(),
+        false => None,
+    };
+    policy.unwrap_or_else(built_in)
+}
+
+/// Without the copy the next start may find no good policy; this one has it.
+fn keep(last_good: Option<&LastGood>, path: &Path, texts: &[SourceText]) {
+    if let Some(Err(error)) = last_good.map(|last_good| last_good.keep(path, texts)) {
+        tracing::warn!("--policy-cache: the policy in force cannot be kept for the next start: {error}");
+    }
 }
 
 /// The policy of those who name none.
@@ -97,6 +149,9 @@ impl PolicyWatch {
     ) {
         service.standing.set_source(&self.path.display().to_string());
         let announcer = Announcer::new(service.clone(), control_plane, own_pod);
+        if let Some(problems) = self.refused.take() {
+            announcer.refused(&problems);
+        }
         let mut pause = LOOK_EVERY;
         loop {
             tokio::time::sleep(pause).await;
@@ -107,9 +162,26 @@ impl PolicyWatch {
             match self.watching.look(seen) {
                 Step::Nothing => {}
                 Step::LookAgain => pause = SETTLES_IN,
-                Step::Load(texts) => take_over(&service, &announcer, texts).await,
+                Step::Load(texts) => self.take_over(&service, &announcer, texts).await,
                 Step::Refuse(error) => announcer.refused(&error.into()),
             }
+        }
+    }
+
+    /// On a thread of its own: classifying every pod of a large cluster takes a while.
+    async fn take_over(&self, service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
+        let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
+        let taken = tokio::task::spawn_blocking(move || {
+            let outcome = take(&service, &texts);
+            if !matches!(outcome, Outcome::Refused(_)) {
+                keep(last_good.as_ref(), &path, &texts);
+            }
+            outcome
+        });
+        match taken.await.unwrap_or_else(|_| Outcome::Refused(Problems::of_a_panic())) {
+            Outcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
+            Outcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
+            Outcome::Refused(problems) => announcer.refused(&problems),
         }
     }
 }
@@ -125,17 +197,6 @@ enum Outcome {
         warnings: Option<String>,
     },
     Refused(Problems),
-}
-
-/// On a thread of its own: judging every pod of a large cluster takes a while.
-async fn take_over(service: &Arc<Service>, announcer: &Announcer, texts: Vec<SourceText>) {
-    let judging = service.clone();
-    let outcome = tokio::task::spawn_blocking(move || take(&judging, &texts)).await;
-    match outcome.unwrap_or_else(|_| Outcome::Refused(Problems::of_a_panic())) {
-        Outcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
-        Outcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
-        Outcome::Refused(problems) => announcer.refused(&problems),
-    }
 }
 
 fn take(service: &Service, texts: &[SourceText]) -> Outcome {

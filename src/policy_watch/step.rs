@@ -37,9 +37,9 @@ pub enum Step {
 }
 
 impl Watching {
-    /// From what is in force.
-    pub fn from(texts: Vec<SourceText>) -> Self {
-        Self { settled: Ok(texts), changing: None }
+    /// From what was found at the start.
+    pub fn from(settled: Seen) -> Self {
+        Self { settled, changing: None }
     }
 
     pub fn look(&mut self, seen: Seen) -> Step {
@@ -74,14 +74,14 @@ mod tests {
 
     #[test]
     fn what_stays_the_same_leads_to_nothing() {
-        let mut watching = Watching::from(texts("a"));
+        let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
         assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
     }
 
     #[test]
     fn a_change_is_loaded_once_when_it_is_seen_twice() {
-        let mut watching = Watching::from(texts("a"));
+        let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Ok(texts("b"))), Step::LookAgain);
         assert_eq!(watching.look(Ok(texts("b"))), Step::Load(texts("b")));
         assert_eq!(watching.look(Ok(texts("b"))), Step::Nothing);
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_still_being_written_is_not_loaded() {
-        let mut watching = Watching::from(texts("whole"));
+        let mut watching = Watching::from(Ok(texts("whole")));
         for part in ["", "c", "ch", "chan"] {
             assert_eq!(watching.look(Ok(texts(part))), Step::LookAgain, "{part:?}");
         }
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_gone_for_a_moment_is_nobodys_policy() {
-        let mut watching = Watching::from(texts("a"));
+        let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Err(gone())), Step::LookAgain);
         assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
         assert_eq!(watching.look(Err(gone())), Step::LookAgain, "what was seen before that does not count");
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_refused_once_and_its_return_is_loaded() {
-        let mut watching = Watching::from(texts("a"));
+        let mut watching = Watching::from(Ok(texts("a")));
         assert_eq!(watching.look(Err(gone())), Step::LookAgain);
         assert_eq!(watching.look(Err(gone())), Step::Refuse(gone()));
         assert_eq!(watching.look(Err(gone())), Step::Nothing);
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_renamed_is_a_change() {
-        let mut watching = Watching::from(texts("a"));
+        let mut watching = Watching::from(Ok(texts("a")));
         let renamed = vec![SourceText::new("other.yaml", "a")];
         assert_eq!(watching.look(Ok(renamed.clone())), Step::LookAgain);
         assert_eq!(watching.look(Ok(renamed.clone())), Step::Load(renamed));

@@ -67,7 +67,7 @@ impl Reloading {
         let policies = folder.path().join("policies");
         fs::create_dir(&policies).unwrap();
         write(&policies);
-        let (policy, watch) = policy_watch::open(policies).unwrap();
+        let (policy, watch) = policy_watch::open(policies, None).unwrap();
         let pods: Vec<Value> = (0..800).map(|n| moving(&format!("pod-{n:03}"))).collect();
         let mut cluster = Cluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
         for node in &mut cluster.nodes {
@@ -131,7 +131,7 @@ fn digest_of(text: &str) -> Digest {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("policy.yaml");
     fs::write(&file, text).unwrap();
-    policy_watch::open(file).unwrap().0.digest
+    policy_watch::open(file, None).unwrap().0.digest
 }
 
 /// The one side that these nodes are of.

@@ -187,7 +187,8 @@ fn apply(
         if let Some(reading) = reading {
             ledger.read(node, reading);
         }
-        let is_other = |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
+        let is_other =
+            |before: &Arc<[Device]>| devices_of(&ledger, node).is_some_and(|now| !Arc::ptr_eq(before, &now));
         (before.filter(is_other), machine)
     };
     if let Some(before) = before {

@@ -312,12 +312,11 @@ impl Ledger {
         let node = bound.node.clone();
         let book = self.books.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
-        let (starting, was_assumed) = match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
-            Some(entry) => (entry.starting, true),
-            None => {
-                (gate(&demand, &book.view, self.now, &self.policy).filter(|_| is_starting), false)
-            }
-        };
+        let (starting, was_assumed) =
+            match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
+                Some(entry) => (entry.starting, true),
+                None => (gate(&demand, &book.view, self.now, &self.policy).filter(|_| is_starting), false),
+            };
         let is_by_index = book.reported && !bound.is_recorded();
         self.change(&uid, |entries| {
             let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
