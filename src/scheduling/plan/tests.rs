@@ -18,6 +18,7 @@ use crate::units::{Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+mod allowance;
 mod undone;
 
 struct Cluster {

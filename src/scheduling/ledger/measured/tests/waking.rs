@@ -1,6 +1,7 @@
 //! Who is asked again when a reading shows room.
 
 use super::*;
+use crate::scheduling::ledger::Gate;
 
 #[test]
 fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
@@ -57,4 +58,25 @@ fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
     bench.ledger.suppose_all_refused();
     bench.pass(2);
     assert_eq!(placed(&mut bench.ledger), [uid("old")]);
+}
+
+#[test]
+fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
+    let mut bench = Bench::new();
+    let names: Vec<String> = (0..60).map(|n| format!("gated-{n:02}")).collect();
+    for name in &names {
+        let demand = bench.wait(name, 95, 0);
+        let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
+        bench.ledger.see(Seen { uid: uid(name), key: key(name), demand, state: SeenState::Waiting(waiting), shown: None });
+    }
+    let mut seen = BTreeSet::new();
+    for _ in 0..20 {
+        bench.pass(2);
+        let generation = bench.ledger.generation();
+        for pod in bench.ledger.pending(4) {
+            bench.ledger.note_sought(&pod.uid, generation);
+            seen.insert(pod.uid);
+        }
+    }
+    assert_eq!(seen.len(), names.len(), "twenty looks at four each are enough for sixty");
 }

@@ -1,0 +1,90 @@
+//! What `preemption.evictionsPerMinute` leaves to be evicted is all that is evicted, and whoever could be helped within it is.
+
+use super::*;
+use crate::scheduling::policy::EvictionRates;
+
+fn limited(eviction_rates: EvictionRates) -> Policy {
+    let mut policy = Policy::default();
+    policy.eviction_rates = eviction_rates;
+    policy
+}
+
+fn rates() -> EvictionRates {
+    EvictionRates::default()
+}
+
+/// One job of 60 GiB on the only GPU of each node.
+fn full(policy: Policy, nodes: &[&'static str]) -> Cluster {
+    let machines: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 1)).collect();
+    let mut cluster = Cluster::by(policy, &machines);
+    nodes.iter().for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job(60)));
+    cluster
+}
+
+#[test]
+fn b1_a_pod_that_only_the_allowance_keeps_waiting_is_told_so() {
+    let mut cluster = full(limited(EvictionRates { cluster: 1, ..rates() }), &["m", "n"]);
+    cluster.gated("y", shared(50, 50));
+    cluster.gated("z", shared(50, 50));
+    cluster.gated("zz", shared(73, 50));
+    assert_eq!(
+        cluster.plan(),
+        ["y on m after job-m", "z waits: eviction-limit", "zz waits: no-room"],
+        "no eviction makes room for 73 GiB"
+    );
+}
+
+#[test]
+fn b1_pods_that_belong_to_no_tenant_are_limited_by_the_cluster_and_the_node() {
+    let mut cluster = full(limited(EvictionRates { tenant: 1, ..rates() }), &["m", "n"]);
+    cluster.gated("y", shared(50, 50));
+    cluster.gated("z", shared(50, 50));
+    assert_eq!(cluster.plan(), ["y on m after job-m", "z on n after job-n"]);
+}
+
+#[test]
+fn b1_free_places_come_before_evictions() {
+    let mut cluster = Cluster::new(&[("m", 1), ("n", 1)]);
+    cluster.bound("stays", "m", 0, shared(40, 1000));
+    cluster.bound("job", "n", 0, job(60));
+    cluster.gated("high", shared(50, 100));
+    cluster.gated("low", job(30));
+    assert_eq!(cluster.plan(), ["low on m", "high on n after job"]);
+}
+
+#[test]
+fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
+    let mut cluster = Cluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
+    // The lower priority goes first, whatever it costs.
+    (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
+    cluster.bound("large", "n", 0, job(72));
+    cluster.gated("pod", shared(72, 50));
+    assert_eq!(cluster.plan(), ["pod on n after large"]);
+}
+
+/// Twelve jobs on the six GPUs of one node.
+fn twelve(policy: Policy) -> Cluster {
+    let mut cluster = Cluster::by(policy, &[("n", 6)]);
+    for n in 0..12 {
+        cluster.bound(&format!("job-{n:02}"), "n", n / 2, job(30));
+    }
+    cluster
+}
+
+fn of_six_gpus() -> Demand {
+    demand_of(60 << 30, 6, Sharing::Shared, 100)
+}
+
+#[test]
+fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_eviction_there() {
+    let mut cluster = twelve(Policy::default());
+    cluster.gated("pod", of_six_gpus());
+    let all = "job-00 job-01 job-02 job-03 job-04 job-05 job-06 job-07 job-08 job-09 job-10 job-11";
+    assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
+    cluster.ledger.note_ordered(&[uid("job-00")]);
+    assert_eq!(cluster.plan(), ["pod waits: eviction-limit"], "one was evicted there within the minute");
+    cluster.pass(61);
+    assert_eq!(cluster.plan(), [format!("pod on n after {all}")]);
+    cluster.ledger.note_ordered(&(0..12).map(|n| uid(&format!("job-{n:02}"))).collect::<Vec<_>>());
+    assert!(!cluster.ledger.may_order(&[uid("job-00")]), "it was all that the minute had");
+}
