@@ -112,14 +112,15 @@ pub struct Preemption {
     pub evictions_per_minute: Option<EvictionRates>,
 }
 
-/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage named them.
+/// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage named them. A set of pods
+/// that is larger than a limit is evicted alone, in a minute without any other eviction there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EvictionRates {
     pub cluster: Option<u32>,
     /// On one node.
     pub node: Option<u32>,
-    /// Of one tenant.
+    /// Of one tenant's pods. Where the policy has tenants, pods that belong to none count as one tenant's.
     pub tenant: Option<u32>,
 }
 

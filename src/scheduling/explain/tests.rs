@@ -155,6 +155,24 @@ fn the_priority_is_told_for_which_somebody_would_leave() {
 }
 
 #[test]
+fn b1_the_limit_is_named_that_keeps_pods_from_leaving_now() {
+    let job = |name: &str| Sketch { priority: -1, ..pod(name, "60Gi") };
+    let mut policy = Policy::default();
+    policy.eviction_rates.cluster = 1;
+    let mut world = World::new(policy).node("a", 2).runs(&job("one"), "a", &[0]).runs(&job("two"), "a", &[1]);
+    let high = pod("p", "60Gi");
+    assert!(
+        explained(&mut world, &high).remedies[0].text.contains("could leave a GPU 0 for it: the scheduler")
+    );
+    world.ledger.note_ordered(&[job("two").uid()]);
+    let text = explained(&mut world, &high).remedies[0].text.clone();
+    assert!(text.contains("the eviction allowance of this minute is used up: 1 a minute"), "{text}");
+    assert!(text.contains("preemption.evictionsPerMinute.cluster"), "{text}");
+    world.pass(Millis::seconds(61));
+    assert!(!explained(&mut world, &high).remedies[0].text.contains("used up"));
+}
+
+#[test]
 fn what_was_offered_to_the_pod_itself_is_not_in_its_way() {
     let mut world = World::new(Policy::default()).node("a", 1);
     let uid = world.wait(&pod("p", "60Gi"));

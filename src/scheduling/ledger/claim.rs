@@ -12,6 +12,10 @@ use crate::scheduling::stake::GroupKey;
 use crate::units::Millis;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Of each model, what is nearest to a GPU on any node.
+pub type Soonest = Arc<FxHashMap<ModelId, Holding>>;
 
 /// What one pod that wants room brings to every node. It is of the moment at which it was made.
 #[derive(Debug, Default)]
@@ -20,8 +24,7 @@ pub struct Claim {
     pub tenancy: Tenancy,
     /// Victims of other pods' holds: their room is not to be had a second time.
     pub(super) spoken_for: BTreeSet<PodUid>,
-    /// Of each model, what is nearest to a GPU on any node.
-    pub(super) soonest: FxHashMap<ModelId, Holding>,
+    pub(super) soonest: Soonest,
     pub(super) tenant: TenantRoom,
     /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
     pub(super) moves: bool,
@@ -30,7 +33,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    pub(super) fn moving(self) -> Self {
+    /// The same, if whoever leaves has room elsewhere.
+    pub fn moving(self) -> Self {
         Self { tenancy: Tenancy::off(), moves: true, ..self }
     }
 
@@ -78,12 +82,12 @@ pub(super) enum Departure {
 impl Ledger {
     /// The claim of a pod that waits.
     pub fn claim(&self, uid: &PodUid) -> Claim {
-        Claim { soonest: self.soonest(), ..self.claim_without_price(uid) }
+        self.claim_by(uid, self.soonest())
     }
 
-    /// The same, if whoever leaves has room elsewhere.
-    pub fn claim_to_move(&self, uid: &PodUid) -> Claim {
-        self.claim(uid).moving()
+    /// The same, for one who knows already where models are.
+    pub fn claim_by(&self, uid: &PodUid, soonest: Soonest) -> Claim {
+        Claim { soonest, ..self.claim_without_price(uid) }
     }
 
     /// The same, by which nothing is priced.
@@ -94,7 +98,7 @@ impl Ledger {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
-            soonest: FxHashMap::default(),
+            soonest: Soonest::default(),
             tenant: self.tenant_room(uid),
             moves: false,
             adopts: false,
@@ -151,7 +155,8 @@ impl Ledger {
         }
     }
 
-    fn soonest(&self) -> FxHashMap<ModelId, Holding> {
+    /// Looks at every node.
+    pub fn soonest(&self) -> Soonest {
         let mut soonest: FxHashMap<ModelId, Holding> = FxHashMap::default();
         let rank = |holding: &Holding| (holding.tier, holding.bytes);
         for holding in
@@ -165,6 +170,6 @@ impl Ledger {
                 }
             }
         }
-        soonest
+        Arc::new(soonest)
     }
 }

@@ -12,7 +12,7 @@
 //! [`sight`] takes in what is seen, [`devices`] what a node has, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom,
 //! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`prospects`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place, [`held`] how far each hold is, [`demanded`] what was asked for lately,
+//! [`rates`] how many, [`queue`] knows who waits for a place and [`turns`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
 mod adopt;
@@ -41,8 +41,9 @@ mod room;
 mod shared;
 mod sight;
 mod tenancy;
+mod turns;
 
-pub use claim::{Claim, Stays};
+pub use claim::{Claim, Soonest, Stays};
 pub use cleared::Cleared;
 pub use devices::DevicesRefused;
 pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
@@ -61,6 +62,7 @@ use super::budget::{Budget, BudgetSight};
 use super::decision::Hold;
 use super::node::Node;
 use super::policy::{ExpiredRule, Policy, Usage};
+use super::preempt::ScopeKey;
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use super::stake::GroupKey;
@@ -74,6 +76,7 @@ pub(crate) use shared::LOOKED_AT;
 use shared::{Books, Entries};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use turns::Turns;
 
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
@@ -84,12 +87,10 @@ pub struct Ledger {
     books: Books,
     /// When hints, holds and start gates run out.
     deadlines: BTreeSet<(Moment, PodUid)>,
-    /// Pods that may have been refused and not asked again since.
+    /// Pods that were refused and have not asked again since.
     refused: BTreeSet<PodUid>,
-    /// The last of them that was looked at.
-    looked_at: Option<PodUid>,
-    /// Pods that may be behind the planner's gate alone.
-    gated: BTreeSet<PodUid>,
+    /// Who is due for a look of the planner.
+    turns: Turns,
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     generation: u64,
@@ -108,6 +109,8 @@ pub struct Ledger {
     evictions: Arc<Evictions>,
     /// Whom Stowage had evicted within the last minute.
     ordered: rates::Ordered,
+    /// Scopes of evictions that are kept for pods that need a whole minute's.
+    reserved: BTreeMap<ScopeKey, rates::Reserved>,
     /// In order of namespace and name.
     budgets: Arc<Vec<Budget>>,
     budget_sight: BudgetSight,
@@ -134,6 +137,7 @@ impl Ledger {
     /// What time it is. The present never goes back.
     pub fn set_now(&mut self, now: Moment) {
         self.now = self.now.max(now);
+        self.ordered.forget_until(self.now);
     }
 
     /// Rises with every change of what anyone could be promised.
@@ -168,8 +172,7 @@ impl Ledger {
             // Who holds room is found by them.
             deadlines: self.deadlines.clone(),
             refused: BTreeSet::new(),
-            looked_at: None,
-            gated: BTreeSet::new(),
+            turns: Turns::default(),
             aging: BTreeSet::new(),
             generation: self.generation,
             published: Arc::default(),
@@ -180,6 +183,7 @@ impl Ledger {
             groups: self.groups.clone(),
             evictions: self.evictions.clone(),
             ordered: self.ordered.clone(),
+            reserved: self.reserved.clone(),
             budgets: self.budgets.clone(),
             budget_sight: self.budget_sight,
             // Who comes on a copy is nobody's demand.
@@ -237,6 +241,7 @@ impl Ledger {
             self.refresh(node);
             self.forget_empty_book(node);
         }
+        self.settle_turn(uid);
     }
 
     /// Brings a node's page to its entries and devices.

@@ -159,6 +159,12 @@ impl Ledger {
     /// that has happened, and the node that was ranked first if the latest attempt was such a one.
     pub fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         self.set_hint(uid, None);
+        let attempt = self.count_attempt(uid);
+        self.settle_turn(uid);
+        attempt
+    }
+
+    fn count_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             Some(Phase::Waiting(waiting)) => {
                 if waiting.refused.take().is_some_and(|refused| refused.unanswered > 0) {
@@ -221,7 +227,7 @@ impl Ledger {
     }
 
     /// Whether the pod may have this hold, in place of none.
-    pub(super) fn check_hold(&self, claim: &Claim, uid: &PodUid, hold: &Hold) -> Result<(), Conflict> {
+    pub fn check_hold(&self, claim: &Claim, uid: &PodUid, hold: &Hold) -> Result<(), Conflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
             return Err(Conflict::AlreadyHolds { node: held.node.clone() });

@@ -7,7 +7,7 @@ use super::claim::Claim;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
 use crate::scheduling::policy::Eviction;
-use crate::scheduling::preempt::{Price, Prospect, least_on_seat, seat_need};
+use crate::scheduling::preempt::{Price, Prospect, least_on_seat, least_pods_on_seat, seat_need};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
 
@@ -18,14 +18,16 @@ impl Ledger {
         let books = self.books.values().filter(|book| book.can_be_cleared_for(demand));
         let mut prospects: Vec<Prospect> = books
             .filter_map(|book| {
-                Some(Prospect { floor: self.floor(book, claim, demand)?, node: book.view.name.clone() })
+                let (floor, least_evicted) = self.floor(book, claim, demand)?;
+                Some(Prospect { floor, node: book.view.name.clone(), least_evicted })
             })
             .collect();
         prospects.sort_unstable();
         prospects
     }
 
-    fn floor(&self, book: &Book, claim: &Claim, demand: &Demand) -> Option<Price> {
+    /// The least price there, and the fewest pods that are evicted.
+    fn floor(&self, book: &Book, claim: &Claim, demand: &Demand) -> Option<(Price, u32)> {
         let asks = claim.uid.as_ref()?;
         let own_view;
         let gpus = match book.pods.contains(asks) {
@@ -36,20 +38,32 @@ impl Ledger {
             false => &book.view.gpus,
         };
         let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
-        let mut floors: Vec<Price> =
-            places.filter_map(|place| self.seat_floor(book, gpus, place, demand)).collect();
+        let seats = places.filter_map(|place| self.seat_floor(book, gpus, place, demand));
+        let (mut floors, mut pods): (Vec<Price>, Vec<u32>) = seats.unzip();
         floors.sort_unstable();
-        floors.get((demand.gpus as usize).checked_sub(1)?).copied()
+        pods.sort_unstable();
+        let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
+        // One pod may be on several of the seats.
+        let widest = book.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
+        let on_seats: u32 = pods.iter().take(demand.gpus as usize).sum();
+        Some((last, on_seats.div_ceil(widest)))
     }
 
-    fn seat_floor(&self, book: &Book, gpus: &[Gpu], place: usize, demand: &Demand) -> Option<Price> {
-        let gpu = &gpus[place];
+    fn seat_floor(&self, book: &Book, gpus: &[Gpu], place: usize, demand: &Demand) -> Option<(Price, u32)> {
+        let (gpu, need) = (&gpus[place], seat_need(&gpus[place], demand));
         let there = book.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
-        let who_goes = there.filter_map(|tenant| {
-            let price = self.least_price(tenant, demand)?;
-            Some((most_given_back(tenant, gpu, demand), price))
-        });
-        least_on_seat(seat_need(gpu, demand), who_goes)
+        let who_goes = || {
+            let there = there.clone();
+            there.filter_map(|tenant| {
+                let price = self.least_price(tenant, demand)?;
+                Some((most_given_back(tenant, gpu, demand), price, tenant.is_leaving))
+            })
+        };
+        let floor = least_on_seat(need, who_goes().map(|(amount, price, _)| (amount, price)))?;
+        Some((
+            floor,
+            least_pods_on_seat(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving))),
+        ))
     }
 
     /// No more than what one pod's leaving costs; `None` if it stays whatever else is known of it.

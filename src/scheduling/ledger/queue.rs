@@ -3,16 +3,20 @@
 //! The scheduler wakes a refused pod when the API server shows a change. What an agent sees is no such change: an engine
 //! whose queue has run empty, VRAM that a process gave back, an agent that is heard of again. Nobody but the planner looks at
 //! a gated pod at all.
+//!
+//! What a round costs does not grow with the number of pods that wait: [`super::turns`] has them in order.
 
 use super::Ledger;
 use super::entry::{Gate, Phase, PodEntry, Refused, Sought, Waiting};
+use super::turns::{Band, Line};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::Usage;
+use crate::scheduling::policy::{TenantId, Usage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// An API event that made room has woken the pod already: it asks again within this time. So has a refusal that the
@@ -28,6 +32,10 @@ const SOUGHT_AGAIN: Millis = Millis(250);
 /// However often it was looked at in vain, it is looked at again this soon after anything has changed.
 const SOUGHT_AFTER_A_CHANGE: Millis = Millis::seconds(1);
 const SOUGHT_AT_LEAST: Millis = Millis::seconds(4);
+/// Whether anything has changed for a pod that was looked at in vain is asked this often.
+const CHANGES_LOOKED_FOR: Millis = Millis(500);
+/// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
+const BROUGHT: usize = 4;
 /// Others left for it in vain: something that Stowage does not see keeps it from being bound. Before anyone leaves for it again
 /// it waits so long at first, and twice as long each time.
 const LEFT_IN_VAIN: Millis = Millis::seconds(60);
@@ -76,6 +84,7 @@ impl Ledger {
             waiting.refused = Some(Refused { at, asked: asked.map(Arc::new), unanswered: 0 });
             self.refused.insert(uid.clone());
         }
+        self.settle_turn(uid);
     }
 
     /// Whoever waits may have been refused by someone of whom this ledger knows nothing: the last leader, or this process
@@ -92,18 +101,62 @@ impl Ledger {
     }
 
     /// Pods that are due for a look, in the order in which they are to be placed: who is on its way already, then by priority,
-    /// class, their tenants' shares of what is borrowed, and time. Of the refused at most `limit`, in turn; of the gated the
-    /// first `limit` in that order.
+    /// class, their tenants' shares of what is borrowed, and time. At most `limit` of the refused and as many of the gated, in
+    /// turn: of those of one priority and class the next call answers others, as long as there are any.
     pub fn pending(&mut self, limit: usize) -> Vec<Pending> {
+        self.bring_due(limit.saturating_mul(BROUGHT));
         let whole = if self.policy.tenants().is_empty() { Usage::default() } else { self.whole() };
-        let mut pending = self.refused_in_turn(limit, whole);
-        let mut gated: Vec<Pending> =
-            self.gated.iter().filter_map(|uid| self.gated_one(uid, whole)).collect();
-        gated.sort_by_cached_key(Pending::order);
-        gated.truncate(limit);
-        pending.append(&mut gated);
+        let share =
+            |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
+        let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
+        let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
+        let refused = self.turns.hand_out(Line::Refused, limit, share);
+        let gated = self.turns.hand_out(Line::Gated, limit, share);
+        let on_their_way = if refused.is_empty() { Vec::new() } else { self.turns.last_woken(limit) };
+        let due: BTreeSet<&PodUid> = refused.iter().collect();
+        let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
+        let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
+        let gated = gated.iter().filter_map(|uid| self.gated_one(uid, whole));
+        let mut pending: Vec<Pending> = refused.chain(gated).collect();
         pending.sort_by_cached_key(Pending::order);
         pending
+    }
+
+    /// These were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
+    pub fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
+        pods.into_iter().for_each(|uid| self.turns.put_back(uid));
+    }
+
+    /// How many pods wait for a look, due or not.
+    pub fn waiting_for_a_look(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
+    pub(super) fn settle_turn(&mut self, uid: &PodUid) {
+        let entry = self.entries.get(uid);
+        let waiting = entry.filter(|entry| matches!(entry.phase, Phase::Waiting(_)));
+        if waiting.is_none() && !self.turns.knows(uid) && !self.refused.contains(uid) {
+            return;
+        }
+        let spot = waiting.and_then(|entry| Some((self.due(entry)?, band_of(entry))));
+        let refused = waiting.and_then(PodEntry::refused);
+        let is_refused = refused.is_some();
+        let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
+        match spot {
+            None => self.turns.remove(uid),
+            Some((due, band)) if due <= self.now => self.turns.set_ready(uid, band),
+            Some((due, _)) => self.turns.set_later(uid, due),
+        }
+        self.turns.set_woken(uid, on_its_way);
+        if !is_refused {
+            self.refused.remove(uid);
+        }
+    }
+
+    /// Everyone who waits has a turn by the class and the tenant that it has now.
+    pub(super) fn settle_turns(&mut self) {
+        self.turns.all().iter().for_each(|uid| self.settle_turn(uid));
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
@@ -140,6 +193,7 @@ impl Ledger {
         if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
             *refused = Refused { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
         }
+        self.settle_turn(uid);
     }
 
     /// There was no place for the pod in the books of that generation.
@@ -149,6 +203,7 @@ impl Ledger {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
             waiting.sought = Some(Sought { at, in_vain, generation });
         }
+        self.settle_turn(uid);
     }
 
     /// Room that others have left for the pod was not taken in time.
@@ -176,18 +231,33 @@ impl Ledger {
         }
     }
 
-    /// The next of the refused, after the last that was looked at.
-    fn refused_in_turn(&mut self, limit: usize, whole: Usage) -> Vec<Pending> {
-        let entries = &self.entries;
-        self.refused.retain(|uid| entries.get(uid).is_some_and(|entry| entry.refused().is_some()));
-        let (before, after): (Vec<_>, Vec<_>) =
-            self.refused.iter().partition(|uid| self.looked_at.as_ref().is_some_and(|last| *uid <= last));
-        let in_turn = || after.iter().chain(&before).filter_map(|uid| self.refused_one(uid, whole));
-        let due: Vec<Pending> = in_turn().filter(|pod| !pod.is_on_its_way()).take(limit).collect();
-        let Some(last) = due.last().map(|pod| pod.uid.clone()) else { return Vec::new() };
-        let pending = in_turn().filter(Pending::is_on_its_way).chain(due).collect();
-        self.looked_at = Some(last);
-        pending
+    /// Pods whose time has come are ready, at most so many of them.
+    fn bring_due(&mut self, limit: usize) {
+        for _ in 0..limit {
+            let Some(uid) = self.turns.next_due(self.now).cloned() else { return };
+            let sought = match self.entries.get(&uid).map(|entry| &entry.phase) {
+                Some(Phase::Waiting(waiting)) => waiting.sought,
+                _ => None,
+            };
+            match self.is_due(sought) {
+                true => self.settle_turn(&uid),
+                false => self.turns.set_later(&uid, self.now + CHANGES_LOOKED_FOR),
+            }
+        }
+    }
+
+    /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for a look.
+    fn due(&self, entry: &PodEntry) -> Option<Moment> {
+        let Phase::Waiting(Waiting { hold: None, gate, refused, in_vain, sought, .. }) = &entry.phase else {
+            return None;
+        };
+        let left_alone = match (gate, refused) {
+            (Gate::Planned, _) => Moment::default(),
+            (Gate::Open, Some(refused)) => refused.at + pause(refused.unanswered, *in_vain),
+            (Gate::Open | Gate::Others, _) => return None,
+        };
+        let again = |sought: Sought| sought.at + pause_after(sought, SOUGHT_AFTER_A_CHANGE);
+        Some(sought.map_or(left_alone, |sought| left_alone.max(again(sought))))
     }
 
     /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
@@ -228,8 +298,7 @@ impl Ledger {
             true => SOUGHT_AT_LEAST,
             false => SOUGHT_AFTER_A_CHANGE,
         };
-        let pause = |sought: Sought| SOUGHT_AGAIN.times(1 << sought.in_vain.min(8)).min(longest(sought));
-        sought.is_none_or(|sought| sought.at + pause(sought) <= self.now)
+        sought.is_none_or(|sought| sought.at + pause_after(sought, longest(sought)) <= self.now)
     }
 
     fn pending_one(&self, uid: &PodUid, entry: &PodEntry, way: Way, since: Moment, whole: Usage) -> Pending {
@@ -248,6 +317,17 @@ impl Pending {
         let Demand { priority, class, .. } = self.demand;
         (!self.is_on_its_way(), Reverse(priority), class, self.share, self.since, self.uid.clone())
     }
+}
+
+fn band_of(entry: &PodEntry) -> Band {
+    let Demand { priority, class, tenant, .. } = entry.demand;
+    let is_gated = matches!(&entry.phase, Phase::Waiting(Waiting { gate: Gate::Planned, .. }));
+    let line = if is_gated { Line::Gated } else { Line::Refused };
+    Band { line, priority: Reverse(priority), class, tenant }
+}
+
+fn pause_after(sought: Sought, longest: Millis) -> Millis {
+    SOUGHT_AGAIN.times(1 << sought.in_vain.min(8)).min(longest)
 }
 
 /// How long a pod is left alone that was woken so often without asking, or asked so often in vain.

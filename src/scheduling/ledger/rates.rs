@@ -1,46 +1,112 @@
 //! How many pods Stowage has had evicted within the last minute: over all, on a node, of a tenant. Those count too that the
 //! scheduler evicts because the preempt verb named them.
 //!
-//! Not durable: a replica that begins to lead has a minute's evictions before it.
+//! Not durable: a replica that begins to lead has a minute's evictions before it. What the counts allow is for
+//! [`EvictionAllowance`] to say.
 
 use super::Ledger;
-use super::entry::Phase;
+use super::entry::{Phase, Waiting};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{EvictionRates, TenantId};
+use crate::scheduling::policy::{Policy, TenantId};
+use crate::scheduling::preempt::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
 use crate::units::{Millis, Moment};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 const WINDOW: Millis = Millis::seconds(60);
+/// A pod that waits is looked at again before that is over.
+const RESERVED_FOR: Millis = Millis::seconds(6);
+/// Scopes that are reserved at once; more pods that need a whole minute each are not looked at before these have had theirs.
+const RESERVED_AT_MOST: usize = 1024;
 
-/// Evictions of the last minute, oldest first.
+static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
+
+/// Evictions of the last minute, oldest first, and their counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Ordered(VecDeque<(Moment, NodeName, Option<TenantId>)>);
+pub(super) struct Ordered {
+    lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
+    counts: EvictionCounts,
+}
+
+/// A scope in which nothing is evicted for others, because a pod waits for a minute in which nothing is.
+#[derive(Debug, Clone)]
+pub(super) struct Reserved {
+    by: PodUid,
+    priority: i32,
+    until: Moment,
+}
+
+impl Ordered {
+    fn add(&mut self, now: Moment, node: NodeName, tenant: Option<TenantId>) {
+        self.counts.add(&node, tenant);
+        self.lately.push_back((now, node, tenant));
+    }
+
+    /// What is a minute old counts no longer.
+    pub fn forget_until(&mut self, now: Moment) {
+        let since = now.before(WINDOW);
+        while self.lately.front().is_some_and(|(when, ..)| *when <= since) {
+            if let Some((_, node, tenant)) = self.lately.pop_front() {
+                self.counts.remove(&node, tenant);
+            }
+        }
+    }
+
+    /// Tenants are known by their places in a policy: these are the same tenants' places in another one.
+    pub fn move_to(&mut self, before: &Policy, after: &Policy) {
+        let of = |tenant: Option<TenantId>| {
+            let name = &before.tenant(tenant?)?.name;
+            after.tenant_ids().find(|id| after.tenant(*id).is_some_and(|tenant| tenant.name == *name))
+        };
+        let lately = std::mem::take(self).lately;
+        lately.into_iter().for_each(|(when, node, tenant)| self.add(when, node, of(tenant)));
+    }
+}
 
 impl Ledger {
     /// Whether so many more may be evicted now. Who leaves anyway is not evicted.
     pub fn may_order(&self, victims: &[PodUid]) -> bool {
-        let EvictionRates { cluster, node, tenant } = self.policy.eviction_rates;
-        let new: Vec<(NodeName, Option<TenantId>)> =
-            victims.iter().filter_map(|uid| self.stays_on(uid)).collect();
-        let is_within = |limit: u32, is_one: &dyn Fn(&NodeName, Option<TenantId>) -> bool| {
-            let before = self.lately().filter(|(_, node, tenant)| is_one(node, *tenant)).count();
-            before + new.iter().filter(|(node, tenant)| is_one(node, *tenant)).count() <= limit as usize
-        };
-        is_within(cluster, &|_, _| true)
-            && new.iter().all(|(on, of)| {
-                is_within(node, &|other, _| other == on) && is_within(tenant, &|_, other| other == *of)
-            })
+        self.exceeded_by(victims, &NOTHING_RESERVED).is_none()
+    }
+
+    /// The limit that keeps these from being evicted now.
+    pub fn eviction_limit(&self, victims: &[PodUid]) -> Option<EvictionLimit> {
+        self.exceeded_by(victims, &NOTHING_RESERVED).map(|(_, limit)| limit)
+    }
+
+    /// The same, with the scope it concerns, where some scopes are reserved.
+    pub fn exceeded_by(
+        &self,
+        victims: &[PodUid],
+        reserved: &BTreeSet<ScopeKey>,
+    ) -> Option<(ScopeKey, EvictionLimit)> {
+        let mut wanted: BTreeMap<ScopeKey, u32> = BTreeMap::new();
+        for (node, tenant) in victims.iter().filter_map(|uid| self.stays_on(uid)) {
+            ScopeKey::of(&node, tenant).into_iter().for_each(|key| *wanted.entry(key).or_default() += 1);
+        }
+        self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
+    }
+
+    /// How many more may be evicted now.
+    pub fn eviction_allowance<'l>(
+        &'l self,
+        larger: LargerSets,
+        reserved: &'l BTreeSet<ScopeKey>,
+    ) -> EvictionAllowance<'l> {
+        EvictionAllowance {
+            rates: self.policy.eviction_rates,
+            counts: &self.ordered.counts,
+            reserved,
+            larger,
+            has_tenants: !self.policy.tenants().is_empty(),
+        }
     }
 
     /// They are to be evicted.
     pub fn note_ordered(&mut self, victims: &[PodUid]) {
-        let (now, since) = (self.now, self.now.before(WINDOW));
         let new: Vec<(NodeName, Option<TenantId>)> =
             victims.iter().filter_map(|uid| self.stays_on(uid)).collect();
-        while self.ordered.0.front().is_some_and(|(when, ..)| *when <= since) {
-            self.ordered.0.pop_front();
-        }
-        self.ordered.0.extend(new.into_iter().map(|(node, tenant)| (now, node, tenant)));
+        let now = self.now;
+        new.into_iter().for_each(|(node, tenant)| self.ordered.add(now, node, tenant));
     }
 
     /// They stay after all.
@@ -49,23 +115,39 @@ impl Ledger {
             let is_it = |(when, node, tenant): &(Moment, NodeName, Option<TenantId>)| {
                 (*when, node, *tenant) == (self.now, &on, of)
             };
-            if let Some(found) = self.ordered.0.iter().rposition(is_it) {
-                self.ordered.0.remove(found);
+            if let Some(found) = self.ordered.lately.iter().rposition(is_it) {
+                self.ordered.lately.remove(found);
+                self.ordered.counts.remove(&on, of);
             }
         }
     }
 
-    /// Whether anybody at all may be evicted now.
-    pub fn may_order_more(&self) -> bool {
-        let EvictionRates { cluster, tenant, .. } = self.policy.eviction_rates;
-        let has_more = |of| self.lately().filter(|(_, _, tenant)| *tenant == of).count() < tenant as usize;
-        self.lately().count() < cluster as usize
-            && (has_more(None) || self.policy.tenant_ids().any(|tenant| has_more(Some(tenant))))
+    /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
+    /// priority, so that there is an empty minute.
+    pub fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
+        let Some(priority) = self.entries.get(uid).map(|entry| entry.demand.priority) else { return };
+        let now = self.now;
+        self.reserved.retain(|_, reserved| reserved.until > now);
+        let is_first = |known: &Reserved| known.by == *uid || known.priority < priority;
+        if self.reserved.len() < RESERVED_AT_MOST && self.reserved.get(&scope).is_none_or(is_first) {
+            self.reserved.insert(scope, Reserved { by: uid.clone(), priority, until: now + RESERVED_FOR });
+        }
     }
 
-    fn lately(&self) -> impl Iterator<Item = &(Moment, NodeName, Option<TenantId>)> {
-        let since = self.now.before(WINDOW);
-        self.ordered.0.iter().rev().take_while(move |(when, ..)| *when > since)
+    /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
+    pub fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
+        let waits = |uid: &PodUid| {
+            let phase = self.entries.get(uid).map(|entry| &entry.phase);
+            matches!(phase, Some(Phase::Waiting(Waiting { hold: None, .. })))
+        };
+        let is_for_another = |reserved: &Reserved| {
+            reserved.by != *uid
+                && reserved.priority >= priority
+                && reserved.until > self.now
+                && waits(&reserved.by)
+        };
+        let reserved = self.reserved.iter().filter(|(_, reserved)| is_for_another(reserved));
+        reserved.map(|(scope, _)| scope.clone()).collect()
     }
 
     /// Where a pod is that is not leaving, and whose it is.

@@ -31,7 +31,10 @@ impl Ledger {
             let known = judged.get(&demand.traits).map(|judgement| Judgement { version, ..*judgement });
             demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
         });
-        self.policy = Arc::new(policy);
+        let before = std::mem::replace(&mut self.policy, Arc::new(policy));
+        self.ordered.move_to(&before, &self.policy);
+        // They name tenants of the old policy.
+        self.reserved.clear();
         self.take_packing();
         // The sums are by tenants of the old policy.
         self.usage.clear();
@@ -46,6 +49,7 @@ impl Ledger {
             self.note_age(name);
             self.refresh(name);
         }
+        self.settle_turns();
     }
 
     /// The labels of a node, by which it is in a pool.

@@ -105,6 +105,7 @@ impl Ledger {
             sharing: entry.demand.sharing,
             priority: entry.demand.priority,
             class: entry.demand.class,
+            tenant: entry.demand.tenant,
             companion: entry.demand.companion,
             grace: self.time_to_leave(entry),
             loss: Loss::default(),
@@ -333,6 +334,7 @@ impl Leavers {
             grace: Millis::default(),
             given_back: Usage::default(),
             budgets: Vec::new(),
+            elsewhere: Vec::new(),
         };
         let is_elsewhere = |uid: &PodUid| ledger.entries[uid].node() != Some(node);
         for (member, over) in self.members.iter().filter(|(member, _)| is_elsewhere(&member.uid)) {
@@ -340,6 +342,8 @@ impl Leavers {
             gang.grace = gang.grace.max(member.grace);
             gang.given_back += member.given_back;
             gang.budgets.extend(over.iter().map(|budget| places.budget(*budget)));
+            let at = ledger.entries[&member.uid].node().cloned();
+            gang.elsewhere.extend(at.map(|at| (at, member.tenant)));
         }
         gang
     }

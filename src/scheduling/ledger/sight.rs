@@ -284,10 +284,7 @@ impl Ledger {
             (waiting.since, waiting.sought) = (now, None);
         }
         (waiting.gate, waiting.nominated) = (gate, nominated);
-        match gate {
-            Gate::Planned => self.gated.insert(uid.clone()),
-            Gate::Open | Gate::Others => self.gated.remove(uid),
-        };
+        self.settle_turn(uid);
     }
 
     fn see_bound(

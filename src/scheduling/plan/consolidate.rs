@@ -17,34 +17,36 @@ use crate::scheduling::request::Demand;
 
 /// Nodes whose pods are tried to be moved, the cheapest first. Where none of them works out, more will hardly.
 const TRIED: usize = 8;
+/// Steps that a close look at one node counts for.
+const LOOK: u64 = 16;
 
 impl Scratch<'_> {
     /// The first of the cheapest nodes whose pods all fit elsewhere, held on the scratch ledger.
-    pub(super) fn moving(&mut self, pod: &Pending) -> Option<Place> {
+    pub(super) fn moving(&mut self, pod: &Pending, kind: &Kind) -> Option<Place> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
-        let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim_to_move(&pod.uid));
-        let mut looking = self.looking(&kind, &snapshot, &demand, &claim);
-        let rooms: Vec<Room> = snapshot.nodes().iter().filter_map(|node| looking.room(&node.name)).collect();
+        let claim = self.claim(pod).moving();
+        let pace = self.pace;
+        let mut looking = self.looking(kind, &snapshot, &demand, &claim);
+        let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
+        let rooms: Vec<Room> = nodes.filter_map(|node| looking.room(&node.name)).collect();
         let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()
+            .take_while(|_| pace.goes_on(LOOK))
             .filter_map(|room| {
                 let set = preempt::cheapest_victims(room, &demand, Rules::Keep)?;
                 (set.price.cost < worth(&set, room)).then_some(set)
             })
             .collect();
         sets.sort_by(|a, b| (a.price, &a.node).cmp(&(b.price, &b.node)));
-        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, set))
+        sets.iter().take(TRIED).find_map(|set| self.move_all(pod, kind, set))
     }
 
     /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
-    fn move_all(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
-        if !self.is_enough(pod, set) {
-            return None;
-        }
-        let place = self.hold_set_by_moving(pod, set)?;
+    fn move_all(&mut self, pod: &Pending, kind: &Kind, set: &VictimSet) -> Option<Place> {
+        let place = self.hold_set_by_moving(pod, kind, set)?;
         if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
             return Some(place);
         }
@@ -93,7 +95,8 @@ impl Scratch<'_> {
         let snapshot = self.ledger.snapshot();
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
         let question = kind.question(self.stock);
-        let seats = (0..snapshot.nodes().len()).filter_map(|place| {
+        let pace = self.pace;
+        let seats = (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
             kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
             let (score, gpus) = rank::seat(&snapshot, place, demand, self.ledger.policy()).ok()?;
             Some((score, place, gpus))

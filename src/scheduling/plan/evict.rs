@@ -1,12 +1,16 @@
 //! Room for a pod on GPUs that are not free: who has to leave for it.
 
+use super::pace::Pace;
 use super::ranking::Kind;
 use super::scratch::Scratch;
 use super::{Place, Seeing};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::ledger::{Claim, Ledger, Pending, Survey};
-use crate::scheduling::preempt::{self, Effort, Price, Prospect, Room, Rooms, Rules, Seen, VictimSet};
+use crate::scheduling::preempt::{
+    self, Effort, EvictionAllowance, EvictionLimit, Found, LargerSets, Price, Prospect, Room, Rooms, Rules,
+    ScopeKey, Seen, VictimSet,
+};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::{Freed, Question};
@@ -31,15 +35,19 @@ pub(super) struct Looking<'l> {
     ledger: &'l Ledger,
     snapshot: &'l Snapshot,
     kind: &'l Kind,
+    claim: &'l Claim,
     question: Option<Question<'l>>,
     survey: Survey<'l>,
 }
 
-/// The same; but what is known already is not looked for again.
+/// The same for one pod; but what is known already is not looked for again.
 struct Remembering<'l, 'k> {
     looking: Looking<'l>,
-    demand: &'l Demand,
+    pod: &'l Pending,
     rooms: &'k mut KnownRooms,
+    /// `None`: what may be evicted now does not matter.
+    allowance: Option<EvictionAllowance<'l>>,
+    pace: &'l Pace<'l>,
 }
 
 impl Known {
@@ -51,9 +59,13 @@ impl Known {
         self.rooms.remove(node);
     }
 
+    fn is_of(&self, kind: &Kind) -> bool {
+        self.kind.as_ref().is_some_and(|known| known.is_like(kind))
+    }
+
     /// As much of it as holds for a pod of this kind.
     fn for_kind(self, kind: &Kind, ledger: &Ledger, claim: &Claim) -> Self {
-        if !self.kind.as_ref().is_some_and(|known| known.is_like(kind)) {
+        if !self.is_of(kind) {
             let prospects = ledger.prospects(claim, kind.demand());
             return Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() };
         }
@@ -77,19 +89,28 @@ impl Looking<'_> {
         room.shortfall.companion = lack.unwrap_or_default();
         Some(room)
     }
+
+    /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
+    /// their price, so that the search does not see it.
+    fn is_enough(&self, set: &VictimSet) -> bool {
+        let seeing = Seeing { ledger: self.ledger, snapshot: self.snapshot };
+        let leaving = set.everyone();
+        let admits = |place| self.kind.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
+        self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
+    }
 }
 
 impl Rooms for Remembering<'_, '_> {
     type Room = Rc<Room>;
 
     fn look(&mut self, node: &NodeName) -> Option<Seen<Rc<Room>>> {
-        let Self { looking, demand, rooms } = self;
+        let Self { looking, pod, rooms, .. } = self;
         if let Some(known) = rooms.get_mut(node) {
             let (floor, room) = known.as_mut()?;
             looking.survey.allow(Rc::make_mut(room));
             return Some((*floor, Rc::clone(room)));
         }
-        let found = looking.room(node).and_then(|room| preempt::seen(room, demand));
+        let found = looking.room(node).and_then(|room| preempt::seen(room, &pod.demand));
         let found = found.map(|(floor, room)| (floor, Rc::new(room)));
         rooms.insert(node.clone(), found.clone());
         found
@@ -102,58 +123,106 @@ impl Rooms for Remembering<'_, '_> {
             *known = known.take().zip(least).map(|((_, room), least)| (least, room));
         }
     }
+
+    fn allowance(&self) -> Option<EvictionAllowance<'_>> {
+        self.allowance
+    }
+
+    fn accepts(&mut self, set: &VictimSet) -> bool {
+        let Self { looking, pod, .. } = self;
+        let can_be_held = |hold: Hold| looking.ledger.check_hold(looking.claim, &pod.uid, &hold).is_ok();
+        looking.is_enough(set) && hold_of(looking.ledger, set).is_some_and(can_be_held)
+    }
+
+    fn goes_on(&mut self, steps: u32) -> bool {
+        self.pace.goes_on(steps.into())
+    }
 }
 
 impl Scratch<'_> {
-    /// The node where the cheapest pods leave, held on the scratch ledger.
-    pub(super) fn evicting(&mut self, pod: &Pending) -> Option<Place> {
-        let snapshot = self.ledger.snapshot();
-        let (kind, claim) = (Kind::of(pod, self.stock), self.ledger.claim(&pod.uid));
-        self.known = std::mem::take(&mut self.known).for_kind(&kind, &self.ledger, &claim);
-        let mut not_there = BTreeSet::new();
-        loop {
-            let mut known = std::mem::take(&mut self.known);
-            let looking = self.looking(&kind, &snapshot, &pod.demand, &claim);
-            let set = cheapest_beside(looking, &pod.demand, &mut known, &not_there);
-            self.known = known;
-            let set = set?;
-            // Sets by which nobody is evicted are cheaper than all others.
-            if set.evicted().next().is_some() && !self.ledger.may_order_more() {
-                return None;
+    /// The node where the cheapest pods leave that may be evicted now, held on the scratch ledger. Otherwise the limit without which
+    /// some would leave, if there is one.
+    pub(super) fn evicting(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Option<EvictionLimit>> {
+        let claim = self.claim(pod);
+        self.know(kind, &claim);
+        let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
+        // A set that is larger than a limit leaves only where none within it would do.
+        for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
+            let Found { set, is_limited } = self.search(pod, kind, &claim, Some((larger, &reserved)));
+            if let Some(place) = set.and_then(|set| self.hold_set(pod, &set)) {
+                return Ok(place);
             }
-            let hold = if self.is_enough(pod, &set) { self.hold_of(&set) } else { None };
-            let place = hold.and_then(|hold| self.hold(pod, hold, set.price, set.exact));
-            if place.is_some() {
-                return place;
+            if !is_limited {
+                return Err(None);
             }
-            not_there.insert(set.node);
+        }
+        let set = self.search(pod, kind, &claim, None).set.ok_or(None)?;
+        match self.ledger.exceeded_by(&set.everyone(), &reserved) {
+            // A search that is cut short may miss it.
+            None => self.hold_set(pod, &set).ok_or(None),
+            Some((scope, limit)) => {
+                if limit.needs_an_empty_minute() {
+                    self.ledger.reserve_scope(scope.clone(), &pod.uid);
+                    self.reserved.push((scope, pod.uid.clone()));
+                }
+                Err(Some(limit))
+            }
         }
     }
 
-    /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
-    /// their price, so that the search does not see it.
-    pub(super) fn is_enough(&mut self, pod: &Pending, set: &VictimSet) -> bool {
+    pub(super) fn claim(&mut self, pod: &Pending) -> Claim {
+        if self.soonest.is_none() {
+            self.pace.spend(self.ledger.books().count() as u64);
+        }
+        let soonest = self.soonest.get_or_insert_with(|| self.ledger.soonest()).clone();
+        self.ledger.claim_by(&pod.uid, soonest)
+    }
+
+    fn know(&mut self, kind: &Kind, claim: &Claim) {
+        let known = std::mem::take(&mut self.known);
+        if !known.is_of(kind) {
+            self.pace.spend(self.ledger.books().count() as u64);
+        }
+        self.known = known.for_kind(kind, &self.ledger, claim);
+    }
+
+    /// The cheapest set, or the cheapest of those that may be evicted now.
+    fn search(
+        &mut self,
+        pod: &Pending,
+        kind: &Kind,
+        claim: &Claim,
+        now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
+    ) -> Found {
         let snapshot = self.ledger.snapshot();
-        let kind = Kind::of(pod, self.stock);
-        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
-        let leaving = set.everyone();
-        let admits =
-            |place| kind.admits(place, &seeing, kind.question(self.stock).as_ref(), &leaving).is_ok();
-        snapshot.place_of(set.node.as_str()).is_some_and(admits)
+        let mut known = std::mem::take(&mut self.known);
+        let rooms = Remembering {
+            looking: self.looking(kind, &snapshot, &pod.demand, claim),
+            pod,
+            rooms: &mut known.rooms,
+            allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
+            pace: self.pace,
+        };
+        let prospects = known.prospects.iter().cloned();
+        let found = preempt::find_among(prospects, &pod.demand, Rules::Keep, Effort::default(), rooms);
+        self.known = known;
+        found
     }
 
-    pub(super) fn hold_set_by_moving(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
-        self.hold_by_moving(pod, self.hold_of(set)?, set.price, set.exact)
+    fn hold_set(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
+        self.hold(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
     }
 
-    fn hold_of(&self, set: &VictimSet) -> Option<Hold> {
-        let node = self.ledger.node(&set.node)?;
-        Some(Hold {
-            node: set.node.clone(),
-            devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
-            victims: set.everyone().into(),
-            deadline: self.ledger.now() + set.longest_grace + self.ledger.policy().hold_slack,
-        })
+    pub(super) fn hold_set_by_moving(
+        &mut self,
+        pod: &Pending,
+        kind: &Kind,
+        set: &VictimSet,
+    ) -> Option<Place> {
+        let snapshot = self.ledger.snapshot();
+        let claim = Claim::default();
+        self.looking(kind, &snapshot, &pod.demand, &claim).is_enough(set).then_some(())?;
+        self.hold_by_moving(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
     }
 
     pub(super) fn looking<'l>(
@@ -164,17 +233,16 @@ impl Scratch<'_> {
         claim: &'l Claim,
     ) -> Looking<'l> {
         let (question, survey) = (kind.question(self.stock), self.ledger.survey(claim, demand));
-        Looking { ledger: &self.ledger, snapshot, kind, question, survey }
+        Looking { ledger: &self.ledger, snapshot, kind, claim, question, survey }
     }
 }
 
-fn cheapest_beside(
-    looking: Looking<'_>,
-    demand: &Demand,
-    known: &mut Known,
-    not_there: &BTreeSet<NodeName>,
-) -> Option<VictimSet> {
-    let wanted = known.prospects.iter().filter(|prospect| !not_there.contains(&prospect.node)).cloned();
-    let rooms = Remembering { looking, demand, rooms: &mut known.rooms };
-    preempt::cheapest_among(wanted, demand, Rules::Keep, Effort::default(), rooms)
+fn hold_of(ledger: &Ledger, set: &VictimSet) -> Option<Hold> {
+    let node = ledger.node(&set.node)?;
+    Some(Hold {
+        node: set.node.clone(),
+        devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
+        victims: set.everyone().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().hold_slack,
+    })
 }

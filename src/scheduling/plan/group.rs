@@ -3,7 +3,8 @@
 //! A group that cannot be placed whole holds nothing. Where the policy wants it close together, that is tried on what is free
 //! now; only where it may be anywhere, or on as few nodes as possible, do others leave for it.
 
-use super::scratch::Scratch;
+use super::ranking::Kind;
+use super::scratch::{Looked, Reach, Scratch};
 use super::{Place, Step, Why};
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
@@ -11,6 +12,7 @@ use crate::scheduling::ledger::Pending;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::policy::GroupPlacement;
+use crate::scheduling::preempt::EvictionLimit;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stake::GroupKey;
 use crate::scheduling::worth::{Site, Worth};
@@ -21,6 +23,9 @@ use std::collections::BTreeSet;
 /// after the other.
 const SETTLES: Millis = Millis::seconds(2);
 
+/// For how many pods of a group there are places, and the limit on evictions that the next one came upon.
+type Lacking = (usize, Option<EvictionLimit>);
+
 /// Where some of a group's pods go on one node: which of them, and on which GPUs.
 type Seats = Vec<(usize, GpuSet)>;
 
@@ -30,7 +35,7 @@ impl Scratch<'_> {
     }
 
     /// What is to be done about the group's pods that are gated.
-    pub(super) fn group(&mut self, key: &GroupKey) -> Vec<Step> {
+    pub(super) fn group(&mut self, key: &GroupKey, reach: Reach) -> Looked {
         let group = self.ledger.group(key);
         self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
         let here = group.gated.len() as u32;
@@ -40,46 +45,66 @@ impl Scratch<'_> {
         };
         let youngest = group.gated.iter().map(|pod| pod.since).max().unwrap_or_default();
         if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
-            return Vec::new();
+            return Looked::Done(Vec::new());
         }
         if here < wanted {
-            return waiting(&group.gated, Why::GroupIncomplete { here, wanted });
+            return Looked::Done(waiting(&group.gated, Why::GroupIncomplete { here, wanted }));
         }
-        match self.together(&group.gated, wanted as usize) {
-            Ok(places) => vec![Step::Place(places)],
-            Err(placed) => waiting(&group.gated, Why::GroupTooLarge { placed: placed.len() as u32, wanted }),
+        let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
+        match self.together(&group.gated, wanted as usize, reach) {
+            Ok(places) => Looked::Done(vec![Step::Place(places)]),
+            Err(_) if reach == Reach::Free && is_for_others => Looked::NeedsOthersToLeave,
+            Err((placed, limit)) => {
+                let too_large = Why::GroupTooLarge { placed: placed as u32, wanted };
+                Looked::Done(waiting(&group.gated, limit.map_or(too_large, Why::EvictionLimit)))
+            }
         }
     }
 
-    /// Places of at least `wanted` of the pods, or of as many as there are places for.
-    fn together(&mut self, pods: &[Pending], wanted: usize) -> Result<Vec<Place>, Vec<PodUid>> {
+    /// Places of at least `wanted` of the pods. Otherwise for how many there are places, and the limit on evictions that the next one
+    /// came upon.
+    fn together(&mut self, pods: &[Pending], wanted: usize, reach: Reach) -> Result<Vec<Place>, Lacking> {
         let places = match self.ledger.policy().planning.groups.placement {
             GroupPlacement::OneIsland => self.on_one_island(pods),
             GroupPlacement::FewestNodes => self.on_fewest_nodes(pods),
             GroupPlacement::Anywhere => Vec::new(),
         };
-        let places = match self.ledger.policy().planning.groups.placement {
-            GroupPlacement::OneIsland => places,
-            _ => self.anywhere(pods, places),
+        let (places, why) = match self.ledger.policy().planning.groups.placement {
+            GroupPlacement::OneIsland => (places, None),
+            _ => self.anywhere(pods, places, reach),
         };
         if places.len() >= wanted {
             return Ok(places);
         }
         places.iter().for_each(|place| self.drop_hold(place));
-        Err(places.into_iter().map(|place| place.uid).collect())
+        let limit = match why {
+            Some(Why::EvictionLimit(limit)) => Some(limit),
+            _ => None,
+        };
+        Err((places.len(), limit))
     }
 
     /// Adds places for those that have none yet, wherever they are best, and on other pods' GPUs where nothing is free.
-    fn anywhere(&mut self, pods: &[Pending], mut places: Vec<Place>) -> Vec<Place> {
+    fn anywhere(
+        &mut self,
+        pods: &[Pending],
+        mut places: Vec<Place>,
+        reach: Reach,
+    ) -> (Vec<Place>, Option<Why>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            match self.place(pod) {
+            let kind = Kind::of(pod, self.stock);
+            let placed = match reach {
+                Reach::Free => self.free_place(pod, &kind),
+                Reach::Evictions => self.place(pod, &kind),
+            };
+            match placed {
                 Ok(place) => places.push(place),
                 // Its like will find nothing either, and a group that lacks one may lack more.
-                Err(_) => break,
+                Err(why) => return (places, Some(why)),
             }
         }
-        places
+        (places, None)
     }
 
     /// On the node that takes most of them, then on the one that takes most of the rest, as long as all find room that is
@@ -108,6 +133,9 @@ impl Scratch<'_> {
         let snapshot = self.ledger.snapshot();
         let mut best: Option<(usize, Seats)> = None;
         for place in self.free_nodes(pods[0], &snapshot) {
+            if !self.pace.goes_on(pods.len() as u64) {
+                break;
+            }
             let node = &snapshot.nodes()[place];
             let seats = seats(node, snapshot.worth(), pods, GpuSet::ALL);
             if seats.len() > best.as_ref().map_or(0, |(_, seats)| seats.len()) {
@@ -122,6 +150,9 @@ impl Scratch<'_> {
         let snapshot = self.ledger.snapshot();
         let pods: Vec<&Pending> = pods.iter().collect();
         for place in self.free_nodes(pods[0], &snapshot) {
+            if !self.pace.goes_on(pods.len() as u64) {
+                break;
+            }
             let node = &snapshot.nodes()[place];
             let fits = |island: &GpuSet| seats(node, snapshot.worth(), &pods, *island).len() == pods.len();
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
@@ -140,7 +171,8 @@ impl Scratch<'_> {
 
     /// Nodes that have room for the pod now, best first.
     fn free_nodes(&mut self, pod: &Pending, snapshot: &Snapshot) -> Vec<usize> {
-        let ranking = self.ranking(pod, snapshot);
+        let kind = Kind::of(pod, self.stock);
+        let ranking = self.ranking(&kind, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }
 }

@@ -1,15 +1,18 @@
 //! Finds places for pods that wait, one after the other, on a scratch ledger: what is free now, or who has to leave.
 //!
-//! The order is the queue's, and each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The
-//! steps are data; nothing is in force before the ledger itself has taken the hold of each, checking it again.
+//! The order is the queue's, twice: first every pod that needs nobody to leave gets its place, or is woken, then others are evicted for
+//! the rest. Each pod is placed beside those before it: of ten that wait for one GPU, one gets it. The steps are data; nothing is in
+//! force before the ledger itself has taken the hold of each, checking it again. A plan keeps to its bounds ([`pace`]): what it does
+//! not come to it says, and the next plan begins there.
 //!
 //! [`ranking`] keeps the nodes in order for pods of one kind, [`scratch`] is the state between one pod and the next, [`evict`]
-//! finds who has to leave, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
+//! finds who has to leave within what [`EvictionLimit`]s allow, [`consolidate`] who moves, [`group`] places pods that are of use only together; [`relief`] finds who leaves an engine under
 //! pressure.
 
 mod consolidate;
 mod evict;
 mod group;
+mod pace;
 mod ranking;
 mod relief;
 mod scratch;
@@ -19,16 +22,19 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use pace::Bounds;
 pub use relief::{PressureWatch, Relief};
 
 use super::decision::Hold;
 use super::fit::Misfit;
 use super::ledger::{Conflict, Ledger, Pending};
-use super::preempt::Price;
+use super::preempt::{EvictionLimit, Price, ScopeKey};
 use super::snapshot::Snapshot;
 use super::stock::{StockSnapshot, Unjudged};
 use crate::ids::{PodKey, PodUid};
 use crate::units::Bytes;
+use pace::Pace;
+use scratch::{Looked, Reach, Scratch};
 use serde::Serialize;
 
 /// What is to be done about one pod of the queue, or about a group of them.
@@ -84,6 +90,8 @@ pub enum Why {
     NoRoom { nodes: u32, nearest: Misfit },
     #[error("the pod wants {vram}, and its tenant has reached its limit")]
     BeyondLimit { vram: Bytes },
+    #[error("others could leave for the pod, but {0}")]
+    EvictionLimit(EvictionLimit),
     #[error("{here} of the group's {wanted} pods are there")]
     GroupIncomplete { here: u32, wanted: u32 },
     #[error("for {placed} of the group's {wanted} pods there is room, and a group is placed whole")]
@@ -116,7 +124,8 @@ impl Why {
             | Self::AsksForNoGpu
             | Self::NotUnderstood
             | Self::NoNode
-            | Self::BeyondLimit { .. } => self.to_string(),
+            | Self::BeyondLimit { .. }
+            | Self::EvictionLimit(_) => self.to_string(),
             Self::NoRoom { nearest, .. } => {
                 format!("no node that the pod could go to has room: {}", nearest.phrase())
             }
@@ -136,14 +145,61 @@ impl Why {
             Self::NoNode => "no-node",
             Self::NoRoom { .. } => "no-room",
             Self::BeyondLimit { .. } => "beyond-limit",
+            Self::EvictionLimit(_) => "eviction-limit",
             Self::GroupIncomplete { .. } => "group-incomplete",
             Self::GroupTooLarge { .. } => "group-too-large",
         }
     }
 }
 
+/// What is to be done, and about whom nothing could be said within the bounds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// In the order of the queue.
+    pub left_over: Vec<PodUid>,
+    /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
+    pub reserved: Vec<(ScopeKey, PodUid)>,
+    /// What it took.
+    pub spent: u64,
+}
+
 /// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
 pub fn plan(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending]) -> Vec<Step> {
-    let mut scratch = scratch::Scratch::new(scratch, stock);
-    queue.iter().flat_map(|pod| scratch.step(pod)).collect()
+    plan_within(scratch, stock, queue, Bounds::NONE).steps
+}
+
+/// The same, within bounds. The first pod of the queue is looked at whatever they are, and so is the first for which others would
+/// have to leave: each plan comes a step further.
+pub fn plan_within(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending], bounds: Bounds<'_>) -> Plan {
+    let pace = Pace::new(bounds);
+    let mut scratch = Scratch::new(scratch, stock, &pace);
+    let mut plan = Plan::default();
+    let mut rest: Vec<&Pending> = Vec::new();
+    for (n, pod) in queue.iter().enumerate() {
+        let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
+        let looked = if is_over { None } else { scratch.look(pod, Reach::Free) };
+        match looked {
+            None => {
+                plan.left_over.extend(queue[n..].iter().map(|pod| pod.uid.clone()));
+                break;
+            }
+            Some(Looked::Done(steps)) => plan.steps.extend(steps),
+            Some(Looked::NeedsOthersToLeave) => rest.push(pod),
+        }
+    }
+    let until = pace.spent().saturating_add(bounds.evictions);
+    for (n, pod) in rest.iter().enumerate() {
+        let is_over = n > 0 && (pace.spent() >= until || scratch.places >= bounds.places);
+        match if is_over { None } else { scratch.look(pod, Reach::Evictions) } {
+            Some(Looked::Done(steps)) => plan.steps.extend(steps),
+            _ => {
+                plan.left_over.extend(rest[n..].iter().map(|pod| pod.uid.clone()));
+                break;
+            }
+        }
+    }
+    plan.spent = pace.spent();
+    plan.reserved = scratch.reserved;
+    plan
 }

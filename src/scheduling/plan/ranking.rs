@@ -2,6 +2,7 @@
 //! each that is placed only its node is looked at again.
 
 use super::Seeing;
+use super::pace::Pace;
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::Misfit;
@@ -39,6 +40,8 @@ pub struct Ranking {
     /// By place in the snapshot.
     seats: Vec<Seat>,
     free: BTreeSet<(Score, usize)>,
+    full: BTreeSet<usize>,
+    unjudged: BTreeSet<usize>,
 }
 
 impl Kind {
@@ -107,11 +110,20 @@ impl Kind {
 }
 
 impl Ranking {
-    pub fn new(kind: Kind, seeing: &Seeing<'_>, stock: &StockSnapshot) -> Self {
+    /// One that is stopped has looked at some of the nodes only.
+    pub fn new(kind: Kind, seeing: &Seeing<'_>, stock: &StockSnapshot, pace: &Pace<'_>) -> Self {
         let nodes = seeing.snapshot.nodes().len();
-        let mut ranking = Self { kind: kind.clone(), seats: vec![Seat::Shut; nodes], free: BTreeSet::new() };
+        let mut ranking = Self {
+            kind: kind.clone(),
+            seats: vec![Seat::Shut; nodes],
+            free: BTreeSet::new(),
+            full: BTreeSet::new(),
+            unjudged: BTreeSet::new(),
+        };
         let question = kind.question(stock);
-        (0..nodes).for_each(|place| ranking.look_at(place, seeing, question.as_ref()));
+        for place in (0..nodes).take_while(|_| pace.goes_on(1)) {
+            ranking.look_at(place, seeing, question.as_ref());
+        }
         ranking
     }
 
@@ -133,15 +145,40 @@ impl Ranking {
         })
     }
 
-    /// Of each node, by its place.
-    pub fn seats(&self) -> &[Seat] {
-        &self.seats
+    /// Places in the snapshot of nodes that nobody can judge.
+    pub fn unjudged(&self) -> impl Iterator<Item = usize> {
+        self.unjudged.iter().copied()
+    }
+
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub fn count_full(&self) -> u32 {
+        self.full.len() as u32
+    }
+
+    pub fn first_full(&self) -> Option<Misfit> {
+        self.full.first().and_then(|place| match self.seats[*place] {
+            Seat::Full(misfit) => Some(misfit),
+            _ => None,
+        })
+    }
+
+    pub fn first_unjudged(&self) -> Option<Unjudged> {
+        self.unjudged.first().and_then(|place| match self.seats[*place] {
+            Seat::Unjudged(unjudged) => Some(unjudged),
+            _ => None,
+        })
     }
 
     fn look_at(&mut self, place: usize, seeing: &Seeing<'_>, question: Option<&Question<'_>>) {
-        if let Seat::Free(score, _) = self.seats[place] {
-            self.free.remove(&(score, place));
-        }
+        match self.seats[place] {
+            Seat::Free(score, _) => self.free.remove(&(score, place)),
+            Seat::Full(_) => self.full.remove(&place),
+            Seat::Unjudged(_) => self.unjudged.remove(&place),
+            Seat::Shut => false,
+        };
         let admitted = self.kind.admits(place, seeing, question, &[]);
         let seat = || rank::seat(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
         self.seats[place] = match admitted.map(|()| seat()) {
@@ -149,8 +186,11 @@ impl Ranking {
             Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
             Ok(Err(misfit)) => Seat::Full(misfit),
         };
-        if let Seat::Free(score, _) = self.seats[place] {
-            self.free.insert((score, place));
-        }
+        match self.seats[place] {
+            Seat::Free(score, _) => self.free.insert((score, place)),
+            Seat::Full(_) => self.full.insert(place),
+            Seat::Unjudged(_) => self.unjudged.insert(place),
+            Seat::Shut => false,
+        };
     }
 }

@@ -1,112 +1,191 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
 use super::evict::Known;
-use super::ranking::{Kind, Ranking, Seat};
+use super::pace::{PLACEMENT, POD, Pace};
+use super::ranking::{Kind, Ranking};
 use super::{Means, Place, Seeing, Step, Why};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Hold;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Ledger, Pending, PodEntry, Way, is_allowed};
+use crate::scheduling::ledger::{Ledger, Pending, PodEntry, Soonest, Way, is_allowed};
 use crate::scheduling::policy::Limit;
-use crate::scheduling::preempt::Price;
+use crate::scheduling::preempt::{EvictionLimit, Price, ScopeKey};
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stock::StockSnapshot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Kinds of pods whose rankings are kept. A queue of more kinds than this ranks some of them again.
-const RANKINGS: usize = 32;
+/// Nodes that kept rankings have in all: a ranking of 5,000 nodes takes about half a megabyte. A queue of more kinds than they are
+/// for ranks some of them again.
+const RANKED: usize = 400_000;
+/// However large the cluster, kinds that alternate are not ranked each time.
+const LEAST_RANKINGS: usize = 8;
+const MOST_RANKINGS: usize = 256;
 
 pub(super) struct Scratch<'a> {
     pub ledger: Ledger,
     pub stock: &'a StockSnapshot,
+    pub pace: &'a Pace<'a>,
+    /// The latest first.
     rankings: Vec<Ranking>,
     pub known: Known,
-    /// Kinds of pods for which nobody's leaving helps. What is held in the meantime only makes it harder.
-    pub hopeless: Vec<Kind>,
+    /// Kinds of pods for which there is no free place, and why; as of the first pod of the kind. What is held in the meantime only
+    /// makes it harder.
+    full: Vec<(Kind, Why)>,
+    /// Those of them for which nobody's leaving helps, or may be evicted now.
+    hopeless: Vec<(Kind, Option<EvictionLimit>)>,
+    /// Kinds that would not fit where the stock filters cannot be judged either.
+    unfit: Vec<Kind>,
+    /// Scopes that are reserved for pods which need a minute without another eviction there.
+    pub reserved: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been dealt with.
     pub done: BTreeSet<PodUid>,
     /// For whom others move: the pods that will be made in place of those, which have room held, too.
     pub successors: BTreeMap<PodUid, Vec<PodUid>>,
+    /// How many pods have a place, or are woken for one.
+    pub places: usize,
+    /// Of each model, what is nearest to a GPU: no plan changes that.
+    pub soonest: Option<Soonest>,
+}
+
+/// What a look at a pod may come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Free places, and waking.
+    Free,
+    /// Others leave.
+    Evictions,
+}
+
+/// What came of a look at one pod, or at its group.
+pub(super) enum Looked {
+    /// Nothing, if that has been said with another of the group.
+    Done(Vec<Step>),
+    /// There is no free place: it comes again when all others have had a look.
+    NeedsOthersToLeave,
 }
 
 impl<'a> Scratch<'a> {
-    pub fn new(ledger: Ledger, stock: &'a StockSnapshot) -> Self {
+    pub fn new(ledger: Ledger, stock: &'a StockSnapshot, pace: &'a Pace<'a>) -> Self {
         Self {
             ledger,
             stock,
+            pace,
             rankings: Vec::new(),
             known: Known::default(),
+            full: Vec::new(),
             hopeless: Vec::new(),
+            unfit: Vec::new(),
+            reserved: Vec::new(),
             done: BTreeSet::new(),
             successors: BTreeMap::new(),
+            places: 0,
+            soonest: None,
         }
     }
 
-    /// What is to be done about the next pod, or about its group; nothing, if that has been said with another of the group.
-    pub fn step(&mut self, pod: &Pending) -> Vec<Step> {
-        if self.done.contains(&pod.uid) {
-            return Vec::new();
-        }
-        if pod.demand.asks_plugin() {
-            return match pod.way {
-                // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
-                Way::Gated => {
-                    vec![Step::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why: Why::ByPlugin }]
-                }
-                _ => self.devices(pod).into_iter().collect(),
-            };
-        }
-        if let (Way::Gated, Some(group)) = (&pod.way, self.group_of(&pod.uid)) {
-            return self.group(&group);
-        }
+    /// What is to be done about a pod, or about its group; `None` if the plan was stopped meanwhile.
+    pub fn look(&mut self, pod: &Pending, reach: Reach) -> Option<Looked> {
+        let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, reach))?;
+        // What was found by then is found among some of the nodes only.
+        self.pace.goes_on(0).then_some(looked)
+    }
+
+    fn look_at(&mut self, pod: &Pending, reach: Reach) -> Looked {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        vec![match self.place(pod) {
+        let group = matches!(pod.way, Way::Gated).then(|| self.group_of(&pod.uid)).flatten();
+        match (pod.demand.asks_plugin(), group) {
+            // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
+            (true, _) if matches!(pod.way, Way::Gated) => {
+                return Looked::Done(vec![Step::Wait { uid, key, why: Why::ByPlugin }]);
+            }
+            (true, _) => return Looked::Done(self.devices(pod).into_iter().collect()),
+            (false, Some(_)) if reach == Reach::Free && self.done.contains(&uid) => {
+                return Looked::Done(Vec::new());
+            }
+            (false, Some(group)) => return self.group(&group, reach),
+            (false, None) => {}
+        }
+        let kind = Kind::of(pod, self.stock);
+        let placed = match reach {
+            Reach::Free => self.free_place(pod, &kind),
+            Reach::Evictions => self.place(pod, &kind),
+        };
+        let step = match placed {
             Ok(place) => Step::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it looks again where there is room.
-            Err(Why::CannotJudge(_)) if self.would_fit_unjudged(pod) => Step::Wake { uid, key },
-            Err(why) => Step::Wait { uid, key, why },
-        }]
-    }
-
-    fn would_fit_unjudged(&mut self, pod: &Pending) -> bool {
-        let snapshot = self.ledger.snapshot();
-        let is_refused = matches!(pod.way, Way::Refused { .. });
-        let seats = self.ranking(pod, &snapshot).seats();
-        let unjudged =
-            seats.iter().zip(snapshot.nodes()).filter(|(seat, _)| matches!(seat, Seat::Unjudged(_)));
-        is_refused && unjudged.map(|(_, node)| node).any(|node| fit(node, &pod.demand).is_ok())
-    }
-
-    /// Room for one pod, held on the scratch ledger.
-    pub fn place(&mut self, pod: &Pending) -> Result<Place, Why> {
-        match self.free_place(pod) {
-            Some(place) => Ok(place),
-            None => {
-                let kind = Kind::of(pod, self.stock);
-                let is_hopeless = || self.hopeless.iter().any(|known| known.is_like(&kind));
-                if !self.ledger.may_evict_for(&pod.uid) || is_hopeless() {
-                    return Err(self.why(pod));
-                }
-                let place = self.evicting(pod).or_else(|| self.moving(pod));
-                if place.is_none() {
-                    self.hopeless.push(kind);
-                }
-                place.ok_or_else(|| self.why(pod))
+            Err(Why::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
+                self.places += 1;
+                Step::Wake { uid, key }
             }
-        }
+            Err(_) if reach == Reach::Free => return Looked::NeedsOthersToLeave,
+            Err(why) => Step::Wait { uid, key, why },
+        };
+        Looked::Done(vec![step])
     }
 
-    /// The best place that is free now.
-    pub fn free_place(&mut self, pod: &Pending) -> Option<Place> {
+    /// Whether a pod that is due would fit on a node of which nobody can say what the stock filters would answer. What is held in the
+    /// meantime only makes it harder.
+    fn would_fit_unjudged(&mut self, pod: &Pending, kind: &Kind) -> bool {
+        let is_unfit = |known: &Kind| known.is_like(kind);
+        if !matches!(pod.way, Way::Refused { .. }) || self.unfit.iter().any(is_unfit) {
+            return false;
+        }
+        let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
+        let mut unjudged = self.ranking(kind, &snapshot).unjudged().take_while(|_| pace.goes_on(1));
+        let fits = unjudged.any(|place| fit(&snapshot.nodes()[place], &pod.demand).is_ok());
+        drop(unjudged);
+        if !fits {
+            self.unfit.push(kind.clone());
+        }
+        fits
+    }
+
+    /// Room for one pod, held on the scratch ledger; others leave for it where nothing is free.
+    pub fn place(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Why> {
+        self.free_place(pod, kind).or_else(|why| {
+            if !self.ledger.may_evict_for(&pod.uid) {
+                return Err(why);
+            }
+            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, Why::EvictionLimit))
+        })
+    }
+
+    /// Room that others leave; otherwise the limit without which they would, if there is one.
+    fn place_of_others(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Option<EvictionLimit>> {
+        self.pace.spend(self.hopeless.len() as u64 / 8);
+        if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(kind)) {
+            return Err(*limit);
+        }
+        self.evicting(pod, kind).or_else(|limit| {
+            self.moving(pod, kind).ok_or_else(|| {
+                self.hopeless.push((kind.clone(), limit));
+                limit
+            })
+        })
+    }
+
+    /// The best place that is free now, held.
+    pub fn free_place(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Why> {
+        self.pace.spend(self.full.len() as u64 / 8);
+        if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
+            return Err(*why);
+        }
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let is_within = |(place, gpus): &(usize, GpuSet)| {
             is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
         };
-        let (place, gpus) = self.ranking(pod, &snapshot).free().find(is_within)?;
-        self.hold_at(pod, &snapshot, place, gpus)
+        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        if let Some(place) = found.and_then(|(place, gpus)| self.hold_at(pod, &snapshot, place, gpus)) {
+            return Ok(place);
+        }
+        let why = self.why(pod, kind, allowance);
+        if found.is_none() {
+            self.full.push((kind.clone(), why));
+        }
+        Err(why)
     }
 
     /// Holds these GPUs, which are free.
@@ -150,6 +229,8 @@ impl<'a> Scratch<'a> {
         }
         place.take(&mut self.ledger).ok()?;
         self.ledger.note_ordered(&place.hold.victims);
+        self.pace.spend(PLACEMENT);
+        self.places += 1;
         // With a group its members on other nodes leave.
         for victim in place.hold.victims.iter() {
             let node = self.ledger.entry(victim).and_then(PodEntry::node);
@@ -162,27 +243,31 @@ impl<'a> Scratch<'a> {
     /// The reverse.
     pub fn drop_hold(&mut self, place: &Place) {
         self.ledger.drop_hold(&place.uid);
+        self.places = self.places.saturating_sub(1);
         self.ledger.take_back_ordered(&place.hold.victims);
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
             let node = released.as_ref().and_then(PodEntry::hold).map(|hold| &hold.node);
             node.into_iter().for_each(|node| self.look_again(node));
         }
+        self.full.clear();
         self.hopeless.clear();
+        self.unfit.clear();
         self.known.forget();
         self.look_again(&place.hold.node);
     }
 
-    /// The nodes in order for pods of this one's kind.
-    pub fn ranking(&mut self, pod: &Pending, snapshot: &Snapshot) -> &Ranking {
-        let kind = Kind::of(pod, self.stock);
-        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(&kind)) {
+    /// The nodes in order for pods of a kind.
+    pub fn ranking(&mut self, kind: &Kind, snapshot: &Snapshot) -> &Ranking {
+        self.pace.spend(self.rankings.len() as u64 / 8);
+        if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
             return &self.rankings[known];
         }
         let seeing = Seeing { ledger: &self.ledger, snapshot };
-        let ranking = Ranking::new(kind, &seeing, self.stock);
+        let ranking = Ranking::new(kind.clone(), &seeing, self.stock, self.pace);
+        let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
-        self.rankings.truncate(RANKINGS);
+        self.rankings.truncate(kept);
         &self.rankings[0]
     }
 
@@ -191,48 +276,56 @@ impl<'a> Scratch<'a> {
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
         let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
+        self.pace.spend(self.rankings.len() as u64);
         for ranking in &mut self.rankings {
             ranking.look_again_at(place, &seeing, self.stock);
         }
     }
 
-    /// Why there is no place for the pod; what is nearest to one counts.
-    fn why(&mut self, pod: &Pending) -> Why {
-        let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
+    /// Why there is no free place for the pod; what is nearest to one counts.
+    fn why(&mut self, pod: &Pending, kind: &Kind, allowance: Limit) -> Why {
         let snapshot = self.ledger.snapshot();
-        let seats = self.ranking(pod, &snapshot).seats();
-        let full = || {
-            seats.iter().filter_map(|seat| match seat {
-                Seat::Full(misfit) => Some(*misfit),
-                _ => None,
-            })
-        };
-        let has_free = seats.iter().any(|seat| matches!(seat, Seat::Free(..)));
-        let unjudged = seats.iter().find_map(|seat| match seat {
-            Seat::Unjudged(unjudged) => Some(*unjudged),
-            _ => None,
-        });
-        match (full().next(), unjudged) {
-            _ if has_free && allowance != Limit::default() => Why::BeyondLimit { vram: pod.demand.vram() },
-            (Some(nearest), _) => Why::NoRoom { nodes: full().count() as u32, nearest },
+        let ranking = self.ranking(kind, &snapshot);
+        match (ranking.first_full(), ranking.first_unjudged()) {
+            _ if ranking.has_free() && allowance != Limit::default() => {
+                Why::BeyondLimit { vram: pod.demand.vram() }
+            }
+            (Some(nearest), _) => Why::NoRoom { nodes: ranking.count_full(), nearest },
             (None, Some(unjudged)) => Why::CannotJudge(unjudged),
             (None, None) => Why::NoNode,
         }
     }
 
-    /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger.
+    /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger. Nothing is said of a pod that
+    /// is on its way.
     fn devices(&mut self, pod: &Pending) -> Option<Step> {
+        let kind = Kind::of(pod, self.stock);
+        let (uid, key) = (pod.uid.clone(), pod.key.clone());
+        let is_due = matches!(pod.way, Way::Refused { .. });
+        let step = match self.take_devices(pod, &kind) {
+            Ok(()) => {
+                self.places += usize::from(is_due);
+                Step::Wake { uid, key }
+            }
+            Err(why) => Step::Wait { uid, key, why },
+        };
+        is_due.then_some(step)
+    }
+
+    fn take_devices(&mut self, pod: &Pending, kind: &Kind) -> Result<(), Why> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let is_within = |(place, gpus): &(usize, GpuSet)| {
             is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
         };
-        let (place, _) = self.ranking(pod, &snapshot).free().find(is_within)?;
+        let found = self.ranking(kind, &snapshot).free().find(is_within);
+        let Some((place, _)) = found else { return Err(self.why(pod, kind, allowance)) };
         let node = snapshot.nodes()[place].name.clone();
         drop(snapshot);
-        self.ledger.assume(&pod.uid, &node).ok()?;
+        if self.ledger.assume(&pod.uid, &node).is_err() {
+            return Err(Why::NoNode);
+        }
         self.look_again(&node);
-        let is_due = matches!(pod.way, Way::Refused { .. });
-        is_due.then(|| Step::Wake { uid: pod.uid.clone(), key: pod.key.clone() })
+        Ok(())
     }
 }

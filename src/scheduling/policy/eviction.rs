@@ -40,13 +40,14 @@ pub enum ConflictRule {
     EvictUnstarted,
 }
 
-/// The most pods that are evicted within a minute, by Stowage itself or by the scheduler because Stowage named them.
+/// The most pods that are evicted within a minute, by Stowage itself or by the scheduler because Stowage named them. A set of pods
+/// that is larger than a limit is evicted alone: where nothing else was evicted within the minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EvictionRates {
     pub cluster: u32,
     /// On one node.
     pub node: u32,
-    /// Of one tenant; pods that have none count as one tenant's.
+    /// Of one tenant. Where there are tenants, pods that have none count as one tenant's; where there are none, this limits nothing.
     pub tenant: u32,
 }
 

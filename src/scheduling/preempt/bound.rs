@@ -106,6 +106,38 @@ impl Lack {
     }
 }
 
+impl Lack {
+    /// No fewer pods than these are evicted from the seat to cover `need`, if only units that are `open` may be chosen (the
+    /// relaxation again: the largest relief for each pod first, the last one in part).
+    pub fn least_pods(&self, units: &[Unit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
+        if need == 0 {
+            return 0;
+        }
+        let on_seat = |unit: &Unit<'_>| {
+            let there = unit.residents.iter().filter(|resident| resident.gpus.contains(self.place));
+            if unit.is_awaited { 0 } else { there.count() as u64 }
+        };
+        let open = self.by_value.iter().filter(|relief| open(relief.unit as usize));
+        let mut there: Vec<(u64, u64)> =
+            open.map(|relief| (relief.amount, on_seat(&units[relief.unit as usize]))).collect();
+        // By relief for each pod; of those who leave anyway it is boundless.
+        there.sort_unstable_by(|a, b| {
+            let value = |a: &(u64, u64), b: &(u64, u64)| u128::from(a.0) * u128::from(b.1);
+            value(b, a).cmp(&value(a, b))
+        });
+        let (mut left, mut pods) = (need, 0u64);
+        for (amount, count) in there {
+            if amount >= left {
+                let part = u128::from(count) * u128::from(left);
+                return u32::try_from(pods + part.div_ceil(u128::from(amount)) as u64).unwrap_or(u32::MAX);
+            }
+            left -= amount;
+            pods += count;
+        }
+        u32::try_from(pods).unwrap_or(u32::MAX)
+    }
+}
+
 impl Lacks {
     /// `None` if not even all units together are enough.
     pub fn of_sums(missing: &Shortfall, units: &[Unit<'_>], base: Price) -> Option<Self> {
@@ -178,6 +210,19 @@ pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, Price)>) ->
     }
     let Price { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
     Some(Price { from_guarantee, priority, spared, cost, ..Price::default() })
+}
+
+/// No more than the pods that must be evicted to cover the need on a seat, by those who give back so much each; who leaves anyway is
+/// not evicted.
+pub fn least_pods_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
+    let (mut left, mut largest) = (need, 1);
+    for (amount, leaves_anyway) in who_goes {
+        match leaves_anyway {
+            true => left = left.saturating_sub(amount),
+            false => largest = largest.max(amount),
+        }
+    }
+    u32::try_from(left.div_ceil(largest)).unwrap_or(u32::MAX)
 }
 
 /// What one who leaves gives back on a seat.

@@ -1,9 +1,10 @@
 //! Who must leave so that a pod fits: the cheapest set of pods on the very GPUs that it needs, on one node of many. Found
 //! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
 //!
-//! [`room`] is what is known of one node, [`price`] what makes one set better than another. Pods that leave together are one
+//! [`room`] is what is known of one node, [`price`] what makes one set better than another, [`allowance`] how many may be evicted now. Pods that leave together are one
 //! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them, and [`lazy`] at few nodes.
 
+pub mod allowance;
 mod bound;
 mod lazy;
 pub mod price;
@@ -11,8 +12,9 @@ pub mod room;
 mod search;
 mod unit;
 
-pub use bound::{least_on_seat, seat_need};
-pub use lazy::{Prospect, Rooms, Seen, cheapest, cheapest_among, seen};
+pub use allowance::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
+pub use bound::{least_on_seat, least_pods_on_seat, seat_need};
+pub use lazy::{Found, Prospect, Rooms, Seen, cheapest, cheapest_among, find_among, seen};
 pub use price::{Loss, Price, Standing};
 pub use room::{Bar, Gang, Resident, Room, Shortfall, TenantRoom, discharge, settle_bars};
 

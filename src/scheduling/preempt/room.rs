@@ -4,7 +4,7 @@
 use super::price::{Loss, Price, Standing};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::policy::{ClassId, ClassSet, Limit, Usage};
+use crate::scheduling::policy::{ClassId, ClassSet, Limit, TenantId, Usage};
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Companion, Sharing};
 use crate::units::{Bytes, MilliCpu, Millis};
@@ -55,6 +55,8 @@ pub struct Resident {
     pub sharing: Sharing,
     pub priority: i32,
     pub class: ClassId,
+    /// Whose it is: its eviction counts as that tenant's.
+    pub tenant: Option<TenantId>,
     pub companion: Companion,
     /// How long it may take to leave.
     pub grace: Millis,
@@ -80,6 +82,8 @@ pub struct Gang {
     pub grace: Millis,
     pub given_back: Usage,
     pub budgets: Vec<u16>,
+    /// Where those on other nodes are, and whose they are.
+    pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
 }
 
 /// What a tenant may have, and has.

@@ -20,7 +20,11 @@ pub struct Search {
     steps: u32,
     /// Some room or the whole was left before its end.
     is_cut_short: bool,
+    /// Some set was left out because of a limit on evictions.
+    is_limited: bool,
     best: Option<VictimSet>,
+    /// The best set of the rooms before the one that `best` is of.
+    before: Option<VictimSet>,
 }
 
 /// One room in the search.
@@ -54,14 +58,41 @@ struct Sums {
     given_back: Usage,
     /// How many pods of each budget leave.
     covered: Vec<u32>,
+    /// How many pods of each limit are evicted, and how many of this node.
+    evicted: Vec<u32>,
+    evicted_here: u32,
 }
 
 impl Search {
     pub fn new(effort: Effort) -> Self {
-        Self { effort, steps: 0, is_cut_short: false, best: None }
+        Self { effort, steps: 0, is_cut_short: false, is_limited: false, best: None, before: None }
+    }
+
+    pub fn steps(&self) -> u32 {
+        self.steps
+    }
+
+    /// Whether a set was left out because of a limit on evictions.
+    pub fn is_limited(&self) -> bool {
+        self.is_limited
+    }
+
+    pub fn note_limited(&mut self) {
+        self.is_limited = true;
+    }
+
+    /// The best set so far, if it is of this node.
+    pub fn best_on(&self, node: &NodeName) -> Option<&VictimSet> {
+        self.best.as_ref().filter(|best| best.node == *node)
+    }
+
+    /// The best set cannot be had: the best of the rooms before it counts.
+    pub fn reject_best(&mut self) {
+        self.best = self.before.take();
     }
 
     pub fn try_room(&mut self, case: &Case<'_>) {
+        self.is_limited |= case.is_limited;
         if self.beats(case.least, &case.room.node) {
             let mut visit = Visit { search: self, case, steps: 0 };
             let _ = visit.for_each_seats(&case.seats, &mut Vec::new());
@@ -125,6 +156,10 @@ impl<'a> Visit<'_, 'a> {
         if branch.is_enough(self.case) {
             return self.offer(branch);
         }
+        if branch.least_evicted(self.case) > self.case.left_here {
+            self.search.is_limited = true;
+            return;
+        }
         let least = branch.least(self.case);
         if least.is_none_or(|least| !self.search.beats(least, &self.case.room.node)) {
             return;
@@ -145,8 +180,10 @@ impl<'a> Visit<'_, 'a> {
         let before = (branch.price, branch.sums.clone(), branch.before.len());
         branch.open[unit as usize] = false;
         branch.take(self.case, unit);
+        let is_within = branch.is_within_limits(self.case);
+        self.search.is_limited |= !is_within;
         let is_kept = self.case.rules == Rules::Violate || branch.price.violations == 0;
-        if is_kept && self.search.beats(branch.price, &self.case.room.node) {
+        if is_within && is_kept && self.search.beats(branch.price, &self.case.room.node) {
             self.descend(branch, next + 1);
         }
         branch.put_back(self.case, before);
@@ -174,7 +211,11 @@ impl<'a> Visit<'_, 'a> {
         let needed = self.without_idle(branch);
         let price = needed.price;
         if self.search.beats(price, &self.case.room.node) {
-            self.search.best = Some(needed.victim_set(self.case));
+            let found = needed.victim_set(self.case);
+            let before = self.search.best.replace(found);
+            if before.as_ref().is_none_or(|before| before.node != self.case.room.node) {
+                self.search.before = before;
+            }
         }
     }
 
@@ -212,7 +253,11 @@ impl<'a> Branch<'a> {
             state: case.room.gpus.clone(),
             before: Vec::new(),
             price: Price { violations: case.room.violations, ..Price::default() },
-            sums: Sums { covered: vec![0; case.room.budgets.len()], ..Sums::default() },
+            sums: Sums {
+                covered: vec![0; case.room.budgets.len()],
+                evicted: vec![0; case.left.len()],
+                ..Sums::default()
+            },
         }
     }
 
@@ -228,10 +273,12 @@ impl<'a> Branch<'a> {
         self.before.extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
         unit.discharge(&mut self.state);
         self.chosen.push(place);
-        let Sums { freed, given_back, covered } = &mut self.sums;
+        let Sums { freed, given_back, covered, evicted, evicted_here } = &mut self.sums;
         *freed = unit.residents.iter().fold(*freed, |sum, resident| sum.plus(resident));
         *given_back += unit.given_back;
         unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
+        unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
+        *evicted_here += unit.evicted_here();
         self.price = Price { violations: case.violations(covered), ..self.price.and(unit.price) };
         self.settle_bars(case);
     }
@@ -280,6 +327,21 @@ impl<'a> Branch<'a> {
             least = least.max(of_sum(sum)?);
         }
         Some(least)
+    }
+
+    /// No fewer pods of this node are evicted in a set that is chosen on from here.
+    fn least_evicted(&self, case: &Case<'_>) -> u32 {
+        if case.left_here == u32::MAX {
+            return 0;
+        }
+        let open = |unit: usize| self.open[unit];
+        let need = |seat: &Lack| seat_need(&self.state[seat.place], case.demand);
+        let more = self.seats.iter().map(|seat| seat.least_pods(&case.units, need(seat), open)).sum();
+        self.sums.evicted_here + case.spread(more)
+    }
+
+    fn is_within_limits(&self, case: &Case<'_>) -> bool {
+        self.sums.evicted.iter().zip(&case.left).all(|(evicted, left)| evicted <= left)
     }
 
     /// Whether it would do if everyone left who is still undecided.

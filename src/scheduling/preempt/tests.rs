@@ -28,6 +28,7 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> Resident {
         sharing: Sharing::Shared,
         priority: -10,
         class: ClassId::default(),
+        tenant: None,
         companion: Companion::default(),
         grace: Millis::seconds(30),
         loss: Loss { work: cost, ..Loss::default() },
@@ -101,6 +102,7 @@ fn a_group_leaves_whole_and_at_its_whole_price() {
         grace: Millis::seconds(60),
         given_back: Usage::default(),
         budgets: Vec::new(),
+        elsewhere: Vec::new(),
     }];
     assert_eq!(leave(std::slice::from_ref(&grouped), 50, Rules::Keep).unwrap(), ["elsewhere", "member"]);
     let rooms = [grouped, room("m", 1, vec![resident("alone", 0, 60, 10)])];

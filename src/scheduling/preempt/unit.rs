@@ -2,6 +2,7 @@
 //! the pod could get.
 
 use super::Rules;
+use super::allowance::{EvictionAllowance, ScopeKey};
 use super::bound::{Lack, Lacks};
 use super::price::Price;
 use super::room::{Gang, Resident, Room, Shortfall, discharge, settle_bars};
@@ -11,6 +12,7 @@ use crate::scheduling::fit::usable;
 use crate::scheduling::policy::Usage;
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
+use std::collections::BTreeMap;
 
 /// Pods that leave together: one, or the members of a group.
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub struct Unit<'a> {
     pub given_back: Usage,
     /// A budget stands here once for each pod that it covers.
     pub budgets: Vec<u16>,
+    /// The same of the limits on evictions that a set of this room could exceed, by their places in [`Case::left`].
+    pub limits: Vec<u16>,
     pub grace: Millis,
 }
 
@@ -44,16 +48,50 @@ pub struct Case<'a> {
     pub sums: Lacks,
     /// No set of this room costs less.
     pub least: Price,
+    /// How many more pods may be evicted, of each limit that a set could exceed.
+    pub left: Vec<u32>,
+    /// How many of this node at most.
+    pub left_here: u32,
+    /// On how many GPUs one pod is that may be evicted, at most.
+    pub widest: u32,
+    /// Some pods were left out because of the limits: without them another set might be found.
+    pub is_limited: bool,
+}
+
+/// Why a room has no set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoSet {
+    /// Nobody's leaving would be enough.
+    Ever,
+    /// What may be evicted now is not enough.
+    Now,
 }
 
 impl<'a> Case<'a> {
-    /// `None` if nobody's leaving would be enough.
-    pub fn new(room: &'a Room, demand: &'a Demand, rules: Rules) -> Option<Self> {
-        let base = Price { violations: room.violations, ..Price::default() };
+    pub fn new(
+        room: &'a Room,
+        demand: &'a Demand,
+        rules: Rules,
+        allowance: Option<EvictionAllowance<'_>>,
+    ) -> Result<Self, NoSet> {
         if rules == Rules::Keep && room.violations > 0 {
-            return None;
+            return Err(NoSet::Ever);
         }
-        let units = units(room, rules);
+        let mut units = units(room, rules);
+        let all = units.len();
+        let (left, left_here) = match allowance {
+            Some(allowance) => within(&mut units, room, &allowance),
+            None => (Vec::new(), u32::MAX),
+        };
+        let is_limited = units.len() < all;
+        let no_set = if is_limited { NoSet::Now } else { NoSet::Ever };
+        let case = Self::of_units(room, demand, rules, units).ok_or(no_set)?;
+        let case = Self { left, left_here, is_limited, ..case };
+        if case.least_evicted() > left_here { Err(NoSet::Now) } else { Ok(case) }
+    }
+
+    fn of_units(room: &'a Room, demand: &'a Demand, rules: Rules, units: Vec<Unit<'a>>) -> Option<Self> {
+        let base = Price { violations: room.violations, ..Price::default() };
         let emptied = emptied(room, &units);
         let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].has_room(demand);
         let seats = (0..emptied.len()).filter(could_do);
@@ -64,7 +102,26 @@ impl<'a> Case<'a> {
         // A set with so many seats has one that is at least as dear as the last of the cheapest.
         let last = seats.get((demand.gpus as usize).checked_sub(1)?)?;
         let least = sums.all.iter().map(|lack| lack.least).fold(last.least, Price::max);
-        Some(Self { room, demand, rules, units, seats, sums, least })
+        let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
+        let widest = evicted.map(|resident| resident.gpus.len()).max().unwrap_or(1).max(1);
+        let (left, left_here, is_limited) = (Vec::new(), u32::MAX, false);
+        Some(Self { room, demand, rules, units, seats, sums, least, left, left_here, widest, is_limited })
+    }
+
+    /// No set of this room has fewer pods of this node that are evicted.
+    fn least_evicted(&self) -> u32 {
+        if self.left_here == u32::MAX {
+            return 0;
+        }
+        let mut on_seats: Vec<u32> =
+            self.seats.iter().map(|seat| seat.least_pods(&self.units, seat.need, |_| true)).collect();
+        on_seats.sort_unstable();
+        self.spread(on_seats.iter().take(self.demand.gpus as usize).sum())
+    }
+
+    /// At least how many pods leave, if so many leave each of some seats: one may be on several.
+    pub fn spread(&self, on_seats: u32) -> u32 {
+        on_seats.div_ceil(self.widest)
     }
 
     /// How much budgets are overdrawn when so many leave that each covers.
@@ -85,6 +142,7 @@ impl<'a> Unit<'a> {
             freed: Shortfall::of(std::iter::once(resident)),
             given_back: resident.given_back,
             budgets: resident.budgets.clone(),
+            limits: Vec::new(),
             grace: resident.grace,
         }
     }
@@ -104,6 +162,7 @@ impl<'a> Unit<'a> {
             freed: Shortfall::of(all()),
             given_back: all().map(|resident| resident.given_back).fold(gang.given_back, |a, b| a + b),
             budgets: all().flat_map(|resident| &resident.budgets).chain(&gang.budgets).copied().collect(),
+            limits: Vec::new(),
             grace: all().map(|resident| resident.grace).fold(gang.grace, Millis::max),
             residents,
         }
@@ -118,10 +177,28 @@ impl<'a> Unit<'a> {
     fn likeness(&self) -> impl Ord + use<'_, 'a> {
         let resident = self.residents[0];
         let group = self.gang.map(|gang| &gang.members);
-        let Resident { gpus, per_gpu, beyond, sharing, class, .. } = *resident;
+        let Resident { gpus, per_gpu, beyond, sharing, class, tenant, .. } = *resident;
         let sums = (self.freed.companion.cpu, self.freed.companion.memory);
         let given_back = (self.given_back.vram, self.given_back.milli_gpus);
-        (gpus, per_gpu, beyond, sharing, class, sums, given_back, &self.budgets, group)
+        (gpus, per_gpu, beyond, sharing, (class, tenant), sums, given_back, &self.budgets, group)
+    }
+
+    /// In which scopes its eviction counts, and how often.
+    fn scopes(&self, room: &Room) -> BTreeMap<ScopeKey, u32> {
+        let mut scopes = BTreeMap::new();
+        if self.is_awaited {
+            return scopes;
+        }
+        let here = self.residents.iter().map(|resident| ScopeKey::of(&room.node, resident.tenant));
+        let elsewhere = self.gang.into_iter().flat_map(|gang| &gang.elsewhere);
+        let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
+        here.chain(elsewhere).flatten().for_each(|key| *scopes.entry(key).or_default() += 1);
+        scopes
+    }
+
+    /// Pods of this node that are evicted with it.
+    pub fn evicted_here(&self) -> u32 {
+        if self.is_awaited { 0 } else { self.residents.len() as u32 }
     }
 
     pub fn is_like(&self, other: &Self) -> bool {
@@ -149,6 +226,32 @@ fn units<'a>(room: &'a Room, rules: Rules) -> Vec<Unit<'a>> {
         by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
     });
     units
+}
+
+/// Leaves out the units that exceed a limit on evictions even alone. Answers what is left of each limit that those who remain could
+/// exceed together, and how many pods of this node may be evicted.
+fn within(units: &mut Vec<Unit<'_>>, room: &Room, allowance: &EvictionAllowance<'_>) -> (Vec<u32>, u32) {
+    let left_here = allowance.left_in_cluster().min(allowance.left_on(&room.node));
+    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(room)).collect();
+    let is_within =
+        |scopes: &BTreeMap<ScopeKey, u32>| scopes.iter().all(|(key, n)| *n <= allowance.left(key));
+    let mut kept = scopes.iter().map(is_within).collect::<Vec<_>>().into_iter();
+    units.retain(|_| kept.next().unwrap_or(true));
+    scopes.retain(is_within);
+    let mut wanted: BTreeMap<&ScopeKey, u32> = BTreeMap::new();
+    scopes.iter().flatten().for_each(|(key, n)| *wanted.entry(key).or_default() += n);
+    let binding: Vec<(&ScopeKey, u32)> = wanted
+        .iter()
+        .map(|(key, _)| (*key, allowance.left(key)))
+        .filter(|(key, left)| wanted[key] > *left)
+        .collect();
+    for (unit, scopes) in units.iter_mut().zip(&scopes) {
+        let places = (0u16..).zip(&binding).filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
+        unit.limits = places.flat_map(|(place, n)| std::iter::repeat_n(place, n as usize)).collect();
+    }
+    let evictable: u32 = units.iter().map(Unit::evicted_here).sum();
+    let left_here = if evictable > left_here { left_here } else { u32::MAX };
+    (binding.into_iter().map(|(_, left)| left).collect(), left_here)
 }
 
 /// Whether budgets forbid that it leaves, even alone.

@@ -1,9 +1,11 @@
 //! The core's invariants, each against an oracle that is written differently: brute force over all subsets, a full sort, a plain
 //! map of who has what.
 //!
-//! [`choices`]: one question, one answer; [`victims`]: who leaves for whom. [`plans`]: a queue of them.
+//! [`choices`]: one question, one answer; [`victims`]: who leaves for whom. [`plans`]: a queue of them, [`allowances`]: and no more
+//! evictions than the policy allows.
 //! [`tenants`]: whose share it is, and who shares with whom, under policies that change. [`histories`]: whatever may happen to a ledger, in any order.
 
+mod allowances;
 mod choices;
 mod histories;
 mod plans;

@@ -228,6 +228,7 @@ impl World {
             sharing: sharing(pod),
             priority: pod.priority,
             class: ClassId::default(),
+            tenant: None,
             // No two are alike in all but their names if one bars others and one does not.
             companion: Companion { cpu: MilliCpu(pod.cpu), memory: Bytes(u64::from(pod.bars)) },
             grace: Millis::seconds(1),
@@ -251,6 +252,7 @@ impl World {
             grace: Millis::seconds(1),
             given_back: Usage { vram: Bytes(elsewhere().map(gives_back).sum()), milli_gpus: 0 },
             budgets: elsewhere().flat_map(|pod| &pod.budgets).map(|budget| *budget as u16).collect(),
+            elsewhere: Vec::new(),
         }
     }
 

@@ -19,7 +19,7 @@ use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{Phase, is_allowed};
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::{Limit, Usage};
-use crate::scheduling::preempt::Loss;
+use crate::scheduling::preempt::{EvictionLimit, Loss};
 use crate::scheduling::rank::shortlist;
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Demand, Sharing};
@@ -122,8 +122,10 @@ pub struct Victim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Needs {
-    /// The scheduler does it by itself.
+    /// The scheduler does it by itself, or the planner does.
     Nothing,
+    /// A minute in which the limits on evictions leave enough.
+    Allowance(EvictionLimit),
     /// `preemptionPolicy: Never` forbids it.
     PreemptionPolicy,
     /// At least this priority.
@@ -190,7 +192,7 @@ fn effort(change: &Change, demand: &Demand) -> u8 {
         | Change::VictimsLeave { .. } => 0,
         Change::NoGpuLargeEnough { .. } | Change::NoNodeWithDevices { .. } | Change::RuledOut { .. } => 1,
         Change::WaitForGate { .. } => 2,
-        Change::Preempt { needs: Needs::Nothing, .. } => 3,
+        Change::Preempt { needs: Needs::Nothing | Needs::Allowance(_), .. } => 3,
         Change::CalmEngines { .. } => 4,
         Change::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
         Change::OtherCount { .. } | Change::FewerDevices { .. } => 6,

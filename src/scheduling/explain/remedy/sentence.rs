@@ -283,6 +283,7 @@ fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], need
         Needs::Nothing => {
             write!(f, "{names} could leave {seat} for it: the scheduler sees to that when it next asks")
         }
+        Needs::Allowance(limit) => write!(f, "{names} could leave {seat} for it, but {limit}"),
         Needs::PreemptionPolicy => {
             write!(f, "{names} could leave {seat} for it, were its preemptionPolicy not Never")
         }

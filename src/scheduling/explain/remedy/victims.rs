@@ -7,7 +7,9 @@ use crate::scheduling::explain::facts::{Facts, NODES_FOR_VICTIMS};
 use crate::scheduling::explain::nodes::Outline;
 use crate::scheduling::fit::{evictions_could_resolve, shut};
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::preempt::{Resident, Room, Rules, Shortfall, VictimSet, cheapest_victims};
+use crate::scheduling::preempt::{
+    EvictionLimit, Resident, Room, Rules, Shortfall, VictimSet, cheapest_victims,
+};
 use crate::scheduling::request::Demand;
 
 /// The highest priority a user's PriorityClass may have; above it are the system's own.
@@ -18,7 +20,11 @@ const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 pub fn preempt(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Option<Change> {
     let demand = facts.demand();
     if let Some(found) = cheapest(books, facts, outline, demand) {
-        let needs = if demand.may_preempt { Needs::Nothing } else { Needs::PreemptionPolicy };
+        let needs = match found.limit {
+            _ if !demand.may_preempt => Needs::PreemptionPolicy,
+            Some(limit) => Needs::Allowance(limit),
+            None => Needs::Nothing,
+        };
         return Some(found.told(books, facts, needs));
     }
     let highest = with_priority(demand, &facts.policy, HIGHEST_USER_PRIORITY);
@@ -33,6 +39,8 @@ struct Found {
     place: usize,
     set: VictimSet,
     victims: Vec<Resident>,
+    /// Why they may not be evicted now.
+    limit: Option<EvictionLimit>,
 }
 
 fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &Demand) -> Option<Found> {
@@ -55,9 +63,10 @@ fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &D
         let set = cheapest_victims(&room, demand, Rules::Keep).filter(|set| !set.victims.is_empty())?;
         let leaves = |resident: &Resident| set.victims.contains(&resident.uid);
         let victims = room.candidates.into_iter().filter(leaves).collect();
-        Some(Found { place, set, victims })
+        let limit = books.look(|ledger| ledger.eviction_limit(&set.everyone()));
+        Some(Found { place, set, victims, limit })
     });
-    found.min_by_key(|found| (found.set.price, found.place))
+    found.min_by_key(|found| (found.limit.is_some(), found.set.price, found.place))
 }
 
 impl Found {

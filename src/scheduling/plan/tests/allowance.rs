@@ -88,3 +88,22 @@ fn b10_a_set_larger_than_the_limit_is_evicted_alone_in_a_minute_without_another_
     cluster.ledger.note_ordered(&(0..12).map(|n| uid(&format!("job-{n:02}"))).collect::<Vec<_>>());
     assert!(!cluster.ledger.may_order(&[uid("job-00")]), "it was all that the minute had");
 }
+
+#[test]
+fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
+    let mut cluster = twelve(Policy::default());
+    cluster.ledger.note_ordered(&[uid("job-00")]);
+    cluster.gated("large", of_six_gpus());
+    cluster.gated("small", shared(40, 100));
+    assert_eq!(cluster.plan(), ["large waits: eviction-limit", "small waits: eviction-limit"]);
+    let pending = cluster.ledger.pending(64);
+    let plan = plan_within(cluster.ledger.clone(), &roomy(&cluster.ledger), &pending, Bounds::NONE);
+    plan.reserved.into_iter().for_each(|(scope, uid)| cluster.ledger.reserve_scope(scope, &uid));
+    // The large one is not due now, and another one of no higher priority asks.
+    cluster.ledger.note_sought(&uid("large"), cluster.ledger.generation());
+    assert_eq!(cluster.plan(), ["small waits: eviction-limit"]);
+    cluster.gated("urgent", shared(40, 200));
+    assert_eq!(cluster.plan()[0], "urgent on n after job-00");
+    cluster.ledger.release(&uid("large"));
+    assert!(cluster.plan().contains(&"small on n after job-02".to_owned()), "it does not wait any more");
+}

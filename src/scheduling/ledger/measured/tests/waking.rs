@@ -67,7 +67,13 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
     for name in &names {
         let demand = bench.wait(name, 95, 0);
         let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
-        bench.ledger.see(Seen { uid: uid(name), key: key(name), demand, state: SeenState::Waiting(waiting), shown: None });
+        bench.ledger.see(Seen {
+            uid: uid(name),
+            key: key(name),
+            demand,
+            state: SeenState::Waiting(waiting),
+            shown: None,
+        });
     }
     let mut seen = BTreeSet::new();
     for _ in 0..20 {

@@ -1,0 +1,317 @@
+//! Random queues under random limits on evictions: no plan exceeds one, and no pod waits that a set within them would help, nor for a
+//! reason that is not so. The oracle counts evictions by itself and tries every set of pods on every node.
+
+use super::{demand_of, device};
+use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
+use crate::scheduling::decision::Hold;
+use crate::scheduling::ledger::{Gate, Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::node::NodeKind;
+use crate::scheduling::plan::testing::roomy;
+use crate::scheduling::plan::{Bounds, Place, Plan, Step, Why, plan, plan_within};
+use crate::scheduling::policy::{EvictionRates, Policy, Tenant, Traits};
+use crate::scheduling::preempt::allowance::LimitedBecause;
+use crate::scheduling::request::{Demand, Sharing};
+use crate::units::{Millis, Moment};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const NAMESPACES: [&str; 3] = ["red", "blue", "nobody's"];
+
+#[derive(Debug, Clone)]
+struct Pod {
+    vram: u64,
+    gpus: u32,
+    priority: i32,
+    namespace: usize,
+}
+
+#[derive(Debug, Clone)]
+struct World {
+    /// GPUs of each node.
+    nodes: Vec<u32>,
+    residents: Vec<(Pod, usize, u32)>,
+    queue: Vec<Pod>,
+    rates: EvictionRates,
+    has_tenants: bool,
+    /// Residents that count as evicted a while ago.
+    earlier: Vec<usize>,
+}
+
+fn pod(vram: std::ops::Range<u64>, priority: std::ops::Range<i32>) -> impl Strategy<Value = Pod> {
+    (vram, 1u32..3, priority, 0usize..3).prop_map(|(vram, gpus, priority, namespace)| Pod {
+        vram,
+        gpus,
+        priority,
+        namespace,
+    })
+}
+
+fn world() -> impl Strategy<Value = World> {
+    let nodes = prop::collection::vec(1u32..3, 1..4);
+    let residents = prop::collection::vec((pod(10..60, -3..0), 0usize..3, 0u32..2), 0..10);
+    let queue = prop::collection::vec(pod(20..91, -1..3), 1..6);
+    let rates = (0u32..6, 0u32..5, 0u32..4).prop_map(|(cluster, node, tenant)| EvictionRates {
+        cluster,
+        node,
+        tenant,
+    });
+    let earlier = prop::collection::vec(0usize..10, 0..3);
+    (nodes, residents, queue, rates, any::<bool>(), earlier).prop_map(
+        |(nodes, residents, queue, rates, has_tenants, earlier)| World {
+            nodes,
+            residents,
+            queue,
+            rates,
+            has_tenants,
+            earlier,
+        },
+    )
+}
+
+fn uid(name: &str) -> PodUid {
+    PodUid::parse(name).unwrap()
+}
+
+fn node(n: usize) -> NodeName {
+    NodeName::parse(&format!("node-{n}")).unwrap()
+}
+
+fn gpu(on: usize, index: u32) -> GpuUuid {
+    GpuUuid::parse(&format!("GPU-{on}-{index}")).unwrap()
+}
+
+/// A scope in which evictions are counted: all, a node's, a tenant's.
+type Scope = (&'static str, String);
+
+struct Bench {
+    ledger: Ledger,
+    world: World,
+    /// Where each resident is, and whose it is.
+    homes: BTreeMap<PodUid, (usize, usize)>,
+    earlier: Vec<PodUid>,
+}
+
+impl Bench {
+    fn new(world: World) -> Self {
+        let mut policy = Policy::default();
+        policy.eviction_rates = world.rates;
+        if world.has_tenants {
+            let tenants = NAMESPACES[..2].iter().map(|name| Tenant::named(name, &[name]));
+            policy = policy.with_tenants(tenants.collect()).unwrap();
+        }
+        let mut ledger = Ledger::new(Arc::new(policy));
+        ledger.set_now(Moment(10_000_000));
+        for (n, gpus) in world.nodes.iter().enumerate() {
+            ledger.set_node(&node(n), NodeKind::Stowage, None);
+            ledger.report_devices(&node(n), (0..*gpus).map(|g| device(n as u8, g)).collect()).unwrap();
+        }
+        let mut bench = Self { ledger, world, homes: BTreeMap::new(), earlier: Vec::new() };
+        for (i, (pod, on, g)) in bench.world.residents.clone().iter().enumerate() {
+            let on = *on % bench.world.nodes.len();
+            bench.settle(&format!("resident-{i}"), pod, on, *g % bench.world.nodes[on]);
+        }
+        for (i, pod) in bench.world.queue.clone().iter().enumerate() {
+            let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
+            bench.see(&format!("waits-{i}"), pod, SeenState::Waiting(waiting));
+        }
+        let earlier = bench.world.earlier.iter().map(|i| uid(&format!("resident-{i}")));
+        bench.earlier = earlier.filter(|uid| bench.homes.contains_key(uid)).collect();
+        bench.ledger.note_ordered(&bench.earlier);
+        bench.ledger.set_now(Moment(10_010_000));
+        bench
+    }
+
+    /// A resident on one GPU, if there is room for it.
+    fn settle(&mut self, name: &str, pod: &Pod, on: usize, g: u32) {
+        let pod = Pod { gpus: 1, ..pod.clone() };
+        if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_space(&self.demand(&pod)) {
+            return;
+        }
+        let devices = Some(Arc::from([gpu(on, g)]));
+        let ran = Some(Millis::seconds(900));
+        self.see(name, &pod, SeenState::Bound { node: node(on), devices, starting: false, ran });
+        self.homes.insert(uid(name), (on, pod.namespace));
+    }
+
+    fn demand(&self, pod: &Pod) -> Demand {
+        let mut demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
+        let traits = Traits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
+        demand.take(self.ledger.policy().judge(&traits));
+        Demand { traits: Arc::new(traits), ..demand }
+    }
+
+    fn see(&mut self, name: &str, pod: &Pod, state: SeenState) {
+        let key = PodKey::parse("default", name).unwrap();
+        let demand = self.demand(pod);
+        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: None });
+    }
+
+    fn plan(&mut self) -> Vec<Step> {
+        let pending = self.ledger.pending(64);
+        plan(self.ledger.clone(), &roomy(&self.ledger), &pending)
+    }
+
+    fn scopes_of(&self, victim: &PodUid) -> Vec<Scope> {
+        let (on, namespace) = self.homes[victim];
+        let mut scopes = vec![("cluster", String::new()), ("node", on.to_string())];
+        if self.world.has_tenants {
+            // Those that have no tenant count as one tenant's.
+            scopes.push(("tenant", NAMESPACES[namespace].to_owned()));
+        }
+        scopes
+    }
+
+    fn count<'a>(&self, victims: impl IntoIterator<Item = &'a PodUid>) -> BTreeMap<Scope, u32> {
+        let mut counts = BTreeMap::new();
+        for scope in victims.into_iter().flat_map(|victim| self.scopes_of(victim)) {
+            *counts.entry(scope).or_default() += 1;
+        }
+        counts
+    }
+
+    fn limit(&self, scope: &Scope) -> u32 {
+        let EvictionRates { cluster, node, tenant } = self.world.rates;
+        match scope.0 {
+            "cluster" => cluster,
+            "node" => node,
+            _ => tenant,
+        }
+    }
+
+    /// Whether so many more may be evicted in each scope: within what is left of its limit, or all alone.
+    fn is_within(&self, set: &BTreeMap<Scope, u32>, used: &BTreeMap<Scope, u32>) -> bool {
+        set.iter().all(|(scope, wanted)| {
+            let (limit, used) = (self.limit(scope), used.get(scope).copied().unwrap_or(0));
+            used + wanted <= limit || (used == 0 && limit > 0)
+        })
+    }
+
+    /// Every set of residents of one node, on any of its GPUs, whose leaving the ledger would accept for the pod.
+    fn sets(&self, waiting: &PodUid) -> Vec<Vec<PodUid>> {
+        let gpus = self.ledger.entry(waiting).unwrap().demand.gpus;
+        let claim = self.ledger.claim(waiting);
+        let mut sets = Vec::new();
+        for (n, count) in self.world.nodes.iter().enumerate() {
+            let here: Vec<&PodUid> =
+                self.homes.iter().filter(|(_, (on, _))| *on == n).map(|(uid, _)| uid).collect();
+            for chosen in (0u32..1 << count).filter(|chosen| chosen.count_ones() == gpus) {
+                let devices: Arc<[GpuUuid]> =
+                    (0..*count).filter(|g| chosen & (1 << g) != 0).map(|g| gpu(n, g)).collect();
+                for leaving in 0u32..1 << here.len() {
+                    let leaves = here.iter().enumerate().filter(|(i, _)| leaving & (1 << i) != 0);
+                    let victims: Vec<PodUid> = leaves.map(|(_, uid)| (*uid).clone()).collect();
+                    let hold = Hold {
+                        node: node(n),
+                        devices: devices.clone(),
+                        victims: victims.clone().into(),
+                        deadline: self.ledger.now() + Millis::seconds(60),
+                    };
+                    if self.ledger.check_hold(&claim, waiting, &hold).is_ok() {
+                        sets.push(victims);
+                    }
+                }
+            }
+        }
+        sets
+    }
+
+    fn put_into_force(&mut self, steps: &[Step]) -> Vec<Place> {
+        let mut places = Vec::new();
+        for place in
+            steps.iter().flat_map(|step| if let Step::Place(places) = step { &places[..] } else { &[] })
+        {
+            place.take(&mut self.ledger).expect("what was planned can be held");
+            self.ledger.note_ordered(&place.hold.victims);
+            places.push(place.clone());
+        }
+        places
+    }
+}
+
+fn waits(steps: &[Step]) -> impl Iterator<Item = (&PodUid, &Why)> {
+    steps.iter().filter_map(|step| match step {
+        Step::Wait { uid, why, .. } => Some((uid, why)),
+        _ => None,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn b1_no_plan_exceeds_a_limit_on_evictions(world in world()) {
+        let mut bench = Bench::new(world);
+        let steps = bench.plan();
+        let places = bench.put_into_force(&steps);
+        let mut used = bench.count(&bench.earlier);
+        for place in &places {
+            let set = bench.count(place.hold.victims.iter());
+            prop_assert!(bench.is_within(&set, &used), "{:?} after {:?}", set, used);
+            set.into_iter().for_each(|(scope, n)| *used.entry(scope).or_default() += n);
+        }
+    }
+
+    #[test]
+    fn b1_nobody_waits_that_a_set_within_the_limits_would_help_nor_for_an_untrue_reason(world in world()) {
+        let mut bench = Bench::new(world);
+        let steps = bench.plan();
+        let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
+            waits(&steps).map(|(uid, _)| (uid.clone(), bench.sets(uid))).collect();
+        let places = bench.put_into_force(&steps);
+        let evicted = places.iter().flat_map(|place| place.hold.victims.iter());
+        let used = bench.count(bench.earlier.iter().chain(evicted));
+        let because = |why: &Why| match why {
+            Why::EvictionLimit(limit) => Some(limit.because),
+            _ => None,
+        };
+        let waits_for_a_minute =
+            waits(&steps).any(|(_, why)| because(why) == Some(LimitedBecause::SetIsLarger));
+        for (uid, why) in waits(&steps) {
+            let sets = bench.sets(uid);
+            match because(why) {
+                None => prop_assert!(sets.is_empty(), "{} waits ({}), and {:?} would do", uid, why, sets),
+                Some(because) => {
+                    prop_assert!(!at_first[uid].is_empty(), "{} waits ({}), and nobody could leave", uid, why);
+                    let reserved = because == LimitedBecause::Reserved;
+                    prop_assert!(!reserved || waits_for_a_minute, "{} waits for nobody", uid);
+                    let helped = sets.iter().find(|set| bench.is_within(&bench.count(*set), &used));
+                    // What is kept for one that needs a whole minute is not for the others.
+                    prop_assert!(
+                        helped.is_none() || waits_for_a_minute,
+                        "{} waits ({}), and {:?} may leave beside {:?}", uid, why, helped, used
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn b2_a_plan_that_is_stopped_or_cut_short_is_the_beginning_of_the_whole(world in world(), steps in 1u64..400) {
+        let mut bench = Bench::new(world);
+        let (pending, stock) = (bench.ledger.pending(64), roomy(&bench.ledger));
+        let run = |bounds: Bounds<'_>| plan_within(bench.ledger.clone(), &stock, &pending, bounds);
+        let whole = run(Bounds::NONE);
+        prop_assert!(whole.left_over.is_empty());
+        let asked = Cell::new(0);
+        let is_stopped = || {
+            asked.set(asked.get() + 1);
+            asked.get() > steps
+        };
+        let stopped = run(Bounds { is_stopped: &is_stopped, ..Bounds::NONE });
+        let free = |plan: &Plan| plan.steps.iter().take_while(|step| is_free(step)).count();
+        let same = stopped.steps.iter().zip(&whole.steps).take_while(|(a, b)| a == b).count();
+        prop_assert!(same == stopped.steps.len(), "{:?} {:?}", stopped, whole);
+        prop_assert_eq!(stopped.steps.len() + stopped.left_over.len(), pending.len());
+        prop_assert!(asked.get() <= steps + 2, "it went on for {} looks", asked.get() - steps);
+        let cut = run(Bounds { free: steps, evictions: steps, ..Bounds::NONE });
+        prop_assert_eq!(cut.steps.len() + cut.left_over.len(), pending.len());
+        prop_assert!(!cut.steps.is_empty() && free(&cut) <= free(&whole));
+        prop_assert_eq!(run(Bounds { free: steps, evictions: steps, ..Bounds::NONE }), cut);
+    }
+}
+
+fn is_free(step: &Step) -> bool {
+    matches!(step, Step::Place(places) if places.iter().all(|place| place.hold.victims.is_empty()))
+}
