@@ -165,8 +165,10 @@ impl Cli {
         match self.command {
             Command::Serve(args) => {
                 log_to_stderr("info");
-                runtime.block_on(serve::serve(args.validate()?))?;
-                Ok(ExitCode::SUCCESS)
+                let outcome = runtime.block_on(serve::serve(args.validate()?));
+                // Whatever was to be finished is. A thread that is still at work works for nobody.
+                runtime.shutdown_timeout(LEFT_TO_THREADS);
+                outcome.map(|()| ExitCode::SUCCESS)
             }
             Command::Agent(args) => {
                 log_to_stderr(if args.is_look() { LOG_OF_LOOK } else { LOG_OF_AGENT });
@@ -194,6 +196,9 @@ impl Cli {
         }
     }
 }
+
+/// They are told to stop beforehand, and look at every node whether they are.
+const LEFT_TO_THREADS: Duration = Duration::from_secs(1);
 
 /// The client's own log repeats at each try what the agent says once.
 const LOG_OF_AGENT: &str = "info,kube_client=off";

@@ -140,6 +140,8 @@ pub enum NoticeKind {
     PlanFailed,
     /// Its group could not be placed whole.
     GroupFailed,
+    /// Others could leave for it, but no more may be evicted within the minute.
+    EvictionLimit,
     Unplaced,
     EditIgnored,
     /// Its processes run on other GPUs than were recorded.
@@ -167,6 +169,7 @@ impl NoticeKind {
             Self::Evicted => "StowageEvicted",
             Self::PlanFailed => "StowagePlanFailed",
             Self::GroupFailed => "StowageGroupFailed",
+            Self::EvictionLimit => "StowageEvictionLimit",
             Self::Unplaced => "StowageUnplaced",
             Self::EditIgnored => "StowageEditIgnored",
             Self::Drift => "StowageDrift",
@@ -179,7 +182,7 @@ impl NoticeKind {
     }
 
     pub fn is_warning(self) -> bool {
-        !matches!(self, Self::RoomHeld | Self::PolicyInForce)
+        !matches!(self, Self::RoomHeld | Self::PolicyInForce | Self::EvictionLimit)
     }
 
     /// Whether two of the kind soon after each other may be about the same. Each change of a policy is news of its own.

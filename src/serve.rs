@@ -97,14 +97,13 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
     let stop_http = CancellationToken::new();
-    let on_signal = tokio::spawn(stop_on_signal(stop_http.clone()));
+    stop_on_signal(stop_http.clone())?;
     let renewing = tokio::spawn(renew_certificate(options.agents.tls, doors.agents.tls.clone()));
     let http = server::serve(extender, doors, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
         ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
     };
-    on_signal.abort();
     renewing.abort();
     // The HTTP side first: what it still had in hand needed the gate open, and the Lease is given up here.
     stop_cluster.cancel();
@@ -214,18 +213,25 @@ fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// The first signal stops in order; a second one stops at once.
-async fn stop_on_signal(stop: CancellationToken) {
-    let mut terminate = signal(SignalKind::terminate()).expect("signal handlers can be installed");
-    let mut received = async || {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        }
+/// The first signal stops in order; a second one stops at once, until the process has ended. On a thread and a runtime of its own:
+/// a signal counts however busy the others are.
+fn stop_on_signal(stop: CancellationToken) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no threads")?;
+    let listen = async move {
+        let mut terminate = signal(SignalKind::terminate()).expect("signal handlers can be installed");
+        let mut received = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        };
+        received().await;
+        info!("stopping: finishing what is under way; signal again to stop at once");
+        stop.cancel();
+        received().await;
+        std::process::exit(130);
     };
-    received().await;
-    info!("stopping: finishing what is under way; signal again to stop at once");
-    stop.cancel();
-    received().await;
-    std::process::exit(130);
+    let thread = std::thread::Builder::new().name("signals".into());
+    thread.spawn(move || runtime.block_on(listen)).context("no threads")?;
+    Ok(())
 }

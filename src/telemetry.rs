@@ -3,6 +3,7 @@
 //! Nothing here is read back by a decision.
 
 mod conflicts;
+mod planner;
 mod policy;
 
 use crate::scheduling::ledger::Totals;
@@ -13,6 +14,7 @@ use prometheus::{
 };
 
 pub use conflicts::ConflictMetrics;
+pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 
 pub struct Metrics {
@@ -58,6 +60,7 @@ pub struct Metrics {
     gpus: IntGauge,
     pub leading: IntGauge,
     pub synced: IntGauge,
+    pub planner: PlannerMetrics,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
 }
@@ -195,6 +198,7 @@ impl Metrics {
             gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
             leading: gauge("stowage_leading", "1 while this replica acts."),
             synced: gauge("stowage_synced", "1 once the watches have synced."),
+            planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
             registry,

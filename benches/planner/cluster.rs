@@ -38,10 +38,15 @@ pub enum Waits {
 
 impl Cluster {
     /// Filled until `load` hundredths of the VRAM are promised, with jobs of `least` to `most` GiB.
-    pub fn new(nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
+    pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
         // How fast it decides is not a question of how many may be evicted.
         policy.eviction_rates = EvictionRates { cluster: u32::MAX, node: u32::MAX, tenant: u32::MAX };
+        Self::by(policy, nodes, load, sizes, seed)
+    }
+
+    /// The same by a policy.
+    pub fn by(policy: Policy, nodes: usize, load: u64, (least, most): (u64, u64), seed: u64) -> Self {
         let mut ledger = Ledger::new(Arc::new(policy.clone()));
         ledger.set_now(NOW);
         let names: Vec<NodeName> =
@@ -55,6 +60,11 @@ impl Cluster {
         cluster.read_all();
         cluster.set_budgets();
         cluster
+    }
+
+    pub fn pass(&mut self, time: Millis) {
+        let later = self.ledger.now() + time;
+        self.ledger.expire(later);
     }
 
     fn fill(&mut self, node: usize, gpu: u64, load: u64, (least, most): (u64, u64)) {

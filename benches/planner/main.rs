@@ -2,9 +2,12 @@
 //!
 //! How long it takes to find who leaves, or that nobody's leaving helps; and what the answer costs beside simpler ways to one:
 //! the first node where it works, and on each GPU the cheapest pods first. Each answer is put to the ledger before it is timed.
-//! `-- copies` times no more than the copy of the books that each plan begins with.
+//! `-- copies` times no more than the copy of the books that each plan begins with, `-- limits` pods for which only so many may be
+//! evicted in a minute and how long a run takes while fifty thousand wait, `-- beside` filter while they do.
 
+mod beside;
 mod cluster;
+mod limits;
 mod queues;
 #[path = "../common/samples.rs"]
 #[expect(dead_code, reason = "one thread takes these times")]
@@ -29,13 +32,17 @@ const COMPARISONS: usize = 100;
 const FIRST_WAITING: usize = 10_000_000;
 
 fn main() {
-    queues::time_copies();
-    if std::env::args().any(|argument| argument == "copies") {
-        return;
+    let parts: [(&str, &[fn()]); 4] = [
+        ("copies", &[queues::time_copies]),
+        ("limits", &[limits::time_limits]),
+        ("beside", &[beside::time_filter_beside_planner]),
+        ("plans", &[time_decisions, compare_prices, queues::time_plans]),
+    ];
+    let is_asked = |name: &str| std::env::args().any(|argument| argument == name);
+    let asks_for_all = !parts.iter().any(|(name, _)| is_asked(name));
+    for (_, part) in parts.iter().filter(|(name, _)| asks_for_all || is_asked(name)) {
+        part.iter().for_each(|time| time());
     }
-    time_decisions();
-    compare_prices();
-    queues::time_plans();
 }
 
 fn time_decisions() {

@@ -115,7 +115,7 @@ fn told(what: &str, cluster: &mut Cluster, expected: usize) {
 }
 
 /// Nodes with CPU for everyone.
-fn stock(cluster: &Cluster) -> StockSnapshot {
+pub fn stock(cluster: &Cluster) -> StockSnapshot {
     let mut view = StockView::default();
     for name in &cluster.nodes {
         view.set_machine(Machine {

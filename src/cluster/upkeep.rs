@@ -5,7 +5,7 @@
 
 use super::index::Index;
 use super::learning::Learning;
-use super::planner::Planner;
+use super::planner::{Planner, STRAYS_AT_ONCE};
 use crate::control_plane::ControlPlane;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
@@ -61,7 +61,9 @@ impl Upkeep {
                 drop(ledger);
                 self.planner.end(ended);
                 self.planner.end_unknown(unknown);
-                self.planner.let_through(self.index.lock().strays());
+                let after = self.planner.strays_after().cloned();
+                let strays = self.index.lock().strays_after(after.as_ref(), STRAYS_AT_ONCE);
+                self.planner.let_through(strays);
                 self.planner.tick();
             }
             // Who ends a hold has to clear it: that is for whoever acts.

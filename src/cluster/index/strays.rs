@@ -6,11 +6,14 @@ use crate::contract;
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::plan::Why;
 use k8s_openapi::api::core::v1::Pod;
+use std::ops::Bound;
 
 impl Index {
-    /// In order of UID.
-    pub fn strays(&self) -> impl Iterator<Item = (&PodUid, &PodKey, Why)> {
-        self.strays.iter().map(|(uid, (key, why))| (uid, key, *why))
+    /// The next of them in order of UID, after one or from the first, at most so many.
+    pub fn strays_after(&self, after: Option<&PodUid>, limit: usize) -> Vec<(PodUid, PodKey, Why)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.strays.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
+        next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why)).collect()
     }
 
     pub(super) fn note_stray(&mut self, uid: &PodUid, key: &PodKey, pod: &Pod, is_unknown: bool) {

@@ -42,6 +42,7 @@ use run::Run;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use strays::LetThrough;
+pub use strays::STRAYS_AT_ONCE;
 use waits::Said;
 use writes::Writes;
 
@@ -53,6 +54,8 @@ pub struct Planner {
     run: Run,
     remnants: BTreeMap<PodUid, Remnant>,
     said: BTreeMap<PodUid, Said>,
+    /// How far what was said has been looked through.
+    said_after: Option<PodUid>,
     writes: Writes,
     pressure: PressureWatch,
     /// Neighbours of engines under pressure whose eviction came to nothing.
@@ -70,6 +73,7 @@ impl Planner {
             run: Run::default(),
             remnants: BTreeMap::new(),
             said: BTreeMap::new(),
+            said_after: None,
             writes: Writes::default(),
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),

@@ -7,13 +7,20 @@ use super::outcome::Outcome;
 use super::run::{Began, Planned};
 use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Conflict, Gate, Ledger, Phase, Way};
-use crate::scheduling::plan::{Place, Step, plan};
+use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase, Way};
+use crate::scheduling::plan::{Bounds, Place, Plan, Step, plan_within};
 use crate::scheduling::policy::Mode;
+use crate::units::Millis;
 use tracing::{info, warn};
 
-/// Pods looked at in one go. A plan of this many takes a fraction of a second at a thousand nodes.
-pub(super) const LOOKED_AT: usize = 256;
+/// Pods of each kind that one run is given, the gated and the refused. Of fifty thousand that find no place each has its turn within
+/// five seconds.
+pub(super) const LOOKED_AT: usize = 2048;
+/// Pods that get a place in one run: all of them are put into force at once.
+const PLACED_AT_ONCE: usize = 256;
+/// Steps of one run, for free places and for evictions; a step is about a microsecond. A run of both takes less than a quarter of a
+/// second, whatever waits.
+const STEPS: u64 = 80_000;
 /// Gated pods that have been told where to go and are not bound. The scheduler binds some hundreds a second: of so many it has
 /// enough for now, and each that waits for its turn keeps room from others.
 const TOLD_AT_ONCE: usize = 512;
@@ -28,8 +35,11 @@ impl Planner {
         }
         let mut pending = ledger.pending(LOOKED_AT);
         if self.courses.values().filter(|course| course.waits_to_be_bound()).count() > TOLD_AT_ONCE {
-            pending.retain(|pod| !matches!(pod.way, Way::Gated));
+            let is_gated = |pod: &Pending| matches!(pod.way, Way::Gated);
+            ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
+            pending.retain(|pod| !is_gated(pod));
         }
+        self.service.metrics.planner.waiting.set(ledger.waiting_for_a_look() as i64);
         if pending.is_empty() {
             return;
         }
@@ -37,9 +47,10 @@ impl Planner {
         let began = Began { at: ledger.now(), generation: ledger.generation() };
         drop(ledger);
         let service = self.service.clone();
-        self.run.begin(began, move || {
+        self.run.begin(began, move |is_stopped| {
             let stock = service.stock().snapshot();
-            plan(scratch, &stock, &pending)
+            let bounds = Bounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
+            plan_within(scratch, &stock, &pending, bounds)
         });
     }
 
@@ -48,8 +59,13 @@ impl Planner {
         let ledger = self.service.ledger();
         let (now, mode) = (ledger.now(), ledger.policy().mode);
         drop(ledger);
-        self.run.rest(now);
-        let Some(Planned { steps, began }) = planned else { return };
+        let took = self.run.rest(now);
+        self.count_run(took, planned.as_ref());
+        let Some(Planned { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else { return };
+        let mut ledger = self.service.ledger();
+        ledger.put_back(&left_over);
+        reserved.into_iter().for_each(|(scope, uid)| ledger.reserve_scope(scope, &uid));
+        drop(ledger);
         if !self.service.gate.is_open() || mode == Mode::Shadow {
             return;
         }
@@ -61,6 +77,19 @@ impl Planner {
             }
         }
         self.forget_what_was_said();
+    }
+
+    fn count_run(&self, took: Millis, planned: Option<&Planned>) {
+        let metrics = &self.service.metrics.planner;
+        metrics.run_seconds.observe(took.0 as f64 / 1e3);
+        let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
+        let outcome = match planned {
+            None => "given-up",
+            Some(_) if left_over > 0 => "cut-short",
+            Some(_) => "complete",
+        };
+        metrics.runs.with_label_values(&[outcome]).inc();
+        metrics.left_over.set(left_over as i64);
     }
 
     /// Holds the places, all or none.
@@ -127,6 +156,10 @@ impl Planner {
         if !ledger.entry(&uid).is_some_and(|entry| entry.refused().is_some() && entry.hold().is_none()) {
             return;
         }
+        if self.writes.are_too_many() {
+            drop(ledger);
+            return self.put_off("wake");
+        }
         ledger.note_woken(&uid);
         drop(ledger);
         // Any write wakes it.
@@ -141,6 +174,13 @@ impl Planner {
             }
             None
         });
+    }
+}
+
+impl Planner {
+    /// Too many writes are under way for one that can wait. Its turn comes again.
+    pub(super) fn put_off(&self, kind: &str) {
+        self.service.metrics.planner.postponed.with_label_values(&[kind]).inc();
     }
 }
 

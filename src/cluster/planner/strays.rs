@@ -4,29 +4,59 @@ use super::Planner;
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::plan::Why;
 use crate::units::{Millis, Moment};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 /// A pod that was let through shows without its gate soon; if not, it is let through again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
+/// Looked at in one tick, however many there are.
+pub const STRAYS_AT_ONCE: usize = 256;
 
-/// Since when each was let through.
+/// Since when each was let through, and the last that was looked at: the next tick goes on after it.
 #[derive(Debug, Default)]
-pub struct LetThrough(BTreeMap<PodUid, Moment>);
+pub struct LetThrough {
+    at: BTreeMap<PodUid, Moment>,
+    after: Option<PodUid>,
+}
+
+#[cfg(test)]
+impl LetThrough {
+    pub fn known(&self) -> usize {
+        self.at.len()
+    }
+}
 
 impl Planner {
-    /// `strays` are all there are.
-    pub fn let_through<'a>(&mut self, strays: impl Iterator<Item = (&'a PodUid, &'a PodKey, Why)>) {
-        let now = self.service.ledger().now();
-        let mut before = std::mem::take(&mut self.let_through.0);
+    /// After whom the next strays to look at come.
+    pub fn strays_after(&self) -> Option<&PodUid> {
+        self.let_through.after.as_ref()
+    }
+
+    /// `strays` are the next [`STRAYS_AT_ONCE`] there are; fewer, if there are no more.
+    pub fn let_through(&mut self, strays: Vec<(PodUid, PodKey, Why)>) {
+        let now = self.now();
+        let last = strays.last().filter(|_| strays.len() >= STRAYS_AT_ONCE).map(|(uid, ..)| uid.clone());
+        self.forget_let_through(&strays, last.as_ref());
         for (uid, key, why) in strays {
-            let at = match before.remove(uid) {
-                Some(at) if now < at + SHOWS_WITHIN => at,
-                _ => {
-                    self.release(uid.clone(), key.clone(), why);
-                    now
-                }
-            };
-            self.let_through.0.insert(uid.clone(), at);
+            let is_due = self.let_through.at.get(&uid).is_none_or(|at| *at + SHOWS_WITHIN <= now);
+            if is_due && self.release(uid.clone(), key, why) {
+                self.let_through.at.insert(uid, now);
+            }
+        }
+        self.let_through.after = last;
+    }
+
+    /// Of those between the strays of the last tick and `last` who are none any more nothing is to be remembered.
+    fn forget_let_through(&mut self, strays: &[(PodUid, PodKey, Why)], last: Option<&PodUid>) {
+        let LetThrough { at, after } = &mut self.let_through;
+        let known: BTreeSet<&PodUid> = strays.iter().map(|(uid, ..)| uid).collect();
+        let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let until = last.map_or(Bound::Unbounded, Bound::Included);
+        let gone =
+            at.range::<PodUid, _>((from, until)).map(|(uid, _)| uid).filter(|uid| !known.contains(uid));
+        let gone: Vec<PodUid> = gone.cloned().collect();
+        for uid in &gone {
+            at.remove(uid);
         }
     }
 }

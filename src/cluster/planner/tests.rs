@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod evictions;
+mod limits;
 mod runs;
 mod said;
 
@@ -70,6 +71,11 @@ impl Bench {
         let ended = ledger.expire(later);
         drop(ledger);
         self.planner.end(ended);
+    }
+
+    fn let_through(&mut self) {
+        let after = self.planner.strays_after().cloned();
+        self.planner.let_through(self.index.strays_after(after.as_ref(), STRAYS_AT_ONCE));
     }
 
     /// One tick with all that it writes, in words.
@@ -450,20 +456,40 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
     unclear["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "none" });
     bench.show(other.clone());
     bench.show(unclear);
-    bench.planner.let_through(bench.index.strays());
+    bench.let_through();
     let written = bench.tick().await;
     for line in ["other: released", "other: lift", "unclear: released", "unclear: lift"] {
         assert!(written.iter().any(|written| written == line), "{written:?}");
     }
-    bench.planner.let_through(bench.index.strays());
+    bench.let_through();
     assert!(bench.tick().await.is_empty(), "the watch will show it");
     bench.pass(11);
-    bench.planner.let_through(bench.index.strays());
+    bench.let_through();
     assert_eq!(bench.tick().await.len(), 4, "it did not");
     other["spec"]["schedulingGates"] = Value::Null;
     bench.show(other);
     bench.gone("unclear");
-    assert_eq!(bench.index.strays().count(), 0);
+    assert!(bench.index.strays_after(None, 1).is_empty());
+}
+
+#[tokio::test]
+async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
+    let mut bench = Bench::new(&["n"]);
+    for n in 0..STRAYS_AT_ONCE + 40 {
+        let mut stray = gated(&format!("stray-{n:03}"), 40, 0);
+        stray["spec"]["containers"][0]["resources"] = json!({});
+        bench.show(stray);
+    }
+    let lifted = |written: Vec<String>| written.iter().filter(|write| write.ends_with("lift")).count();
+    let mut looks = Vec::new();
+    for _ in 0..4 {
+        bench.let_through();
+        looks.push(lifted(bench.tick().await));
+    }
+    assert_eq!(looks, [STRAYS_AT_ONCE, 40, 0, 0]);
+    bench.gone("stray-007");
+    bench.let_through();
+    assert_eq!(bench.planner.let_through.known(), STRAYS_AT_ONCE + 39, "who is gone is forgotten");
 }
 
 #[tokio::test]

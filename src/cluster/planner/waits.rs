@@ -10,6 +10,7 @@ use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{Gate, Phase, Waiting, Way};
 use crate::scheduling::plan::Why;
 use crate::units::{Millis, Moment};
+use std::ops::Bound;
 use std::sync::Arc;
 use tracing::warn;
 
@@ -17,6 +18,9 @@ use tracing::warn;
 const WORTH_SAYING: Millis = Millis::seconds(2);
 /// With each reading another node may be the nearest to have room, for another reason. Nobody reads faster than this.
 const SAID_AGAIN: Millis = Millis::seconds(30);
+
+/// What was said is looked through in turn, so many at a time.
+const SWEPT: usize = 512;
 
 /// What a pod was last told of why it waits.
 #[derive(Debug)]
@@ -38,7 +42,7 @@ impl Planner {
         let (is_gated, is_grouped) = (waiting.gate == Gate::Planned, entry.stake.group.is_some());
         drop(ledger);
         if !is_gated {
-            return;
+            return self.say_limit(uid, key, why);
         }
         if is_grouped {
             let text = format!("The pod's group is not placed: {why}.");
@@ -46,9 +50,18 @@ impl Planner {
             self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
         }
         let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
-        match !is_grouped && (has_waited || is_hopeless) {
-            true => self.release(uid, key, why),
-            false => self.say_why(uid, key, why, waited),
+        if !is_grouped && (has_waited || is_hopeless) {
+            self.release(uid, key, why);
+        } else {
+            self.say_why(uid, key, why, waited);
+        }
+    }
+
+    /// What keeps a refused pod waiting the scheduler says on it, but for this. In an Event: a change of its status would wake it.
+    fn say_limit(&self, uid: PodUid, key: PodKey, why: Why) {
+        if let Why::EvictionLimit(limit) = why {
+            let text = format!("Other pods could leave for the pod, but {limit}.");
+            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::EvictionLimit, text });
         }
     }
 
@@ -62,6 +75,9 @@ impl Planner {
         if !is_news || self.writes.concern(&uid) {
             return;
         }
+        if self.writes.are_too_many() {
+            return self.put_off("reason");
+        }
         self.said.insert(uid.clone(), Said { why: why.clone(), at });
         let (control_plane, change) =
             (self.control_plane.clone(), StatusChange::plan(PlanState::Waiting { why }));
@@ -72,14 +88,26 @@ impl Planner {
         });
     }
 
-    /// Of those who do not wait behind the gate any more nothing is to be remembered.
+    /// Of those who do not wait behind the gate any more nothing is to be remembered. Some are looked at each time, in turn.
     pub(super) fn forget_what_was_said(&mut self) {
+        let after = self.said_after.take();
+        let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let next: Vec<PodUid> = self
+            .said
+            .range::<PodUid, _>((from, Bound::Unbounded))
+            .take(SWEPT)
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        if next.len() == SWEPT {
+            self.said_after = next.last().cloned();
+        }
         let ledger = self.service.ledger();
         let waits = |uid: &PodUid| {
             let phase = ledger.entry(uid).map(|entry| &entry.phase);
             matches!(phase, Some(Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, .. })))
         };
-        self.said.retain(|uid, _| waits(uid));
+        let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
+        gone.for_each(|uid| drop(said.remove(uid)));
     }
 
     /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
@@ -95,9 +123,14 @@ impl Planner {
     }
 
     /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
-    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) {
+    /// Answers whether that is under way.
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) -> bool {
         if self.writes.concern(&uid) {
-            return;
+            return true;
+        }
+        if self.writes.are_too_many() {
+            self.put_off("release");
+            return false;
         }
         let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
         self.control_plane.notify(Notice {
@@ -123,5 +156,6 @@ impl Planner {
             }
             None
         });
+        true
     }
 }

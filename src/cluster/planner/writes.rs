@@ -15,6 +15,8 @@ use tokio::task::{Id, JoinSet};
 
 /// Of all pods together: as many as keep an API server at work, and few beside what others ask of it.
 const AT_ONCE: usize = 32;
+/// Writes under way and waiting for a place. Beyond these only what a hold needs is added: a pod that waits can be told so later.
+const MANY: usize = 1024;
 
 type Act = BoxFuture<'static, Option<Outcome>>;
 
@@ -55,6 +57,11 @@ impl Writes {
                 self.begin(about, act.boxed());
             }
         }
+    }
+
+    /// Whether a write that can wait should.
+    pub fn are_too_many(&self) -> bool {
+        self.about.len() >= MANY
     }
 
     /// Whether anything about the pod is under way or to come.

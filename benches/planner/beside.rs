@@ -1,0 +1,112 @@
+//! Filter beside a planner that has nothing to do, and beside one for which fifty thousand gated pods wait: the very code that `stowage
+//! serve` runs, in one process, the two in turn.
+
+#[path = "../common/cluster.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod requests;
+
+use crate::samples::Samples;
+use parking_lot::Mutex;
+use requests::Cluster;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use stowage::cluster::dump::{Dump, DumpControlPlane};
+use stowage::cluster::index::Index;
+use stowage::cluster::upkeep;
+use stowage::extender::request::Limits;
+use stowage::extender::wire::ExtenderArgs;
+use stowage::extender::{Extender, filter};
+use stowage::ids::{PodKey, PodUid};
+use stowage::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use stowage::scheduling::policy::{Planning, Policy};
+use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
+use stowage::scheduling::stock::Requirements;
+use stowage::service::Service;
+use stowage::units::Millis;
+
+const NODES: usize = 5000;
+const GATED: usize = 50_000;
+const ROUNDS: usize = 10;
+const FILTERS: usize = 120;
+/// Kinds of pods that wait.
+const KINDS: usize = 20;
+
+pub fn time_filter_beside_planner() {
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let _inside = runtime.enter();
+    let mut policy = Policy::default();
+    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    let cluster = Cluster::new(NODES, FILTERS);
+    let service = Service::new(policy);
+    let mut index = Index::default();
+    let dump = Dump::of(cluster.dump(), Path::new("bench"));
+    let control_plane =
+        Arc::new(DumpControlPlane::load(&dump, &service, &mut index).expect("the dump is one"));
+    drop(dump);
+    let extender = Extender::new(service.clone(), control_plane.clone(), Limits::default());
+    runtime.spawn(upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane));
+    let (mut idle, mut busy) = (Samples::default(), Samples::default());
+    for round in 0..2 * ROUNDS {
+        let samples = if round % 2 == 0 { &mut idle } else { &mut busy };
+        if round % 2 == 1 {
+            (0..GATED).for_each(|n| gate(&service, n));
+        }
+        // The planner is at it.
+        std::thread::sleep(Duration::from_millis(600));
+        for n in 0..FILTERS {
+            let body = cluster.filter_body(n);
+            let start = Instant::now();
+            ask(&extender, &body);
+            samples.add(start.elapsed());
+        }
+        if round % 2 == 1 {
+            assert!(service.ledger().waiting_for_a_look() >= GATED * 9 / 10, "they still wait");
+            (0..GATED).for_each(|n| forget(&service, n));
+        }
+    }
+    let runs = service.metrics.planner.runs.with_label_values(&["cut-short"]).get()
+        + service.metrics.planner.runs.with_label_values(&["complete"]).get();
+    let longest = service.metrics.planner.run_seconds.get_sample_sum() / runs.max(1) as f64;
+    println!(
+        "filter at {NODES} nodes beside a planner: idle p50 {:.2} ms, p90 {:.2} ms; {GATED} gated pods p50 {:.2} ms, p90 {:.2} ms; p90 {:.2} ×; {runs} runs of {:.0} ms on average",
+        idle.percentile(50) / 1000.0,
+        idle.percentile(90) / 1000.0,
+        busy.percentile(50) / 1000.0,
+        busy.percentile(90) / 1000.0,
+        busy.percentile(90) / idle.percentile(90),
+        longest * 1000.0,
+    );
+    runtime.shutdown_background();
+}
+
+fn ask(extender: &Extender, body: &[u8]) {
+    let args: ExtenderArgs<'_> = serde_json::from_slice(body).expect("a request");
+    let nodes = args.asked_nodes().expect("nodes").expect("names");
+    let answer = filter::filter(extender, &args, &nodes).expect("an answer");
+    let answer = serde_json::to_vec(&answer).expect("JSON");
+    requests::passed_names(&answer);
+}
+
+fn uid(n: usize) -> PodUid {
+    PodUid::parse(&format!("{n:08x}-0000-4000-9000-000000000000")).expect("a UID")
+}
+
+/// A pod behind the planner's gate that fits nowhere, and for which nobody leaves.
+fn gate(service: &Service, n: usize) {
+    let vram = ((40u64 << 30) + ((n % KINDS) as u64 * (1 << 28))).to_string();
+    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
+    let request = PodRequest { priority: -1000, ..PodRequest::plain("llm", &containers) };
+    let mut ledger = service.ledger();
+    let demand = Demand::of(&request, ledger.policy()).expect("a pod that can be understood");
+    let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
+    let key = PodKey::parse("llm", &format!("gated-{n}")).expect("a name");
+    ledger.see(Seen { uid: uid(n), key, demand, state: SeenState::Waiting(waiting), shown: None });
+    drop(ledger);
+    service.stock().set_waiting(uid(n), Requirements::default());
+}
+
+fn forget(service: &Service, n: usize) {
+    service.ledger().release(&uid(n));
+    service.stock().remove_pod(&uid(n));
+}

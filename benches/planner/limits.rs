@@ -1,0 +1,155 @@
+//! Pods that were refused and for which others may leave, as many as `preemption.evictionsPerMinute` allows by default: each that can
+//! be helped within the minute's allowance is helped, and the rest wait with the true reason. The answer is asserted, then its time
+//! is told.
+//!
+//! And how long one run takes when fifty thousand pods wait.
+
+use crate::cluster::{Cluster, Waits};
+use crate::queues::stock;
+use crate::samples::Samples;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use stowage::ids::PodUid;
+use stowage::scheduling::plan::{Bounds, Plan, Step, Why, plan_within};
+use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
+use stowage::scheduling::stock::StockSnapshot;
+use stowage::units::{Bytes, Millis};
+
+const FIRST: usize = 30_000_000;
+/// What the planner of a running Stowage gives one run.
+const STEPS: u64 = 80_000;
+const PLACES: usize = 256;
+const LOOKED_AT: usize = 2048;
+/// From one tick to the next.
+const TICK: Millis = Millis(200);
+
+pub fn time_limits() {
+    refused("64 refused pods, 5,000 nodes, 80,000 pods", 5000, 64, 1, 60);
+    refused("300 refused pods, 2,000 nodes", 2000, 300, 1, 60);
+    refused("300 refused pods of six GPUs, 2,000 nodes", 2000, 300, 6, 10);
+    many_wait("50,000 gated pods of one kind that fit nowhere, 5,000 nodes", 1, -1000);
+    many_wait("50,000 gated pods of 100 kinds that fit nowhere, 5,000 nodes", 100, -1000);
+    many_wait("50,000 gated pods of 100 kinds for which others could leave, 5,000 nodes", 100, 100);
+}
+
+fn by_default() -> Policy {
+    let mut policy = Policy::default();
+    // What a run costs is the question, and not when a pod is let through.
+    policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
+    assert_eq!(policy.eviction_rates, EvictionRates { cluster: 60, node: 10, tenant: 30 });
+    policy
+}
+
+/// Two jobs of 36 GiB on each GPU; one of them is enough for each GPU of a pod.
+fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
+    let mut cluster = Cluster::by(by_default(), nodes, 100, (36, 36), 51);
+    let vram = Bytes::gib(30 * u64::from(gpus));
+    let waiting: BTreeSet<PodUid> = (0..pods).map(|n| cluster.wait(FIRST + n, vram, gpus, 100)).collect();
+    let snapshot = cluster.ledger.snapshot();
+    for uid in &waiting {
+        cluster.ledger.note_refused(uid, Some(snapshot.set_of(0..nodes)));
+    }
+    drop(snapshot);
+    cluster.pass(Millis::seconds(2));
+    let stock = stock(&cluster);
+    let (mut placed, mut told) = (BTreeSet::new(), BTreeMap::new());
+    let (mut evicted, mut runs, mut took) = (0, Samples::default(), Duration::ZERO);
+    while placed.len() + told.len() < pods {
+        let (plan, time) = one_run(&mut cluster, &stock);
+        assert!(!plan.steps.is_empty(), "each run comes a step further");
+        runs.add(time);
+        took += time;
+        for step in &plan.steps {
+            match step {
+                Step::Place(places) => {
+                    evicted += places.iter().map(|place| place.hold.victims.len()).sum::<usize>();
+                    placed.extend(places.iter().map(|place| place.uid.clone()));
+                }
+                Step::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
+                Step::Wake { .. } => {}
+            }
+        }
+        told.retain(|uid, _| !placed.contains(uid));
+        put_into_force(&mut cluster, &plan);
+        cluster.pass(TICK);
+    }
+    assert!(evicted <= 60, "{evicted} pods are evicted within a minute");
+    assert!(told.values().all(|why| matches!(why, Why::EvictionLimit(_))), "{:?}", told.values().next());
+    assert_eq!(placed.len(), helped, "{evicted} evicted");
+    println!(
+        "{what:<50}{} helped, {} wait for the next minute; {:.0} ms in all, the longest run {:.0} ms",
+        placed.len(),
+        told.len(),
+        took.as_secs_f64() * 1000.0,
+        runs.percentile(99) / 1000.0,
+    );
+}
+
+/// Every run of some rounds in which nearly all find no place; and for how long the books are locked for it.
+fn many_wait(what: &str, kinds: usize, priority: i32) {
+    let mut cluster = Cluster::by(by_default(), 5000, 100, (36, 36), 52);
+    for n in 0..50_000 {
+        // Of a whole GPU and less; nothing is free.
+        let vram = Bytes((40 << 30) + ((n % kinds) as u64 * (1 << 28)));
+        cluster.gated(FIRST + n, vram, priority, Waits::Alone);
+    }
+    let stock = stock(&cluster);
+    let (mut runs, mut locked, mut seen, mut steps) =
+        (Samples::default(), Samples::default(), BTreeSet::new(), Samples::default());
+    for _ in 0..60 {
+        let start = Instant::now();
+        let queue = cluster.ledger.pending(LOOKED_AT);
+        let scratch = cluster.ledger.scratch();
+        locked.add(start.elapsed());
+        let start = Instant::now();
+        let plan = plan_within(scratch, &stock, &queue, bounds());
+        runs.add(start.elapsed());
+        // Microseconds stand for steps here.
+        steps.add(Duration::from_micros(plan.spent));
+        assert!(!plan.steps.is_empty() || queue.is_empty());
+        let left_over: BTreeSet<&PodUid> = plan.left_over.iter().collect();
+        seen.extend(queue.iter().map(|pod| &pod.uid).filter(|uid| !left_over.contains(uid)).cloned());
+        put_into_force(&mut cluster, &plan);
+        cluster.pass(TICK);
+    }
+    println!(
+        "{what:<50} a run p50 {:.0} ms, longest {:.0} ms ({:.0} steps); books locked p50 {:.1} ms, longest {:.1} ms; {} of 50,000 looked at in 60 runs",
+        runs.percentile(50) / 1000.0,
+        runs.percentile(99) / 1000.0,
+        steps.percentile(99),
+        locked.percentile(50) / 1000.0,
+        locked.percentile(99) / 1000.0,
+        seen.len(),
+    );
+}
+
+fn bounds() -> Bounds<'static> {
+    Bounds { free: STEPS, evictions: STEPS, places: PLACES, is_stopped: &|| false }
+}
+
+fn one_run(cluster: &mut Cluster, stock: &StockSnapshot) -> (Plan, Duration) {
+    let start = Instant::now();
+    let queue = cluster.ledger.pending(LOOKED_AT);
+    let scratch = cluster.ledger.scratch();
+    let plan = plan_within(scratch, stock, &queue, bounds());
+    (plan, start.elapsed())
+}
+
+/// As the planner does it, but for what the API server is told.
+fn put_into_force(cluster: &mut Cluster, plan: &Plan) {
+    let ledger = &mut cluster.ledger;
+    let generation = ledger.generation();
+    ledger.put_back(&plan.left_over);
+    for step in &plan.steps {
+        match step {
+            Step::Place(places) => {
+                for place in places {
+                    place.take(ledger).expect("nothing has changed since");
+                    ledger.note_ordered(&place.hold.victims);
+                }
+            }
+            Step::Wake { uid, .. } => ledger.note_woken(uid),
+            Step::Wait { uid, .. } => ledger.note_sought(uid, generation),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Pods that only a limit keeps waiting: on evictions, on what one run places, on writes under way.
+
+use super::*;
+use crate::scheduling::policy::EvictionRates;
+
+fn one_a_minute(nodes: &[&str]) -> Bench {
+    let mut policy = Policy::default();
+    policy.eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
+    let mut bench = Bench::by(policy, nodes);
+    nodes.iter().for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
+    bench
+}
+
+#[tokio::test]
+async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_event_that_does_not_wake_it() {
+    let mut bench = one_a_minute(&["m", "n"]);
+    for name in ["y", "z"] {
+        bench.show(waiting(name, 50, 100));
+        bench.service.ledger().note_refused(&uid(name), None);
+    }
+    bench.pass(2);
+    assert_eq!(bench.tick().await, ["y: hold m"]);
+    assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageEvictionLimit"]);
+    assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
+    bench.pass(65);
+    let written = bench.tick().await;
+    assert!(written.contains(&"z: hold n".to_owned()), "its minute has come: {written:?}");
+}
+
+#[tokio::test]
+async fn b1_a_gated_pod_that_the_allowance_keeps_waiting_reads_which_limit_it_is() {
+    let mut bench = one_a_minute(&["m", "n"]);
+    bench.show(gated("y", 50, 100));
+    bench.show(gated("z", 50, 100));
+    assert_eq!(bench.tick().await, ["y: hold m, making room"]);
+    bench.pass(3);
+    let written = bench.tick().await;
+    let told = written.iter().find(|write| write.starts_with("z: waits: "));
+    let told = told.unwrap_or_else(|| panic!("{written:?}"));
+    assert!(
+        told.contains("the eviction allowance of this minute is used up: 1 a minute in the cluster"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() {
+    let mut bench = Bench::new(&["n"]);
+    bench.show(bound("chat", "n", 60, 1000));
+    (0..1100).for_each(|n| bench.show(gated(&format!("pod-{n:04}"), 50, 0)));
+    bench.pass(3);
+    bench.planner.tick();
+    let planned = bench.planner.run.end().await;
+    bench.planner.put_into_force(planned);
+    let postponed = || bench.service.metrics.planner.postponed.with_label_values(&["reason"]).get();
+    assert_eq!(postponed(), 1100 - 1024);
+    let mut told = bench.tick().await;
+    for _ in 0..4 {
+        bench.pass(5);
+        told.extend(bench.tick().await);
+    }
+    assert_eq!(told.len(), 1100, "each is told in the end");
+}

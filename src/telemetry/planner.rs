@@ -1,0 +1,65 @@
+//! What can be measured of the planner: how its runs end, how many pods wait for one, and what it put off because a bound was
+//! reached.
+
+use prometheus::core::Collector;
+use prometheus::{Histogram, HistogramOpts, IntCounterVec, IntGauge, Opts, Registry};
+
+pub struct PlannerMetrics {
+    /// Planning runs, by how they ended.
+    pub runs: IntCounterVec,
+    /// How long they took.
+    pub run_seconds: Histogram,
+    /// Pods that wait for a look, due or not.
+    pub waiting: IntGauge,
+    /// Pods that the latest run was given and did not come to.
+    pub left_over: IntGauge,
+    /// Writes that were put off because too many were under way, by what they were.
+    pub postponed: IntCounterVec,
+}
+
+/// A run is bounded to a quarter of a second.
+const SECONDS: [f64; 8] = [1e-3, 5e-3, 25e-3, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+impl PlannerMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let keep = |collector: Box<dyn Collector>| {
+            registry.register(collector).expect("each metric is registered once");
+        };
+        let counters = |name: &str, help: &str, label: &str| {
+            let counters =
+                IntCounterVec::new(Opts::new(name, help), &[label]).expect("the name and labels are valid");
+            keep(Box::new(counters.clone()));
+            counters
+        };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(name, help).expect("the name is valid");
+            keep(Box::new(gauge.clone()));
+            gauge
+        };
+        let seconds = HistogramOpts::new("stowage_planner_run_seconds", "Time that planning runs took.");
+        let run_seconds = Histogram::with_opts(seconds.buckets(SECONDS.to_vec())).expect("the name is valid");
+        keep(Box::new(run_seconds.clone()));
+        let metrics = Self {
+            runs: counters("stowage_planner_runs_total", "Planning runs, by outcome.", "outcome"),
+            run_seconds,
+            waiting: gauge("stowage_planner_waiting_pods", "Pods that wait for a look of the planner."),
+            left_over: gauge(
+                "stowage_planner_left_over_pods",
+                "Pods that the latest planning run did not come to.",
+            ),
+            postponed: counters(
+                "stowage_planner_postponed_writes_total",
+                "Writes put off because too many were under way, by kind.",
+                "kind",
+            ),
+        };
+        // An alert on a rate needs to see the count before its first rise.
+        for outcome in ["complete", "cut-short", "given-up"] {
+            metrics.runs.with_label_values(&[outcome]);
+        }
+        for kind in ["reason", "wake", "release"] {
+            metrics.postponed.with_label_values(&[kind]);
+        }
+        metrics
+    }
+}
