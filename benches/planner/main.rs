@@ -31,8 +31,11 @@ const COMPARISONS: usize = 100;
 /// No resident is called so.
 const FIRST_WAITING: usize = 10_000_000;
 
+/// What is timed under one name on the command line.
+type Part = (&'static str, &'static [fn()]);
+
 fn main() {
-    let parts: [(&str, &[fn()]); 4] = [
+    let parts: [Part; 4] = [
         ("copies", &[queues::time_copies]),
         ("limits", &[limits::time_limits]),
         ("beside", &[beside::time_filter_beside_planner]),

@@ -79,8 +79,8 @@ fn has_run(container: &ContainerStatus) -> bool {
 fn since(pod: &Pod) -> Since {
     let seconds = |time: &Time| time.0.as_second();
     let created = pod.metadata.creation_timestamp.as_ref().map(seconds).unwrap_or_default();
-    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-    let bound = conditions.filter(|one| one.type_ == "PodScheduled" && one.status == "True").last();
+    let mut conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    let bound = conditions.rfind(|one| one.type_ == "PodScheduled" && one.status == "True");
     let bound = bound.and_then(|condition| condition.last_transition_time.as_ref()).map(seconds);
     Since { bound: bound.unwrap_or(created), created }
 }

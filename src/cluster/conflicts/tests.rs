@@ -29,15 +29,14 @@ impl Bench {
         let node = json!({ "metadata": { "name": "n", "labels": labels } });
         index.reset_nodes(&service, &[serde_json::from_value(node).unwrap()]);
         index.reset_pods(&service, &[]);
-        service.gate.set_synced();
+        service.set_synced_in(0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
         Self { audit: Audit::new(service, recorder.clone()), recorder, index, now }
     }
 
     fn lead(&self) {
-        self.audit.service.gate.set_leading(true);
-        self.audit.service.gate.set_synced();
+        self.audit.service.lead_from_the_start();
     }
 
     /// A pod on the one GPU, 60 GiB of 80.

@@ -108,7 +108,7 @@ fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
         }
         bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-2"), false));
         let lost = ("GPU-OLD-0".to_owned(), Health::Lost);
-        assert_eq!(bench.devices(), [lost.clone()], "its pod stays charged until it is gone");
+        assert_eq!(bench.devices(), std::slice::from_ref(&lost), "its pod stays charged until it is gone");
         assert_eq!(bench.place("next", 10), None, "nobody knows the new machine's GPUs yet");
         bench.report("NEW");
         assert!(bench.place("next", 60).unwrap().starts_with("GPU-NEW"));

@@ -217,7 +217,7 @@ impl Both {
         self.conflicts.see(&uid(&format!("u-{pod}")), Some(shown.clone()));
         // The record of a pod on the same node stays as it was.
         let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == shown.node);
-        match (known.and_then(|known| Some((known.grant().is_some(), known))), shown.grant()) {
+        match (known.map(|known| (known.grant().is_some(), known)), shown.grant()) {
             (Some((true, known)), Some(grant)) => {
                 let Part::Bound(first) = &mut known.part else { unreachable!("it is bound") };
                 (first.started, first.leaving) = (first.started || grant.started, grant.leaving);

@@ -109,7 +109,7 @@ impl Turns {
         let mut handed_out: Vec<(u64, PodUid)> =
             chosen.into_iter().map(|uid| (self.turn_of(&uid), uid)).collect();
         handed_out.sort_unstable();
-        handed_out.iter().for_each(|(before, uid)| self.to_the_end(uid, *before));
+        handed_out.iter().for_each(|(before, uid)| self.put_last(uid, *before));
         handed_out.into_iter().map(|(_, uid)| uid).collect()
     }
 
@@ -174,7 +174,7 @@ impl Turns {
         }
     }
 
-    fn to_the_end(&mut self, uid: &PodUid, before: u64) {
+    fn put_last(&mut self, uid: &PodUid, before: u64) {
         if let Some(Spot::Ready { band, .. }) = self.pods.get(uid).copied() {
             let turn = self.next_turn();
             self.place(uid, band, turn, before);

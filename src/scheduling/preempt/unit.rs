@@ -241,8 +241,8 @@ fn within(units: &mut Vec<Unit<'_>>, room: &Room, allowance: &EvictionAllowance<
     let mut wanted: BTreeMap<&ScopeKey, u32> = BTreeMap::new();
     scopes.iter().flatten().for_each(|(key, n)| *wanted.entry(key).or_default() += n);
     let binding: Vec<(&ScopeKey, u32)> = wanted
-        .iter()
-        .map(|(key, _)| (*key, allowance.left(key)))
+        .keys()
+        .map(|key| (*key, allowance.left(key)))
         .filter(|(key, left)| wanted[key] > *left)
         .collect();
     for (unit, scopes) in units.iter_mut().zip(&scopes) {

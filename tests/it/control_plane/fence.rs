@@ -12,6 +12,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use stowage::cluster;
+use stowage::control_plane::WriteTimes;
 
 const PASSED_ON: &str = "the Lease has passed on";
 
@@ -26,7 +27,7 @@ impl Fenced {
         let world = World::start().await?;
         world.install();
         raise(&world);
-        let stowage = cluster::connect(Some(&world.service_account())).await.unwrap();
+        let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
         Some(Self { world, stowage })
     }
 
