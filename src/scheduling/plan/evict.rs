@@ -172,7 +172,7 @@ impl Scratch<'_> {
 
     pub(super) fn claim(&mut self, pod: &Pending) -> Claim {
         if self.soonest.is_none() {
-            self.pace.spend(self.ledger.books().count() as u64);
+            self.spend_on_all_nodes();
         }
         let soonest = self.soonest.get_or_insert_with(|| self.ledger.soonest()).clone();
         self.ledger.claim_by(&pod.uid, soonest)
@@ -181,9 +181,14 @@ impl Scratch<'_> {
     fn know(&mut self, kind: &Kind, claim: &Claim) {
         let known = std::mem::take(&mut self.known);
         if !known.is_of(kind) {
-            self.pace.spend(self.ledger.books().count() as u64);
+            self.spend_on_all_nodes();
         }
         self.known = known.for_kind(kind, &self.ledger, claim);
+    }
+
+    fn spend_on_all_nodes(&mut self) {
+        let nodes = self.ledger.snapshot().nodes().len();
+        self.pace.spend(nodes as u64);
     }
 
     /// The cheapest set, or the cheapest of those that may be evicted now.

@@ -24,7 +24,7 @@ async fn b1_a_refused_pod_that_the_allowance_keeps_waiting_is_told_so_in_an_even
     assert_eq!(bench.tick().await, ["job-m: evict Preempted"]);
     bench.pass(65);
     let written = bench.tick().await;
-    assert!(written.contains(&"z: hold n".to_owned()), "its minute has come: {written:?}");
+    assert!(written.iter().any(|write| write.starts_with("z: hold ")), "its minute has come: {written:?}");
 }
 
 #[tokio::test]
