@@ -80,9 +80,11 @@ pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
     Ok(Client::new(service, config.default_namespace))
 }
 
-/// A write, which the API server gives up after so long. Reads keep what they ask for.
+/// A write, which the API server gives up after so long if it does not say otherwise. Reads keep what they ask for.
 fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+    let says = |parameter: &str| parameter.split_once('=').is_some_and(|(name, _)| name == "timeout");
+    let is_limited = request.uri().query().is_some_and(|query| query.split('&').any(says));
+    if !is_limited && !matches!(*request.method(), Method::GET | Method::HEAD) {
         *request.uri_mut() = with_timeout(request.uri(), limit);
     }
     request
@@ -154,6 +156,7 @@ mod tests {
             "http://x/api/v1/nodes/n/status?fieldManager=stowage&timeout=5000ms"
         );
         assert_eq!(sent(Method::GET, "/api/v1/pods?watch=true"), "/api/v1/pods?watch=true");
+        assert_eq!(sent(Method::PUT, "/a?timeout=1s"), "/a?timeout=1s");
     }
 
     const KUBECONFIG: &str = "

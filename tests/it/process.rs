@@ -3,6 +3,8 @@
 use crate::client::{Client, PATIENCE, post_head};
 use crate::served::{GPU_BYTES, args, bind_args, node, on, pod};
 use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,6 +26,8 @@ pub fn fails(arguments: &[&str]) -> (i32, String) {
 /// A `stowage serve` on ports of its own choice.
 pub struct Running {
     child: Child,
+    /// What it said before it had said where it listens.
+    early: RefCell<VecDeque<String>>,
     log: Receiver<String>,
     scheduler: SocketAddr,
     pub operators: SocketAddr,
@@ -51,18 +55,31 @@ impl Running {
             stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
-        let mut running = Self { child, log, scheduler: unknown, operators: unknown };
-        running.scheduler = address(&running.line_with("the scheduler: http://"));
-        running.operators = address(&running.line_with("operators: http://"));
+        let mut running =
+            Self { child, early: RefCell::default(), log, scheduler: unknown, operators: unknown };
+        let mut early = VecDeque::new();
+        running.scheduler = address(&running.line_after("the scheduler: http://", &mut early));
+        running.operators = address(&running.line_after("operators: http://", &mut early));
+        running.early = RefCell::new(early);
         running
     }
 
     /// The next line of its log that has `text` in it.
     pub fn line_with(&self, text: &str) -> String {
+        let mut early = self.early.borrow_mut();
+        while let Some(line) = early.pop_front() {
+            if line.contains(text) {
+                return line;
+            }
+        }
+        self.line_after(text, &mut VecDeque::new())
+    }
+
+    fn line_after(&self, text: &str, before: &mut VecDeque<String>) -> String {
         loop {
             match self.log.recv_timeout(PATIENCE) {
                 Ok(line) if line.contains(text) => return line,
-                Ok(_) => {}
+                Ok(line) => before.push_back(line),
                 Err(_) => panic!("its log never said {text:?}"),
             }
         }
