@@ -10,6 +10,7 @@ mod concurrency;
 mod conflicts;
 mod control_plane;
 mod device_plugin;
+mod edge;
 mod explain;
 mod golden;
 mod handover;

@@ -29,7 +29,8 @@ pub struct Running {
     /// What it said before it had said where it listens.
     early: RefCell<VecDeque<String>>,
     log: Receiver<String>,
-    scheduler: SocketAddr,
+    pub scheduler: SocketAddr,
+    pub agents: SocketAddr,
     pub operators: SocketAddr,
 }
 
@@ -39,7 +40,19 @@ impl Running {
     }
 
     pub fn serve_with(dump: &Path, arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_stowage"))
+        Self::start(Command::new(env!("CARGO_BIN_EXE_stowage")), dump, arguments)
+    }
+
+    /// One that may open this many descriptors.
+    pub fn with_descriptors(dump: &Path, most: u32) -> Self {
+        let mut shell = Command::new("sh");
+        let limited = format!("ulimit -n {most} && exec \"$0\" \"$@\"");
+        shell.args(["-c", &limited, env!("CARGO_BIN_EXE_stowage")]);
+        Self::start(shell, dump, &[])
+    }
+
+    fn start(mut command: Command, dump: &Path, arguments: &[&str]) -> Self {
+        let mut child = command
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
             .arg(dump)
@@ -55,10 +68,12 @@ impl Running {
             stderr.lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
+        let early = RefCell::default();
         let mut running =
-            Self { child, early: RefCell::default(), log, scheduler: unknown, operators: unknown };
+            Self { child, early, log, scheduler: unknown, agents: unknown, operators: unknown };
         let mut early = VecDeque::new();
         running.scheduler = address(&running.line_after("the scheduler: http://", &mut early));
+        running.agents = address(&running.line_after("agents: http://", &mut early));
         running.operators = address(&running.line_after("operators: http://", &mut early));
         running.early = RefCell::new(early);
         running

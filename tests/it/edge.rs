@@ -1,0 +1,6 @@
+//! The edge under hostile peers: connections, tokens, bodies and pages, each bounded, counted, and no harm to the others.
+//!
+//! Each test is named after the finding of issue 15 that it shows.
+
+mod connections;
+mod source;
