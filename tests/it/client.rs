@@ -58,9 +58,13 @@ impl<S: Read + Write> Client<S> {
 
     /// With one more line in its head, such as `Authorization: Bearer …`.
     pub fn post_with(&mut self, path: &str, line: &str, body: impl AsRef<[u8]>) -> Answer {
-        let length = format!("Content-Length: {}\r\n{line}", body.as_ref().len());
-        self.write(&[post_head(path, &length).as_bytes(), body.as_ref()].concat()).unwrap();
-        self.read_answer().unwrap()
+        self.try_post_with(path, line, body.as_ref()).unwrap()
+    }
+
+    pub fn try_post_with(&mut self, path: &str, line: &str, body: &[u8]) -> io::Result<Answer> {
+        let length = format!("Content-Length: {}\r\n{line}", body.len());
+        self.write(&[post_head(path, &length).as_bytes(), body].concat())?;
+        self.read_answer()
     }
 
     pub fn get(&mut self, path: &str) -> Answer {

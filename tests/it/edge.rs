@@ -2,5 +2,6 @@
 //!
 //! Each test is named after the finding of issue 15 that it shows.
 
+mod certificates;
 mod connections;
 mod source;

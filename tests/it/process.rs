@@ -72,9 +72,9 @@ impl Running {
         let mut running =
             Self { child, early, log, scheduler: unknown, agents: unknown, operators: unknown };
         let mut early = VecDeque::new();
-        running.scheduler = address(&running.line_after("the scheduler: http://", &mut early));
-        running.agents = address(&running.line_after("agents: http://", &mut early));
-        running.operators = address(&running.line_after("operators: http://", &mut early));
+        running.scheduler = address(&running.line_after("the scheduler: http", &mut early));
+        running.agents = address(&running.line_after("agents: http", &mut early));
+        running.operators = address(&running.line_after("operators: http", &mut early));
         running.early = RefCell::new(early);
         running
     }
@@ -98,6 +98,13 @@ impl Running {
                 Err(_) => panic!("its log never said {text:?}"),
             }
         }
+    }
+
+    /// A line of its memory in KiB, such as `VmRSS`, or `VmHWM` for the most it ever was.
+    pub fn memory(&self, line: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let found = status.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(':'));
+        found.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     fn terminate(&self) {

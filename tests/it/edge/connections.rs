@@ -1,6 +1,6 @@
 //! S1: one accept loop for all three addresses: HTTP/1 only, and no peer keeps a connection that it does not use.
 
-use super::source::{ATTACKER, connect_from};
+use super::source::{ATTACKER, Source};
 use crate::client::{Client, PATIENCE};
 use crate::process::{Running, json_dump};
 use crate::served::{Cluster, args, pod, report};
@@ -33,8 +33,9 @@ const SILENT: u32 = DESCRIPTORS + DESCRIPTORS / 2;
 fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
     let folder = tempfile::tempdir().unwrap();
     let running = Running::with_descriptors(&json_dump(&folder), DESCRIPTORS);
+    let attacker = Source::at(ATTACKER);
     let silent = |address: SocketAddr| -> Vec<TcpStream> {
-        (0..SILENT).map(|_| connect_from(ATTACKER, address).unwrap()).collect()
+        (0..SILENT).map(|_| attacker.connect(address).unwrap()).collect()
     };
     for crowded in [running.operators, running.agents, running.scheduler] {
         let connections = silent(crowded);

@@ -1,0 +1,66 @@
+//! S7: certificates and the client CA are read again where they lie, on every address.
+
+use crate::client::PATIENCE;
+use crate::process::{Running, json_dump};
+use crate::served::{args, pod};
+use crate::tls::{Ca, Files, Identity, connect};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+struct Paths {
+    cert: PathBuf,
+    key: PathBuf,
+    client_ca: PathBuf,
+}
+
+/// Writes what a renewed Secret brings.
+fn write(files: &Files, server: &Identity, client_ca: &str) -> Paths {
+    Paths {
+        cert: files.write("tls.crt", &server.cert),
+        key: files.write("tls.key", &server.key),
+        client_ca: files.write("ca.crt", client_ca),
+    }
+}
+
+/// Whether who trusts `ca` and shows a certificate of `client` is answered.
+fn is_answered(running: &Running, ca: &Ca, client: &Ca) -> bool {
+    let body = args(&pod("llm", "40Gi"), &["node-a"]).to_string();
+    let identity = client.issue_for("127.0.0.1");
+    let mut asking = connect(running.scheduler, &ca.pem, Some(&identity));
+    asking.try_post("/scheduler/filter", body.as_bytes()).is_ok_and(|answer| answer.status == 200)
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "it never came that {what}");
+        std::thread::park_timeout(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn s7_the_schedulers_certificate_and_client_ca_are_read_again_and_bad_ones_are_not_taken() {
+    let ([old, new], files, folder) = (["old", "new"].map(Ca::new), Files::new(), tempfile::tempdir().unwrap());
+    let paths = write(&files, &old.issue_for("127.0.0.1"), &old.pem);
+    let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
+    let (cert, key, ca) = (path(&paths.cert), path(&paths.key), path(&paths.client_ca));
+    let flags = ["--tls-cert", &cert, "--tls-key", &key, "--client-ca", &ca];
+    let running = Running::serve_with(&json_dump(&folder), &flags);
+    assert!(is_answered(&running, &old, &old));
+
+    write(&files, &new.issue_for("127.0.0.1"), &new.pem);
+    eventually("the new certificate is shown", || is_answered(&running, &new, &new));
+    assert!(!is_answered(&running, &new, &old), "the old CA's clients are let in no more");
+
+    files.write("tls.crt", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n");
+    assert!(running.line_with("--tls-cert").contains("ERROR"), "a bad renewal is an error in the log");
+    assert!(is_answered(&running, &new, &new), "the last good one goes on");
+    let metrics = crate::client::Client::connect(running.operators).get("/metrics");
+    for line in [
+        "stowage_tls_refused{address=\"scheduler\"} 1",
+        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"in-force\"} 1",
+        "stowage_tls_reloads_total{address=\"scheduler\",outcome=\"refused\"} 1",
+    ] {
+        assert!(metrics.text().lines().any(|found| found == line), "no {line}");
+    }
+}
