@@ -2,6 +2,7 @@
 //!
 //! Each test is named after the finding of issue 15 that it shows.
 
+mod bodies;
 mod certificates;
 mod connections;
 mod source;
