@@ -6,3 +6,4 @@ mod bodies;
 mod certificates;
 mod connections;
 mod source;
+mod tokens;

@@ -1,0 +1,93 @@
+//! S3: made-up tokens cost the API server next to nothing, and no agent its report.
+
+use super::source::{ATTACKER, Source};
+use crate::agent_auth::{ACCOUNT, AUDIENCE, Guarded};
+use crate::client::Client;
+use crate::served::report;
+use serde_json::{Value, json};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use stowage::demo::api_server::faults::{Fault, Operation};
+
+const MADE_UP: usize = 20_000;
+const THREADS: usize = 8;
+
+/// As good as a token can be that nobody signed.
+fn forged(n: usize) -> String {
+    let user = ACCOUNT.replace('/', ":");
+    let claims = json!({
+        "aud": [AUDIENCE], "exp": 4_000_000_000_u64, "iss": "https://kubernetes.default.svc", "jti": n.to_string(),
+        "sub": format!("system:serviceaccount:{user}"),
+        "kubernetes.io": { "node": { "name": "node-a" } },
+    });
+    let part = |value: &Value| {
+        let Value::String(text) = json!(k8s_openapi::ByteString(value.to_string().into_bytes())) else {
+            unreachable!("bytes are text in JSON")
+        };
+        text.replace('+', "-").replace('/', "_").replace('=', "")
+    };
+    format!("{}.{}.c2lnbmF0dXJl", part(&json!({ "alg": "RS256", "kid": "k" })), part(&claims))
+}
+
+/// Half of them are no tokens at all, half look like an agent's.
+fn made_up(n: usize) -> String {
+    if n.is_multiple_of(2) { forged(n) } else { format!("made-up-{n}") }
+}
+
+fn attack(guarded: &Guarded, tokens: impl Iterator<Item = String>) {
+    let source = Source::at(ATTACKER);
+    let mut client: Option<Client<TcpStream>> = None;
+    for token in tokens {
+        let line = format!("Authorization: Bearer {token}");
+        let body = report("node-a", "evil", 1, 1).to_string();
+        let mut connected = client.take().unwrap_or_else(|| source.client(guarded.served.agents));
+        let answer = connected.try_post_with("/v1/reports", &line, body.as_bytes());
+        // A connection that was closed is opened anew, and its token counts as shown.
+        if let Ok(answer) = answer {
+            assert_ne!(answer.status, 200, "a made-up token was let in");
+            client = Some(connected);
+        }
+    }
+}
+
+#[test]
+fn s3_twenty_thousand_made_up_tokens_cost_no_agent_its_report() {
+    let guarded = Guarded::start();
+    // An API server that has something else to do.
+    guarded.api.faults().next(Operation::TokenReview, 2 * MADE_UP, Fault::AnswersLate(Duration::from_millis(5)));
+    let known = guarded.token("node-a");
+    let genuine = |token: &str, node: &str, sequence: u64| {
+        let line = format!("Authorization: Bearer {token}");
+        let body = report(node, "boot", sequence, 2).to_string();
+        let answer = Client::connect(guarded.served.agents).post_with("/v1/reports", &line, body);
+        assert_eq!(answer.json(), json!({ "accepted": 1, "dropped": 0 }), "report {sequence} of {node}");
+    };
+    genuine(&known, "node-a", 1);
+    let (is_over, guarded) = (AtomicBool::new(false), &guarded);
+    std::thread::scope(|scope| {
+        let attackers: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let tokens = (thread..MADE_UP).step_by(THREADS).map(made_up);
+                scope.spawn(move || attack(guarded, tokens))
+            })
+            .collect();
+        let agent = scope.spawn(|| {
+            for sequence in 2.. {
+                // Its token is renewed now and then, and is unknown each time.
+                let token = if sequence % 50 == 0 { &guarded.token("node-b") } else { &known };
+                let node = if sequence % 50 == 0 { "node-b" } else { "node-a" };
+                genuine(token, node, sequence);
+                if is_over.load(Ordering::Relaxed) {
+                    return sequence;
+                }
+            }
+            unreachable!("there is no last number")
+        });
+        attackers.into_iter().for_each(|attacker| attacker.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+        assert!(agent.join().unwrap() > 2);
+    });
+    let reviews = guarded.api.calls().count("create", "tokenreviews");
+    assert!(reviews < MADE_UP as u64 / 10, "{reviews} questions to the API server");
+}
