@@ -5,5 +5,6 @@
 mod bodies;
 mod certificates;
 mod connections;
+mod pages;
 mod source;
 mod tokens;
