@@ -5,6 +5,7 @@
 mod bodies;
 mod certificates;
 mod connections;
+mod contact;
 mod pages;
 mod source;
 mod tokens;

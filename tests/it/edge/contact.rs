@@ -1,0 +1,46 @@
+//! What a replica says of itself when the API server has been gone for a while.
+
+use crate::client::{Client, PATIENCE};
+use crate::served::{doors, without_engines};
+use std::time::{Duration, Instant};
+use stowage::cluster::{self, LeadWith, Options};
+use stowage::demo::api_server::ApiServer;
+use stowage::extender::request::Limits;
+use stowage::extender::{Extender, server};
+use stowage::service::Service;
+use tokio_util::sync::CancellationToken;
+
+/// The status of `/readyz` once it is this one, and its text.
+fn until(status: u16, operators: std::net::SocketAddr) -> String {
+    let started = Instant::now();
+    loop {
+        let answer = Client::connect(operators).get("/readyz");
+        if answer.status == status {
+            return answer.text().to_owned();
+        }
+        assert!(started.elapsed() < PATIENCE, "still {}: {}", answer.status, answer.text());
+        std::thread::park_timeout(Duration::from_millis(100));
+    }
+}
+
+#[test]
+fn readyz_a_replica_whose_api_server_is_gone_is_not_ready_and_not_synced() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let api = runtime.block_on(ApiServer::start()).unwrap();
+    let (service, stop) = (Service::new(without_engines()), CancellationToken::new());
+    let options = Options::new(LeadWith::Always, "stowage".into());
+    let client = api.client("stowage").unwrap();
+    let (control_plane, _tasks) = cluster::start(client, service.clone(), options, stop.clone());
+    let (doors, [.., operators]) = doors();
+    let extender = Extender::new(service, control_plane, Limits::default());
+    runtime.spawn(server::serve(extender, doors, stop.clone()));
+    assert_eq!(until(200, operators), "ok\n");
+    drop(api);
+    let text = until(503, operators);
+    assert!(text.contains("the API server has not answered for"), "{text}");
+    let mut client = Client::connect(operators);
+    assert!(client.get("/metrics").text().contains("\nstowage_synced 0\n"));
+    assert_eq!(client.get("/healthz").status, 200, "a restart would not bring it back");
+    stop.cancel();
+}
