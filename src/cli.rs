@@ -1,6 +1,8 @@
 //! The command line: raw arguments in, validated options out, and the one place that turns errors into exit codes.
 
+mod admin;
 mod agents;
+mod connections;
 mod explain;
 mod node_agent;
 mod policy;
@@ -15,9 +17,11 @@ use crate::extender::tls::TlsFiles;
 use crate::policy_file::format;
 use crate::report::NodeReport;
 use crate::serve::{self, ServeOptions, Source};
+use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use connections::ConnectionArgs;
 use explain::ExplainArgs;
 use node_agent::AgentArgs;
 use policy::{PolicyArgs, print_policy_schema};
@@ -83,10 +87,6 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9444")]
     listen: SocketAddr,
 
-    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow, /v1/explain
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
-    admin: SocketAddr,
-
     /// Certificate for --listen, PEM
     #[arg(long, value_name = "FILE", requires = "tls_key", requires = "client_ca")]
     tls_cert: Option<PathBuf>,
@@ -101,6 +101,9 @@ struct ServeArgs {
 
     #[command(flatten)]
     policy: ServePolicyArgs,
+
+    #[command(flatten)]
+    admin: AdminArgs,
 
     #[command(flatten)]
     agents: AgentsArgs,
@@ -134,6 +137,9 @@ struct ServeArgs {
     /// What stands before `=` in the CDI names written on pods
     #[arg(long, value_name = "KIND", default_value = cluster::CDI_KIND)]
     cdi_kind: String,
+
+    #[command(flatten)]
+    connections: ConnectionArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -228,6 +234,7 @@ impl ServeArgs {
             );
         }
         let agents = self.agents.validate(self.cluster.is_some(), self.insecure)?;
+        let admin = self.admin.validate(self.cluster.is_some(), self.insecure)?;
         let identity = self.identity.filter(|name| !name.is_empty());
         let source = match self.cluster {
             Some(dump) => Source::Dump(dump),
@@ -239,9 +246,10 @@ impl ServeArgs {
                 times: WriteTimes::of(self.write_deadline),
             },
         };
-        let limits = Limits { body: usize::from(self.body_limit) << 20, ..Limits::default() };
+        let body = usize::from(self.body_limit) << 20;
+        let limits = Limits { body, connections: self.connections.limits(), ..Limits::default() };
         let policy = self.policy.validate()?;
-        Ok(ServeOptions { source, listen: self.listen, admin: self.admin, tls, agents, limits, policy })
+        Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy })
     }
 }
 

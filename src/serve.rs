@@ -7,32 +7,29 @@ use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::Limits;
 use crate::extender::server::{Door, Doors};
-use crate::extender::tls::{self, ServerFiles, TlsFiles};
+use crate::extender::renewal::{Files, Renewal};
+use crate::extender::server::limits::raise_descriptors;
+use crate::extender::tls::{ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use anyhow::{Context, Result, bail};
-use axum_server::tls_rustls::RustlsConfig;
 use futures::FutureExt;
 use parking_lot::Mutex;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// A kubelet brings a renewed Secret to a pod within a minute or two.
-const CERTIFICATE_LOOK: Duration = Duration::from_secs(60);
-
 #[derive(Debug)]
 pub struct ServeOptions {
     pub source: Source,
     pub listen: SocketAddr,
-    pub admin: SocketAddr,
+    pub admin: AdminOptions,
     pub tls: Option<TlsFiles>,
     pub agents: AgentsOptions,
     pub limits: Limits,
@@ -59,6 +56,15 @@ pub struct AgentsOptions {
     pub account: Option<AgentAccount>,
 }
 
+/// Who may look, and where.
+#[derive(Debug)]
+pub struct AdminOptions {
+    pub listen: SocketAddr,
+    pub tls: Option<ServerFiles>,
+    /// Whether who looks shows a token that the API server lets see the page; else everyone is let in.
+    pub asks_for_tokens: bool,
+}
+
 /// Where the cluster is.
 #[derive(Debug)]
 pub enum Source {
@@ -79,8 +85,9 @@ struct Connected {
     agent_auth: AgentAuth,
 }
 
-pub async fn serve(options: ServeOptions) -> Result<()> {
-    let doors = doors(&options)?;
+pub async fn serve(mut options: ServeOptions) -> Result<()> {
+    fit_descriptors(&mut options.limits);
+    let (doors, renewals) = doors(&options)?;
     let (policy, watch) = policy(&options.policy)?;
     let service = Service::new(policy);
     let stop_cluster = CancellationToken::new();
@@ -98,13 +105,16 @@ pub async fn serve(options: ServeOptions) -> Result<()> {
     say("operators", &doors.operators)?;
     let stop_http = CancellationToken::new();
     stop_on_signal(stop_http.clone())?;
-    let renewing = tokio::spawn(renew_certificate(options.agents.tls, doors.agents.tls.clone()));
+    let mut renewing = JoinSet::new();
+    for renewal in renewals {
+        renewing.spawn(renewal.run(service.metrics.edge.clone()));
+    }
     let http = server::serve(extender, doors, stop_http.clone());
     let outcome = tokio::select! {
         outcome = http => outcome.context("an address could not be served"),
         ended = tasks.join_next() => Err(anyhow::anyhow!("a task that should run for ever ended: {ended:?}")),
     };
-    renewing.abort();
+    renewing.abort_all();
     // The HTTP side first: what it still had in hand needed the gate open, and the Lease is given up here.
     stop_cluster.cancel();
     while tasks.join_next().await.is_some() {}
@@ -119,36 +129,47 @@ fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
     Ok((policy, Some(watch)))
 }
 
-fn doors(options: &ServeOptions) -> Result<Doors> {
+/// The addresses, and the certificates that are to be read again.
+fn doors(options: &ServeOptions) -> Result<(Doors, Vec<Renewal>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
-    let operators = listen("--admin", options.admin)?;
-    let tls = options.tls.as_ref().map(tls::load).transpose()?;
-    let agents_tls = options.agents.tls.as_ref().map(tls::load_server).transpose()?;
-    Ok(Doors {
-        scheduler: Door { listener: scheduler, tls },
+    let operators = listen("--admin", options.admin.listen)?;
+    let mut renewals = Vec::new();
+    let mut tls = |address, flag, files: Option<Files>| -> Result<Option<Tls>> {
+        let Some(files) = files else { return Ok(None) };
+        let (renewal, tls) = Renewal::load(address, flag, files)?;
+        renewals.push(renewal);
+        Ok(Some(tls))
+    };
+    let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(Files::Mutual))?;
+    let agents_tls = tls("agents", "--agents-tls-cert", options.agents.tls.clone().map(Files::Server))?;
+    let operators_tls = tls("operators", "--admin-tls-cert", options.admin.tls.clone().map(Files::Server))?;
+    let doors = Doors {
+        scheduler: Door { listener: scheduler, tls: scheduler_tls },
         agents: Door { listener: agents, tls: agents_tls },
-        operators: Door::plain(operators),
-    })
+        operators: Door { listener: operators, tls: operators_tls },
+    };
+    Ok((doors, renewals))
+}
+
+/// As many descriptors as there may be, and no more connections than those allow.
+fn fit_descriptors(limits: &mut Limits) {
+    let Some(descriptors) = raise_descriptors() else { return };
+    let fitted = limits.connections.fit(descriptors);
+    if fitted != limits.connections {
+        warn!(
+            "this process may open {descriptors} files: at most {} connections on --listen, {} on --agents and {} on --admin. \
+             Raise its limit on open files (ulimit -n) to have more",
+            fitted.scheduler, fitted.agents, fitted.operators
+        );
+    }
+    limits.connections = fitted;
 }
 
 fn say(who: &str, door: &Door) -> Result<()> {
     let scheme = if door.tls.is_some() { "https" } else { "http" };
     info!("{who}: {scheme}://{}", door.listener.local_addr()?);
     Ok(())
-}
-
-/// The agents' certificate is renewed where it lies long before it ends; no agent should have to wait for a restart.
-async fn renew_certificate(files: Option<ServerFiles>, tls: Option<RustlsConfig>) {
-    let (Some(files), Some(tls)) = (files, tls) else { return };
-    let mut ticks = tokio::time::interval(CERTIFICATE_LOOK);
-    loop {
-        ticks.tick().await;
-        match tls::load_server(&files) {
-            Ok(renewed) => tls.reload_from_config(renewed.get_inner()),
-            Err(error) => warn!("--agents-tls-cert: {error}; the certificate before it goes on"),
-        }
-    }
 }
 
 async fn connect(

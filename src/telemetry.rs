@@ -3,6 +3,7 @@
 //! Nothing here is read back by a decision.
 
 mod conflicts;
+mod edge;
 mod planner;
 mod policy;
 
@@ -14,6 +15,7 @@ use prometheus::{
 };
 
 pub use conflicts::ConflictMetrics;
+pub use edge::EdgeMetrics;
 pub use planner::PlannerMetrics;
 pub use policy::PolicyMetrics;
 
@@ -63,6 +65,7 @@ pub struct Metrics {
     pub planner: PlannerMetrics,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
+    pub edge: EdgeMetrics,
 }
 
 /// From 50 µs, below which nobody cares, to 3 s, beyond which the scheduler has given up.
@@ -201,6 +204,7 @@ impl Metrics {
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),
+            edge: EdgeMetrics::new(&registry),
             registry,
         }
     }

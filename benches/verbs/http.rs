@@ -8,7 +8,10 @@ use axum::response::Response;
 use axum::routing::post;
 use std::hint::black_box;
 use stowage::extender::request::{Limits, json, parse, read_body};
+use stowage::extender::server::accept::{self, Address};
 use stowage::extender::wire::{BindingArgs, ExtenderArgs};
+use stowage::telemetry::Metrics;
+use tokio_util::sync::CancellationToken;
 
 /// Serves the floor until killed, on the same HTTP stack and as many threads as `stowage serve`.
 pub fn serve_floor() {
@@ -21,11 +24,8 @@ pub fn serve_floor() {
             .route("/scheduler/filter", post(args))
             .route("/scheduler/prioritize", post(args))
             .route("/scheduler/bind", post(binding));
-        axum_server::from_tcp(listener)
-            .expect("a socket")
-            .serve(router.into_make_service())
-            .await
-            .expect("it serves");
+        let address = Address::plain("floor", &Metrics::new());
+        accept::serve(listener, address, router, CancellationToken::new()).await.expect("it serves");
     });
 }
 

@@ -11,6 +11,7 @@ pub mod narrow;
 pub mod operators;
 pub mod preempt;
 pub mod prioritize;
+pub mod renewal;
 pub mod reports;
 pub mod request;
 pub mod server;

@@ -2,6 +2,7 @@
 //!
 //! What is wrong with a request is answered with its status and a text that names the place; nothing is changed by it.
 
+use super::server::limits::ConnectionLimits;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -16,11 +17,16 @@ pub struct Limits {
     pub body: usize,
     /// How long a client may take to send its body. The scheduler is beside us; an agent is one hop away.
     pub body_time: Duration,
+    pub connections: ConnectionLimits,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { body: 64 << 20, body_time: Duration::from_secs(10) }
+        Self {
+            body: 64 << 20,
+            body_time: Duration::from_secs(10),
+            connections: ConnectionLimits::default(),
+        }
     }
 }
 

@@ -1,12 +1,18 @@
 //! Listening: the scheduler's, the agents' and the operators' address, until told to stop.
 //!
 //! Each is separate: who may bind pods, who may speak for a node and who may look are three sorts of people. The agents'
-//! address has a thread of its own as well ([`apart`]): the scheduler waits for one answer at a time, and would wait behind
-//! hundreds of reports.
+//! and the operators' address have a thread each as well ([`apart`]): the scheduler waits for one answer at a time, and would
+//! wait behind hundreds of reports, or behind a page with every pod on it. All three have one accept loop ([`accept`]) and
+//! the same sort of limits ([`limits`]); [`admission`] says who has a place, and [`peer`] how long each step may take.
 
+pub mod accept;
+mod admission;
 mod apart;
+pub mod limits;
+mod peer;
 
 use super::request::{BadRequest, Limits, json, parse, read_body};
+use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
 use axum::Router;
@@ -15,21 +21,14 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
-use axum_server::Handle;
-use axum_server::tls_rustls::RustlsConfig;
+use accept::Address;
 use bytes::Bytes;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
 use std::any::Any;
 use std::future::Future;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
-
-/// How long a connection may be idle, or take to send a request's head, before it is closed. Longer than the 90 s for
-/// which Go's client keeps an idle connection: the server must not close one that is about to be used.
-const HEAD_TIME: Duration = Duration::from_secs(100);
 
 /// How long connections and writes under way may take to end after a stop.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
@@ -37,10 +36,19 @@ pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 /// A report at all its limits is a few megabytes, and an agent is less trusted than the scheduler beside us.
 const REPORTS_BODY: usize = 16 << 20;
 
+/// What is read at once on the scheduler's address: its bodies can be tens of megabytes.
+const SCHEDULERS_BUFFER: usize = 400 << 10;
+/// A head with a token of 8 KiB fits several times.
+const SMALL_BUFFER: usize = 32 << 10;
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Source(pub IpAddr);
+
 /// An address that is listened on; with TLS or without.
 pub struct Door {
     pub listener: TcpListener,
-    pub tls: Option<RustlsConfig>,
+    pub tls: Option<Tls>,
 }
 
 impl Door {
@@ -98,56 +106,40 @@ fn on_panic(
 
 /// Serves all addresses until `shutdown`, then lets what is under way end.
 pub async fn serve(extender: Extender, doors: Doors, shutdown: CancellationToken) -> std::io::Result<()> {
-    let handles: [Handle<SocketAddr>; 3] = std::array::from_fn(|_| Handle::new());
-    let stop = stop_after(shutdown, extender.clone(), handles.clone());
-    let [for_scheduler, for_agents, for_operators] = handles;
+    let gate = extender.service.clone();
+    let stop = shutdown.child_token();
+    let limits = extender.limits.connections;
+    let address = |name, tls, most, buffer| Address {
+        name,
+        tls,
+        limits,
+        most,
+        buffer,
+        metrics: extender.service.metrics.edge.clone(),
+    };
+    let Doors { scheduler, agents, operators } = doors;
+    let for_scheduler = address("scheduler", scheduler.tls, limits.scheduler, SCHEDULERS_BUFFER);
+    let for_agents = address("agents", agents.tls, limits.agents, SMALL_BUFFER);
+    let for_operators = address("operators", operators.tls, limits.operators, SMALL_BUFFER);
+    let reports = agents_router(extender.clone());
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
     tokio::try_join!(
-        open(doors.scheduler, scheduler_router(extender.clone()), for_scheduler),
-        apart::apart(
-            "agents",
-            for_agents.clone(),
-            open(doors.agents, agents_router(extender.clone()), for_agents)
-        ),
-        open(doors.operators, pages, for_operators),
-        stop
+        accept::serve(scheduler.listener, for_scheduler, scheduler_router(extender.clone()), stop.clone()),
+        apart::apart("agents", stop.child_token(), |stop| {
+            accept::serve(agents.listener, for_agents, reports, stop)
+        }),
+        apart::apart("operators", stop.child_token(), |stop| {
+            accept::serve(operators.listener, for_operators, pages, stop)
+        }),
+        async {
+            stop.cancelled().await;
+            gate.gate.set_stopping();
+            Ok(())
+        },
     )?;
     extender.writes.close();
     // Past this time the API server's answer is lost, as it would be in a crash; the next start reads the pods.
     let _ = tokio::time::timeout(SHUTDOWN_TIME, extender.writes.wait()).await;
-    Ok(())
-}
-
-async fn open(door: Door, router: Router, handle: Handle<SocketAddr>) -> std::io::Result<()> {
-    let service = router.into_make_service();
-    match door.tls {
-        Some(tls) => {
-            let mut server = axum_server::from_tcp_rustls(door.listener, tls)?.handle(handle);
-            limit(server.http_builder());
-            server.serve(service).await
-        }
-        None => {
-            let mut server = axum_server::from_tcp(door.listener)?.handle(handle);
-            limit(server.http_builder());
-            server.serve(service).await
-        }
-    }
-}
-
-/// HTTP/1.1, as the scheduler speaks it: an idle limit holds from a connection's first moment only there.
-fn limit(builder: &mut Builder<TokioExecutor>) {
-    *builder = builder.clone().http1_only();
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-}
-
-async fn stop_after(
-    shutdown: CancellationToken,
-    extender: Extender,
-    handles: [Handle<SocketAddr>; 3],
-) -> std::io::Result<()> {
-    shutdown.cancelled().await;
-    extender.service.gate.set_stopping();
-    handles.iter().for_each(|handle| handle.graceful_shutdown(Some(SHUTDOWN_TIME)));
     Ok(())
 }
 

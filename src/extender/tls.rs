@@ -1,7 +1,7 @@
 //! TLS: on the scheduler's address who calls shows a certificate of the operators' own CA, or is not heard; on the agents'
 //! address the server alone shows one, and agents show a token.
 
-use axum_server::tls_rustls::RustlsConfig;
+use parking_lot::RwLock;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -9,6 +9,26 @@ use rustls::server::{WantsServerCert, WebPkiClientVerifier};
 use rustls::{ConfigBuilder, RootCertStore, ServerConfig};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// What an address shows and asks for at a handshake, which may be replaced while it is served.
+#[derive(Debug, Clone)]
+pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
+
+impl Tls {
+    fn new(config: ServerConfig) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(config))))
+    }
+
+    /// For a handshake that begins now.
+    pub fn current(&self) -> Arc<ServerConfig> {
+        self.0.read().clone()
+    }
+
+    /// For every handshake from now on. Connections that stand go on, and no session of before is resumed.
+    pub(super) fn replace(&self, by: &Self) {
+        *self.0.write() = by.current();
+    }
+}
 
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
@@ -38,7 +58,7 @@ pub enum TlsError {
 }
 
 /// Mutual TLS from three PEM files.
-pub fn load(files: &TlsFiles) -> Result<RustlsConfig, TlsError> {
+pub fn load(files: &TlsFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
     for certificate in certificates("the client CA", &files.client_ca)? {
@@ -53,7 +73,7 @@ pub fn load(files: &TlsFiles) -> Result<RustlsConfig, TlsError> {
 }
 
 /// TLS with a certificate of the server's only, from two PEM files.
-pub fn load_server(files: &ServerFiles) -> Result<RustlsConfig, TlsError> {
+pub fn load_server(files: &ServerFiles) -> Result<Tls, TlsError> {
     let provider = Arc::new(ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     finish(builder.with_no_client_auth(), files)
@@ -62,7 +82,7 @@ pub fn load_server(files: &ServerFiles) -> Result<RustlsConfig, TlsError> {
 fn finish(
     builder: ConfigBuilder<ServerConfig, WantsServerCert>,
     files: &ServerFiles,
-) -> Result<RustlsConfig, TlsError> {
+) -> Result<Tls, TlsError> {
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| TlsError::Read {
         what: "the private key",
         path: files.key.clone(),
@@ -71,7 +91,7 @@ fn finish(
     let mut config = builder.with_single_cert(certificates("the certificate", &files.cert)?, key)?;
     // kube-scheduler's client speaks HTTP/1.1 to extenders, and so do agents.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(RustlsConfig::from_config(Arc::new(config)))
+    Ok(Tls::new(config))
 }
 
 fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {

@@ -1,30 +1,39 @@
 //! An address that is served on a thread of its own, which steps back for the others.
 //!
 //! On one core, five thousand reports a second are hundreds that are ready whenever a filter comes, and one runtime would
-//! take its turn with each of them. Here the kernel decides: a filter interrupts them at once. Nothing here knows HTTP.
+//! take its turn with each of them; a page with every pod on it takes a good part of a second. Here the kernel decides: a
+//! filter interrupts them at once. Nothing here knows HTTP.
 
-use axum_server::Handle;
 use rustix::process::{getpriority_process, setpriority_process};
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
 use tokio::runtime::Builder;
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+/// As many as there are pages that are made at once, and one more.
+const BLOCKING: usize = 8;
 
 /// How much nicer the thread is to the others: it gets a tenth of a core they all want, and a core that is idle as before.
 const NICER: i32 = 10;
 
-/// Serves on a thread of its own. It ends with `serving`, which is told to stop if this is dropped.
-pub async fn apart(
+/// Serves on a thread of its own, and so do the threads it hands blocking work to. It ends with what `serve` gives, which is
+/// told to stop if this is dropped.
+pub async fn apart<F>(
     name: &str,
-    handle: Handle<SocketAddr>,
-    serving: impl Future<Output = io::Result<()>> + Send + 'static,
-) -> io::Result<()> {
-    let _stop = StopOnDrop(handle);
+    stop: CancellationToken,
+    serve: impl FnOnce(CancellationToken) -> F,
+) -> io::Result<()>
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let _stop = stop.clone().drop_guard();
+    let serving = serve(stop);
     let (end, ended) = oneshot::channel();
     std::thread::Builder::new().name(name.into()).spawn(move || {
         step_back();
-        let runtime = Builder::new_current_thread().enable_all().build();
+        let mut runtime = Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(BLOCKING).on_thread_start(step_back).build();
         // Nobody hears it if this future was dropped.
         let _ = end.send(runtime.and_then(|runtime| runtime.block_on(serving)));
     })?;
@@ -44,14 +53,6 @@ pub fn give_way() {
     std::thread::yield_now();
 }
 
-struct StopOnDrop(Handle<SocketAddr>);
-
-impl Drop for StopOnDrop {
-    fn drop(&mut self) {
-        self.0.shutdown();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -65,7 +66,7 @@ mod tests {
             tell.send(getpriority_process(None).unwrap()).unwrap();
             Err(io::Error::other("on purpose"))
         };
-        let outcome = apart("test", Handle::new(), serving).await;
+        let outcome = apart("test", CancellationToken::new(), |_| serving).await;
         assert_eq!(outcome.unwrap_err().to_string(), "on purpose");
         assert_eq!(told.await.unwrap(), (here + NICER).min(19));
         assert_eq!(getpriority_process(None).unwrap(), here);
@@ -73,27 +74,22 @@ mod tests {
 
     #[tokio::test]
     async fn a_thread_that_panics_is_an_error_and_no_silence() {
-        let outcome = apart("test", Handle::new(), async { panic!("on purpose") }).await;
+        let outcome = apart("test", CancellationToken::new(), |_| async { panic!("on purpose") }).await;
         assert!(outcome.unwrap_err().to_string().contains("has failed"));
     }
 
     #[tokio::test]
     async fn whoever_gives_up_waiting_ends_it() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let handle = Handle::new();
+        let (begun, begin) = oneshot::channel();
         let (ended, end) = oneshot::channel();
-        let server = handle.clone();
-        let serving = async move {
-            let served = axum_server::from_tcp(listener)?
-                .handle(server)
-                .serve(axum::Router::new().into_make_service());
-            let outcome = served.await;
+        let serve = |stop: CancellationToken| async move {
+            begun.send(()).unwrap();
+            stop.cancelled().await;
             ended.send(()).unwrap();
-            outcome
+            Ok(())
         };
-        let apart = tokio::spawn(apart("test", handle.clone(), serving));
-        handle.listening().await.unwrap();
+        let apart = tokio::spawn(apart("test", CancellationToken::new(), serve));
+        begin.await.unwrap();
         apart.abort();
         tokio::time::timeout(Duration::from_secs(30), end).await.expect("it ends").unwrap();
     }

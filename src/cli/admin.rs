@@ -1,0 +1,62 @@
+//! The part of `stowage serve`'s command line that is about the operators' address: where it is, and who may look.
+
+use crate::extender::tls::ServerFiles;
+use crate::serve::AdminOptions;
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+#[derive(Debug, Args)]
+pub struct AdminArgs {
+    /// Where operators look: /metrics, /healthz, /readyz, /debug/snapshot, /debug/reports, /debug/policy, /debug/shadow, /v1/explain
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9445")]
+    admin: SocketAddr,
+
+    /// Certificate for --admin, PEM
+    #[arg(long, value_name = "FILE", requires = "admin_tls_key")]
+    admin_tls_cert: Option<PathBuf>,
+
+    /// Private key for --admin, PEM
+    #[arg(long, value_name = "FILE", requires = "admin_tls_cert")]
+    admin_tls_key: Option<PathBuf>,
+
+    /// Who may look: whoever shows a bearer token that the API server knows and lets see the page (TokenReview and
+    /// SubjectAccessReview), or anyone (on loopback only). /healthz and /readyz are open either way [default: none on loopback,
+    /// else token]
+    #[arg(long, value_enum, value_name = "HOW")]
+    admin_auth: Option<AdminAuth>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AdminAuth {
+    Token,
+    None,
+}
+
+impl AdminArgs {
+    pub fn validate(self, from_dump: bool, insecure: bool) -> Result<AdminOptions> {
+        let (listen, loopback) = (self.admin, self.admin.ip().is_loopback());
+        let auth = self.admin_auth.unwrap_or(if loopback { AdminAuth::None } else { AdminAuth::Token });
+        if auth == AdminAuth::Token && from_dump {
+            bail!(
+                "--admin {listen} with tokens asks an API server who may look, and --cluster has none: listen on 127.0.0.1, \
+                 with --admin-auth none"
+            );
+        }
+        if auth == AdminAuth::None && !loopback {
+            bail!(
+                "--admin {listen} can be reached from elsewhere, and without tokens whoever reaches it sees every pod: leave \
+                 out --admin-auth none, or listen on 127.0.0.1"
+            );
+        }
+        let tls = self.admin_tls_cert.zip(self.admin_tls_key).map(|(cert, key)| ServerFiles { cert, key });
+        if auth == AdminAuth::Token && tls.is_none() && !insecure {
+            bail!(
+                "--admin {listen} takes tokens, and they would go there in the clear: give --admin-tls-cert and \
+                 --admin-tls-key, or listen on 127.0.0.1 with --admin-auth none, or say --insecure"
+            );
+        }
+        Ok(AdminOptions { listen, tls, asks_for_tokens: auth == AdminAuth::Token })
+    }
+}

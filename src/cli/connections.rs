@@ -1,0 +1,96 @@
+//! The part of `stowage serve`'s command line that is about connections: how many there may be, and how long each step of one
+//! may take.
+
+use crate::extender::server::limits::ConnectionLimits;
+use clap::Args;
+use std::time::Duration;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Connections")]
+pub struct ConnectionArgs {
+    /// How long a TLS handshake may take
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    handshake_timeout: Duration,
+
+    /// How long a new connection may say nothing
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    first_byte_timeout: Duration,
+
+    /// How long a request's head may take from its first byte
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    head_timeout: Duration,
+
+    /// How long a connection may be idle between two requests; kube-scheduler and the agents close theirs after 90s
+    #[arg(long, value_name = "TIME", default_value = "100s", value_parser = duration)]
+    idle_timeout: Duration,
+
+    /// How long a client may read nothing of its answer
+    #[arg(long, value_name = "TIME", default_value = "20s", value_parser = duration)]
+    write_timeout: Duration,
+
+    /// How long a request and its answer may take as a whole
+    #[arg(long, value_name = "TIME", default_value = "300s", value_parser = duration)]
+    request_timeout: Duration,
+
+    /// Connections from one source on each address; agents behind one NAT are one source
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
+    connections_per_source: u32,
+
+    /// Connections on --listen
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    listen_connections: u32,
+
+    /// Connections on --agents; one for each agent
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    agents_connections: u32,
+
+    /// Connections on --admin. All three together leave the process the descriptors that it needs for itself
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..))]
+    admin_connections: u32,
+}
+
+impl ConnectionArgs {
+    pub fn limits(&self) -> ConnectionLimits {
+        ConnectionLimits {
+            handshake: self.handshake_timeout,
+            first_byte: self.first_byte_timeout,
+            head: self.head_timeout,
+            idle: self.idle_timeout,
+            write: self.write_timeout,
+            request: self.request_timeout,
+            per_source: self.connections_per_source as usize,
+            scheduler: self.listen_connections as usize,
+            agents: self.agents_connections as usize,
+            operators: self.admin_connections as usize,
+        }
+    }
+}
+
+/// A year: a limit beyond it is none.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let parsed: jiff::SignedDuration =
+        text.parse().map_err(|error| format!("{error}; write a time such as 10s, 500ms or 2m"))?;
+    let duration = Duration::try_from(parsed).map_err(|_| "a time cannot be negative".to_owned())?;
+    match duration {
+        Duration::ZERO => Err("no connection is served in no time; write a time such as 10s".into()),
+        longer if longer > LONGEST => Err("longer than a year".into()),
+        duration => Ok(duration),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_as_people_write_them() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["10", "", "-1s", "0s", "100000h", "soon"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

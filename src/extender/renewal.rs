@@ -1,0 +1,102 @@
+//! Certificates and client CAs, read again where they lie when they have changed: they are renewed long before they end, and
+//! nobody should have to restart Stowage for that.
+//!
+//! What does not work is not taken: the last good one goes on, and the log and two metrics say so.
+
+use super::tls::{self, ServerFiles, Tls, TlsError, TlsFiles};
+use crate::telemetry::EdgeMetrics;
+use sha2::{Digest, Sha256};
+use std::path::PathBuf;
+use std::time::Duration;
+use tracing::{error, info};
+
+/// Three small files: a look costs next to nothing. A kubelet brings a renewed Secret to a pod within a minute or two.
+pub const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// An address' files.
+#[derive(Debug, Clone)]
+pub enum Files {
+    Mutual(TlsFiles),
+    Server(ServerFiles),
+}
+
+/// An address whose files are watched.
+#[derive(Debug)]
+pub struct Renewal {
+    /// The address' label in metrics.
+    pub address: &'static str,
+    /// The option that names the certificate.
+    pub flag: &'static str,
+    files: Files,
+    tls: Tls,
+    seen: [u8; 32],
+}
+
+impl Renewal {
+    /// Loads the files for the first time.
+    pub fn load(address: &'static str, flag: &'static str, files: Files) -> Result<(Self, Tls), TlsError> {
+        let seen = files.digest();
+        let tls = files.load()?;
+        Ok((Self { address, flag, files, tls: tls.clone(), seen }, tls))
+    }
+
+    /// Looks again and again. Never ends.
+    pub async fn run(mut self, metrics: EdgeMetrics) {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        loop {
+            ticks.tick().await;
+            self.look(&metrics);
+        }
+    }
+
+    /// Puts what has changed into force, if it works.
+    fn look(&mut self, metrics: &EdgeMetrics) {
+        let digest = self.files.digest();
+        if digest == self.seen {
+            return;
+        }
+        self.seen = digest;
+        let (address, flag) = (self.address, self.flag);
+        let (outcome, refused) = match self.files.load() {
+            Ok(renewed) => {
+                self.tls.replace(&renewed);
+                info!(address, "{flag}: the renewed certificate is in force");
+                ("in-force", 0)
+            }
+            Err(error) => {
+                error!(address, "{flag}: {error}; the certificate before it goes on, and ends when it ends");
+                ("refused", 1)
+            }
+        };
+        metrics.tls_reloads.with_label_values(&[address, outcome]).inc();
+        metrics.tls_refused.with_label_values(&[address]).set(refused);
+    }
+}
+
+impl Files {
+    fn load(&self) -> Result<Tls, TlsError> {
+        match self {
+            Self::Mutual(files) => tls::load(files),
+            Self::Server(files) => tls::load_server(files),
+        }
+    }
+
+    fn paths(&self) -> Vec<&PathBuf> {
+        match self {
+            Self::Mutual(TlsFiles { cert, key, client_ca }) => vec![cert, key, client_ca],
+            Self::Server(ServerFiles { cert, key }) => vec![cert, key],
+        }
+    }
+
+    /// Of what lies there; a file that cannot be read counts as well.
+    fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for path in self.paths() {
+            match std::fs::read(path) {
+                Ok(bytes) => digest.update(Sha256::digest(bytes)),
+                Err(error) => digest.update(error.to_string()),
+            }
+        }
+        digest.finalize().into()
+    }
+}

@@ -1,0 +1,293 @@
+//! The accept loop of one address: who is connected gets a place, a TLS handshake, HTTP/1, and an end.
+//!
+//! HTTP is hyper's; when a connection has had its time is [`Peer`]'s, and who has a place [`Admission`]'s. Whatever is
+//! refused or ended by this side is counted by address and cause. Nothing here knows what is asked.
+
+use super::admission::{Admission, Place};
+use super::limits::ConnectionLimits;
+use super::peer::{Cause, Peer, Stream, Underway, Watched};
+use super::{SHUTDOWN_TIME, Source};
+use crate::extender::tls::Tls;
+use crate::telemetry::{EdgeMetrics, Metrics};
+use axum::Router;
+use axum::body::{Body, HttpBody};
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::server::conn::http1::Builder;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower::ServiceExt;
+
+/// How long to leave the kernel alone that has no connection to give: doubled each time.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+
+/// An address and its rules.
+#[derive(Clone)]
+pub struct Address {
+    /// Its label in metrics and the log.
+    pub name: &'static str,
+    pub tls: Option<Tls>,
+    pub limits: ConnectionLimits,
+    /// Connections in all. An eighth of them is left to those that are being closed.
+    pub most: usize,
+    /// For a request's head, and what is read of a body at once.
+    pub buffer: usize,
+    pub metrics: EdgeMetrics,
+}
+
+impl Address {
+    /// Without TLS, and with the limits of the scheduler's address.
+    pub fn plain(name: &'static str, metrics: &Metrics) -> Self {
+        let limits = ConnectionLimits::default();
+        let (most, metrics) = (limits.scheduler, metrics.edge.clone());
+        Self { name, tls: None, limits, most, buffer: super::SCHEDULERS_BUFFER, metrics }
+    }
+}
+
+/// Serves until `stop`; then what is under way may end, for a while.
+pub async fn serve(
+    listener: std::net::TcpListener,
+    address: Address,
+    router: Router,
+    stop: CancellationToken,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    address.metrics.expect_drops(address.name, Cause::ALL.map(Cause::label));
+    let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
+    let _cut_on_drop = cut.clone().drop_guard();
+    let accepting = accept_all(&listener, &address, router, &connections, &stop, &cut);
+    stop.run_until_cancelled(accepting).await;
+    drop(listener);
+    connections.close();
+    if timeout(SHUTDOWN_TIME, connections.wait()).await.is_err() {
+        cut.cancel();
+        connections.wait().await;
+    }
+    Ok(())
+}
+
+async fn accept_all(
+    listener: &TcpListener,
+    address: &Address,
+    router: Router,
+    connections: &TaskTracker,
+    stop: &CancellationToken,
+    cut: &CancellationToken,
+) {
+    let admission = Admission::new(address.limits.per_source, address.most - address.most / 8);
+    let sockets = Arc::new(Semaphore::new(address.most));
+    let mut back_off = BACK_OFF.0;
+    loop {
+        let socket = sockets.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let (stream, source) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // The client went away again.
+            Err(error) if is_of_one_connection(&error) => continue,
+            Err(error) => {
+                address.metrics.dropped(address.name, Cause::AcceptFailed.label());
+                tracing::error!(address = address.name, "no connection can be accepted: {error}");
+                sleep(back_off).await;
+                back_off = (back_off * 2).min(BACK_OFF.1);
+                continue;
+            }
+        };
+        back_off = BACK_OFF.0;
+        let place = match admission.admit(canonical(source)) {
+            Ok(place) => place,
+            Err(cause) => {
+                address.metrics.dropped(address.name, cause.label());
+                continue;
+            }
+        };
+        let connection = Connection {
+            place,
+            address: address.clone(),
+            router: router.clone(),
+            stop: stop.clone(),
+            cut: cut.clone(),
+        };
+        connections.spawn(async move {
+            connection.run(stream).await;
+            drop(socket);
+        });
+    }
+}
+
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+/// One source has one name, whichever way the listener was opened.
+fn canonical(source: SocketAddr) -> IpAddr {
+    source.ip().to_canonical()
+}
+
+struct Connection {
+    place: Place,
+    address: Address,
+    router: Router,
+    stop: CancellationToken,
+    /// The time to end in order is over.
+    cut: CancellationToken,
+}
+
+impl Connection {
+    async fn run(self, stream: TcpStream) {
+        let Address { name, metrics, .. } = &self.address;
+        let _open = metrics.open(name);
+        // An answer is one write; waiting for more would only delay it.
+        let _ = stream.set_nodelay(true);
+        let ended = match self.secured(stream).await {
+            Ok(Some(stream)) => {
+                self.place.peer.is_connected();
+                self.http(stream).await
+            }
+            Ok(None) => None,
+            Err(cause) => Some(cause),
+        };
+        if let Some(cause) = ended {
+            metrics.dropped(name, cause.label());
+        }
+    }
+
+    /// The stream after its handshake, if this address has one; `None` if the process stops meanwhile.
+    async fn secured(&self, stream: TcpStream) -> Result<Option<Stream>, Cause> {
+        let Some(tls) = &self.address.tls else { return Ok(Some(Stream::Plain(stream))) };
+        let shaking = TlsAcceptor::from(tls.current()).accept(stream);
+        tokio::select! {
+            shaken = timeout(self.address.limits.handshake, shaking) => match shaken {
+                Ok(Ok(stream)) => Ok(Some(Stream::Tls(Box::new(stream)))),
+                Ok(Err(error)) => {
+                    tracing::debug!(address = self.address.name, source = %self.peer().source, "no TLS: {error}");
+                    Err(Cause::HandshakeFailed)
+                }
+                Err(_) => Err(Cause::HandshakeTimeout),
+            },
+            () = self.peer().displaced.cancelled() => Err(Cause::Displaced),
+            () = self.stop.cancelled() => Ok(None),
+        }
+    }
+
+    /// Serves requests until the client goes, the process stops or a limit is met; says which.
+    async fn http(&self, stream: Stream) -> Option<Cause> {
+        let peer = self.peer();
+        let io = TokioIo::new(Watched::new(stream, peer.clone()));
+        let service = service_fn(|request: Request<Incoming>| answer(&self.router, peer, request));
+        let mut builder = Builder::new();
+        // The limits on heads and idle connections are the peer's: hyper has one clock for both.
+        builder.timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(self.address.buffer);
+        let mut connection = pin!(builder.serve_connection(io, service));
+        let mut stop = pin!(self.stop.cancelled());
+        let mut is_stopping = false;
+        let mut watch = pin!(self.watch());
+        poll_fn(|cx| {
+            if !is_stopping && stop.as_mut().poll(cx).is_ready() {
+                is_stopping = true;
+                connection.as_mut().graceful_shutdown();
+                if peer.is_quiet() {
+                    return Poll::Ready(None);
+                }
+            }
+            if let Poll::Ready(outcome) = connection.as_mut().poll(cx) {
+                return Poll::Ready(outcome.err().filter(hyper::Error::is_parse).map(|_| Cause::BadHttp));
+            }
+            watch.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Ends when the connection has had its time.
+    async fn watch(&self) -> Option<Cause> {
+        let mut timer = pin!(sleep_until(self.peer().deadline(&self.address.limits).0));
+        let mut displaced = pin!(self.peer().displaced.cancelled());
+        let mut cut = pin!(self.cut.cancelled());
+        let cause = poll_fn(|cx| {
+            if displaced.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Some(Cause::Displaced));
+            }
+            if cut.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(None);
+            }
+            loop {
+                // A later deadline is looked at when the timer has run down: each request would set it anew.
+                let (deadline, cause) = self.peer().deadline(&self.address.limits);
+                if deadline <= Instant::now() {
+                    return Poll::Ready(Some(cause));
+                }
+                if deadline < timer.deadline() || timer.is_elapsed() {
+                    timer.as_mut().reset(deadline);
+                }
+                if timer.as_mut().poll(cx).is_pending() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await;
+        if matches!(cause, None | Some(Cause::NotReading | Cause::SlowRequest)) {
+            self.peer().cut();
+        }
+        cause
+    }
+
+    fn peer(&self) -> &Arc<Peer> {
+        &self.place.peer
+    }
+}
+
+/// Hands one request to the router.
+fn answer(
+    router: &Router,
+    peer: &Arc<Peer>,
+    request: Request<Incoming>,
+) -> impl Future<Output = Result<Response<Tracked>, Infallible>> + use<> {
+    let under_way = peer.begin_request();
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(Source(peer.source));
+    let answering = router.clone().oneshot(request);
+    async move {
+        let answer = answering.await?;
+        Ok(answer.map(|body| Tracked { body, _under_way: under_way }))
+    }
+}
+
+/// An answer's body; the request is under way until it is gone.
+struct Tracked {
+    body: Body,
+    _under_way: Underway,
+}
+
+impl HttpBody for Tracked {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,161 @@
+//! Which connection has a place at an address, and which one gives its place up for a newer one.
+//!
+//! An address is never full of connections that ask nothing: where the places of a source, or all places, are taken, a
+//! newcomer gets that of the oldest connection which has not sent a request yet, from the source with the most connections;
+//! if all have, of the one that has been idle for longest. Only where all are in the middle of a request is it refused. So a
+//! client that asks as soon as it is connected is heard, however many connect and say nothing.
+
+use super::peer::{Cause, Peer, Standing};
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+#[derive(Debug)]
+pub struct Admission {
+    per_source: usize,
+    in_all: usize,
+    places: Mutex<Places>,
+}
+
+#[derive(Debug, Default)]
+struct Places {
+    peers: Vec<Arc<Peer>>,
+    by_source: HashMap<IpAddr, usize>,
+}
+
+/// A connection's place, as long as it has it.
+#[derive(Debug)]
+pub struct Place {
+    admission: Arc<Admission>,
+    pub peer: Arc<Peer>,
+}
+
+impl Admission {
+    pub fn new(per_source: usize, in_all: usize) -> Arc<Self> {
+        Arc::new(Self { per_source: per_source.max(1), in_all: in_all.max(1), places: Mutex::default() })
+    }
+
+    /// A place for a connection from there, or why there is none.
+    pub fn admit(self: &Arc<Self>, source: IpAddr) -> Result<Place, Cause> {
+        let peer = Peer::new(source);
+        let mut places = self.places.lock();
+        if places.of(source) >= self.per_source {
+            places.displace(|peer| peer.source == source).ok_or(Cause::SourceFull)?;
+        } else if places.peers.len() >= self.in_all {
+            places.displace(|_| true).ok_or(Cause::AddressFull)?;
+        }
+        *places.by_source.entry(source).or_default() += 1;
+        places.peers.push(peer.clone());
+        Ok(Place { admission: self.clone(), peer })
+    }
+
+    #[cfg(test)]
+    fn taken(&self) -> usize {
+        self.places.lock().peers.len()
+    }
+}
+
+impl Places {
+    fn of(&self, source: IpAddr) -> usize {
+        self.by_source.get(&source).copied().unwrap_or(0)
+    }
+
+    /// Ends the connection that can best be missed.
+    fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
+        let standings = self.peers.iter().enumerate().filter(|(_, peer)| may(peer)).map(|(place, peer)| {
+            let (standing, since) = peer.standing();
+            (standing, Reverse(self.of(peer.source)), since, place)
+        });
+        let (standing, .., place) = standings.min()?;
+        if standing == Standing::Busy {
+            return None;
+        }
+        let peer = self.peers.swap_remove(place);
+        peer.displaced.cancel();
+        self.left(peer.source);
+        Some(())
+    }
+
+    fn left(&mut self, source: IpAddr) {
+        if let Some(count) = self.by_source.get_mut(&source) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_source.remove(&source);
+            }
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut places = self.admission.places.lock();
+        // Who was displaced has none any more.
+        if let Some(place) = places.peers.iter().position(|peer| Arc::ptr_eq(peer, &self.peer)) {
+            places.peers.swap_remove(place);
+            places.left(self.peer.source);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn source(n: u8) -> IpAddr {
+        Ipv4Addr::new(127, 0, 0, n).into()
+    }
+
+    #[test]
+    fn a_newcomer_gets_the_place_of_the_oldest_silent_connection() {
+        let admission = Admission::new(2, 8);
+        let places: Vec<Place> = (0..2).map(|_| admission.admit(source(1)).unwrap()).collect();
+        let newcomer = admission.admit(source(1)).unwrap();
+        assert!(places[0].peer.displaced.is_cancelled() && !places[1].peer.displaced.is_cancelled());
+        drop(places);
+        assert_eq!(admission.taken(), 1, "who was displaced gives up no second place");
+        drop(newcomer);
+        assert_eq!((admission.taken(), admission.places.lock().by_source.len()), (0, 0));
+    }
+
+    #[test]
+    fn who_has_many_makes_room_before_who_has_few() {
+        let admission = Admission::new(8, 4);
+        let few = admission.admit(source(1)).unwrap();
+        let many: Vec<Place> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
+        let _newcomer = admission.admit(source(3)).unwrap();
+        assert!(!few.peer.displaced.is_cancelled() && many[0].peer.displaced.is_cancelled());
+    }
+
+    #[test]
+    fn an_idle_connection_outlives_silent_ones_and_a_busy_one_all() {
+        let admission = Admission::new(3, 3);
+        let [busy, idle, silent] = [(); 3].map(|()| admission.admit(source(1)).unwrap());
+        let under_way = busy.peer.begin_request();
+        drop(idle.peer.begin_request());
+        let second = admission.admit(source(1)).unwrap();
+        assert!(silent.peer.displaced.is_cancelled() && !idle.peer.displaced.is_cancelled());
+        let _second_under_way = second.peer.begin_request();
+        let third = admission.admit(source(1)).unwrap();
+        assert!(idle.peer.displaced.is_cancelled());
+        let _third_under_way = third.peer.begin_request();
+        assert_eq!(admission.admit(source(1)).err(), Some(Cause::SourceFull));
+        assert!(!busy.peer.displaced.is_cancelled());
+        drop(under_way);
+        assert!(admission.admit(source(1)).is_ok(), "it is idle now");
+    }
+
+    #[test]
+    fn of_all_sources_together_there_are_no_more_than_the_address_may_have() {
+        let admission = Admission::new(1, 2);
+        let busy: Vec<_> = (1..=2)
+            .map(|n| admission.admit(source(n)).unwrap())
+            .map(|place| (place.peer.begin_request(), place))
+            .collect();
+        assert_eq!(admission.admit(source(3)).err(), Some(Cause::AddressFull));
+        drop(busy);
+        assert!(admission.admit(source(3)).is_ok());
+    }
+}

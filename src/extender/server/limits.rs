@@ -1,0 +1,99 @@
+//! What connections to an address may cost: how long each step may take, and how many there may be.
+//!
+//! Each address has limits of its own for how many; how long is the same for all. What the process has of descriptors
+//! bounds the sum ([`ConnectionLimits::fit`]). Nothing here reads or writes.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::time::Duration;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// For a TLS handshake.
+    pub handshake: Duration,
+    /// From there to the first byte of a request.
+    pub first_byte: Duration,
+    /// From a head's first byte to its last.
+    pub head: Duration,
+    /// Between two requests. Go's client and the agents' own keep an idle connection for 90 s: who closes sooner than they
+    /// closes one that is about to be used.
+    pub idle: Duration,
+    /// Without the client reading any of its answer.
+    pub write: Duration,
+    /// For a request and its answer as a whole: no page and no verb takes longer, over a slow port-forward either.
+    pub request: Duration,
+    /// From one source, on each address. Agents behind one NAT count as one source.
+    pub per_source: usize,
+    /// In all, on the scheduler's address. kube-scheduler had 29 binds under way at the most.
+    pub scheduler: usize,
+    /// Each agent has one, in clusters three times the size that Kubernetes supports.
+    pub agents: usize,
+    pub operators: usize,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            first_byte: Duration::from_secs(10),
+            head: Duration::from_secs(10),
+            idle: Duration::from_secs(100),
+            write: Duration::from_secs(20),
+            request: Duration::from_secs(300),
+            per_source: 256,
+            scheduler: 512,
+            agents: 16_384,
+            operators: 512,
+        }
+    }
+}
+
+/// For the API server's connections, files, timers and the listeners themselves.
+const RESERVE: (u64, u64) = (64, 1024);
+
+impl ConnectionLimits {
+    /// No more connections than a process with so many descriptors can have beside what it needs for itself: half of few
+    /// descriptors is kept back, 1,024 of many. The two small addresses get at most a quarter of the rest each.
+    pub fn fit(mut self, descriptors: u64) -> Self {
+        let reserve = (descriptors / 2).clamp(RESERVE.0, RESERVE.1);
+        let room = usize::try_from(descriptors.saturating_sub(reserve)).unwrap_or(usize::MAX).max(3);
+        let quarter = (room / 4).max(1);
+        self.scheduler = self.scheduler.min(quarter);
+        self.operators = self.operators.min(quarter);
+        self.agents = self.agents.min(room - self.scheduler - self.operators);
+        self
+    }
+}
+
+/// Lets this process have as many descriptors as it may, and says how many those are; `None` for no limit.
+pub fn raise_descriptors() -> Option<u64> {
+    let before = getrlimit(Resource::Nofile);
+    if before.current != before.maximum {
+        let raised = Rlimit { current: before.maximum, maximum: before.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!("the limit on open files stays as it is: {error}");
+        }
+    }
+    getrlimit(Resource::Nofile).current
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_many_descriptors_the_limits_stay_as_they_are() {
+        let limits = ConnectionLimits::default();
+        assert_eq!(limits.fit(1 << 20), limits);
+    }
+
+    #[test]
+    fn the_sum_of_all_addresses_leaves_descriptors_for_the_process_itself() {
+        for descriptors in [70, 100, 128, 1024, 4096, 20_000] {
+            let limits = ConnectionLimits::default().fit(descriptors);
+            let sum = limits.scheduler + limits.agents + limits.operators;
+            let reserve = (descriptors / 2).clamp(64, 1024);
+            assert!(sum as u64 + reserve <= descriptors.max(reserve + 3), "{descriptors}: {limits:?}");
+            assert!(limits.scheduler > 0 && limits.operators > 0 && limits.agents > 0, "{descriptors}: {limits:?}");
+        }
+    }
+}

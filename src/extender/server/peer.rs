@@ -1,0 +1,316 @@
+//! One connection as the limits see it: where it comes from, how far it is, and until when it may stay there.
+//!
+//! ```text
+//!  handshake ─► silent ─► head ─► request ─► idle ─┐
+//!                          ▲                       │
+//!                          └───────────────────────┘
+//! ```
+//!
+//! The stream that is read and written notes each step ([`Watched`]); who drives the connection asks when its time is up.
+//! Nothing here accepts, closes or counts.
+
+use super::limits::ConnectionLimits;
+use parking_lot::Mutex;
+use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_rustls::server::TlsStream;
+use tokio_util::sync::CancellationToken;
+
+/// Why a connection is refused or ended by this side; the label in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cause {
+    /// The address has as many connections as it may have, and each is in the middle of a request.
+    AddressFull,
+    /// The same of one source.
+    SourceFull,
+    /// It made room for a newer connection.
+    Displaced,
+    /// The kernel has no connection to give, such as for want of descriptors.
+    AcceptFailed,
+    HandshakeTimeout,
+    HandshakeFailed,
+    /// Not one byte of a request came.
+    NoRequest,
+    /// The head of a request came too slowly.
+    SlowHead,
+    /// What came is no HTTP/1 request.
+    BadHttp,
+    /// Between two requests for too long.
+    Idle,
+    /// The client does not read its answer.
+    NotReading,
+    /// A request and its answer took too long as a whole.
+    SlowRequest,
+}
+
+impl Cause {
+    pub const ALL: [Self; 12] = [
+        Self::AddressFull,
+        Self::SourceFull,
+        Self::Displaced,
+        Self::AcceptFailed,
+        Self::HandshakeTimeout,
+        Self::HandshakeFailed,
+        Self::NoRequest,
+        Self::SlowHead,
+        Self::BadHttp,
+        Self::Idle,
+        Self::NotReading,
+        Self::SlowRequest,
+    ];
+
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::AddressFull => "address-full",
+            Self::SourceFull => "source-full",
+            Self::Displaced => "displaced",
+            Self::AcceptFailed => "accept-failed",
+            Self::HandshakeTimeout => "handshake-timeout",
+            Self::HandshakeFailed => "handshake-failed",
+            Self::NoRequest => "no-request",
+            Self::SlowHead => "slow-head",
+            Self::BadHttp => "bad-http",
+            Self::Idle => "idle",
+            Self::NotReading => "not-reading",
+            Self::SlowRequest => "slow-request",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Handshake,
+    /// Connected, and nothing of a request has come.
+    Silent,
+    /// Some of a request's head has come.
+    Head,
+    /// A request is being read or answered.
+    Request,
+    /// Between two requests.
+    Idle,
+}
+
+/// How readily a connection makes room for a newer one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Standing {
+    /// It has not sent one whole head yet.
+    Unproven,
+    Idle,
+    /// It never makes room.
+    Busy,
+}
+
+#[derive(Debug)]
+pub struct Peer {
+    pub source: IpAddr,
+    /// Another connection has its place.
+    pub displaced: CancellationToken,
+    state: Mutex<State>,
+    /// What is unsent is not worth the kernel's memory.
+    is_cut: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    stage: Stage,
+    since: Instant,
+    /// When a write began to wait for the client to read.
+    stalled: Option<Instant>,
+    /// It has sent a whole head.
+    is_proven: bool,
+}
+
+impl Peer {
+    pub fn new(source: IpAddr) -> Arc<Self> {
+        let state = State { stage: Stage::Handshake, since: Instant::now(), stalled: None, is_proven: false };
+        Arc::new(Self {
+            source,
+            displaced: CancellationToken::new(),
+            state: Mutex::new(state),
+            is_cut: AtomicBool::new(false),
+        })
+    }
+
+    /// The handshake, if there was one, is done.
+    pub fn is_connected(&self) {
+        self.enter(Stage::Silent);
+    }
+
+    /// How readily it makes room, and since when it is as it is.
+    pub fn standing(&self) -> (Standing, Instant) {
+        let state = self.state.lock();
+        let standing = match state.stage {
+            Stage::Request => Standing::Busy,
+            _ if !state.is_proven => Standing::Unproven,
+            Stage::Idle => Standing::Idle,
+            Stage::Handshake | Stage::Silent | Stage::Head => Standing::Busy,
+        };
+        (standing, state.since)
+    }
+
+    /// Nothing is being asked or answered.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self.state.lock().stage, Stage::Handshake | Stage::Silent | Stage::Idle)
+    }
+
+    /// Until when it may be as it is, and what it is guilty of afterwards.
+    pub fn deadline(&self, limits: &ConnectionLimits) -> (Instant, Cause) {
+        let state = self.state.lock();
+        let (time, reason) = match state.stage {
+            Stage::Handshake => (limits.handshake, Cause::HandshakeTimeout),
+            Stage::Silent => (limits.first_byte, Cause::NoRequest),
+            Stage::Head => (limits.head, Cause::SlowHead),
+            Stage::Request => (limits.request, Cause::SlowRequest),
+            Stage::Idle => (limits.idle, Cause::Idle),
+        };
+        let of_stage = (state.since + time, reason);
+        let of_write = state.stalled.map(|since| (since + limits.write, Cause::NotReading));
+        of_write.filter(|(at, _)| *at < of_stage.0).unwrap_or(of_stage)
+    }
+
+    /// From now until the answer is written or given up.
+    pub fn begin_request(self: &Arc<Self>) -> Underway {
+        let mut state = self.state.lock();
+        (state.stage, state.since, state.is_proven) = (Stage::Request, Instant::now(), true);
+        Underway(self.clone())
+    }
+
+    /// It ends now, and what the client has not read it never gets.
+    pub fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+    }
+
+    fn enter(&self, stage: Stage) {
+        let mut state = self.state.lock();
+        (state.stage, state.since) = (stage, Instant::now());
+    }
+
+    fn heard(&self) {
+        let mut state = self.state.lock();
+        if matches!(state.stage, Stage::Silent | Stage::Idle) {
+            (state.stage, state.since) = (Stage::Head, Instant::now());
+        }
+    }
+
+    fn wrote<T>(&self, outcome: &Poll<io::Result<T>>) {
+        let mut state = self.state.lock();
+        match outcome {
+            Poll::Pending => drop(state.stalled.get_or_insert_with(Instant::now)),
+            Poll::Ready(_) => state.stalled = None,
+        }
+    }
+}
+
+/// A request under way; its connection is idle when this is dropped.
+#[derive(Debug)]
+pub struct Underway(Arc<Peer>);
+
+impl Drop for Underway {
+    fn drop(&mut self) {
+        self.0.enter(Stage::Idle);
+    }
+}
+
+#[derive(Debug)]
+pub enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// A stream of which each step is noted.
+#[derive(Debug)]
+pub struct Watched {
+    stream: Stream,
+    peer: Arc<Peer>,
+}
+
+impl Watched {
+    pub fn new(stream: Stream, peer: Arc<Peer>) -> Self {
+        Self { stream, peer }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if self.peer.is_cut.load(Ordering::Acquire) {
+            let tcp = match &self.stream {
+                Stream::Plain(stream) => stream,
+                Stream::Tls(stream) => stream.get_ref().0,
+            };
+            // Where it cannot be set the kernel keeps what is unsent for a while.
+            let _ = tcp.set_zero_linger();
+        }
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let outcome = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
+        ready!(outcome)?;
+        if buf.filled().len() > before {
+            self.peer.heard();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let outcome = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        };
+        self.peer.wrote(&outcome);
+        outcome
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let outcome = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+        };
+        self.peer.wrote(&outcome);
+        outcome
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let outcome = match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        };
+        // A plain stream has nothing to flush, and would always say that it is done.
+        if outcome.is_pending() {
+            self.peer.wrote(&outcome);
+        }
+        outcome
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}

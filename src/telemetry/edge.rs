@@ -1,0 +1,104 @@
+//! What can be measured of the addresses: connections and what became of them, certificates read again, tokens and pages that
+//! were turned away.
+
+use prometheus::core::Collector;
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+
+/// Shared with whoever serves an address.
+#[derive(Clone)]
+pub struct EdgeMetrics {
+    connections: IntGaugeVec,
+    dropped: IntCounterVec,
+    /// Certificates read again, by address and outcome.
+    pub tls_reloads: IntCounterVec,
+    /// 1 while what lies in an address' certificate files is refused.
+    pub tls_refused: IntGaugeVec,
+    /// Requests turned away at a bound, by address and which bound.
+    pub turned_away: IntCounterVec,
+    /// Decisions on who may see a page, by outcome.
+    pub page_reviews: IntCounterVec,
+}
+
+/// The labels of the three addresses.
+pub const ADDRESSES: [&str; 3] = ["scheduler", "agents", "operators"];
+
+impl EdgeMetrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let keep = |collector: Box<dyn Collector>| {
+            registry.register(collector).expect("each metric is registered once");
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| {
+            let gauges =
+                IntGaugeVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
+            keep(Box::new(gauges.clone()));
+            gauges
+        };
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let counters =
+                IntCounterVec::new(Opts::new(name, help), labels).expect("the name and labels are valid");
+            keep(Box::new(counters.clone()));
+            counters
+        };
+        let metrics = Self {
+            connections: gauges("stowage_connections", "Open connections, by address.", &["address"]),
+            dropped: counters(
+                "stowage_connections_dropped_total",
+                "Connections that were refused or ended by Stowage, by address and reason.",
+                &["address", "reason"],
+            ),
+            tls_reloads: counters(
+                "stowage_tls_reloads_total",
+                "Certificates that changed and were read again, by address and outcome.",
+                &["address", "outcome"],
+            ),
+            tls_refused: gauges(
+                "stowage_tls_refused",
+                "1 while the certificate files of an address are refused and those before them are used.",
+                &["address"],
+            ),
+            turned_away: counters(
+                "stowage_turned_away_total",
+                "Requests turned away because a bound was reached, by address and bound.",
+                &["address", "bound"],
+            ),
+            page_reviews: counters(
+                "stowage_page_reviews_total",
+                "Decisions of the API server on who may see an operators' page, by outcome.",
+                &["outcome"],
+            ),
+        };
+        // An alert on a rate needs to see the count before its first rise.
+        for address in ADDRESSES {
+            metrics.connections.with_label_values(&[address]);
+            metrics.tls_refused.with_label_values(&[address]);
+            ["in-force", "refused"].map(|outcome| metrics.tls_reloads.with_label_values(&[address, outcome]));
+        }
+        metrics
+    }
+
+    /// Shows the reasons of an address before anything is dropped for one.
+    pub fn expect_drops(&self, address: &str, reasons: impl IntoIterator<Item = &'static str>) {
+        for reason in reasons {
+            self.dropped.with_label_values(&[address, reason]);
+        }
+    }
+
+    pub fn dropped(&self, address: &str, reason: &str) {
+        self.dropped.with_label_values(&[address, reason]).inc();
+    }
+
+    /// A connection is open until this is dropped.
+    pub fn open(&self, address: &str) -> OpenConnection {
+        let gauge = self.connections.with_label_values(&[address]);
+        gauge.inc();
+        OpenConnection(gauge)
+    }
+}
+
+pub struct OpenConnection(prometheus::IntGauge);
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
