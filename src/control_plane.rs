@@ -193,6 +193,12 @@ impl NoticeKind {
 
 /// Who says whose a token is: the API server, in one question.
 pub trait AgentAuthority: Send + Sync + 'static {
+    /// What a token says of itself that rules it out, before anyone is asked. Nobody has verified it: it can refuse a token,
+    /// and lets none in.
+    fn refuses_unasked(&self, _token: &str) -> Option<AuthError> {
+        None
+    }
+
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>>;
 }
 
@@ -203,6 +209,34 @@ pub struct AgentIdentity {
     pub node: NodeName,
     /// How much longer the token is good; `None` if it does not say.
     pub remaining: Option<Millis>,
+}
+
+/// Something operators look at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Page {
+    /// It shows the whole cluster: its path.
+    OfCluster(&'static str),
+    /// It is about this pod.
+    OfPod(PodKey),
+}
+
+impl std::fmt::Display for Page {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::OfCluster(path) => write!(f, "get the non-resource URL {path}"),
+            Self::OfPod(pod) => write!(f, "get pods in namespace {}", pod.namespace),
+        }
+    }
+}
+
+/// Who says whether the holder of a token may see a page: the API server, in two questions.
+pub trait PageAuthority: Send + Sync + 'static {
+    /// If so, how much longer the token is good; `None` if it does not say.
+    fn may_see<'a>(
+        &'a self,
+        token: &'a str,
+        page: &'a Page,
+    ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>>;
 }
 
 /// Why a token opens nothing. No text has the token in it.
@@ -221,9 +255,20 @@ pub enum AuthError {
         "the token names no node: give the agent the projected token of its own pod, on Kubernetes 1.30 or newer"
     )]
     NoNode,
+    #[error("the token is no service account token: {0}")]
+    Malformed(&'static str),
+    #[error("the token says of itself that it has expired")]
+    Expired,
+    #[error("{user:?} may not {what}: a role of the cluster has to allow it")]
+    NotAllowed { user: String, what: String },
     /// Nothing is known of the token.
     #[error("the token cannot be checked now: {0}")]
     Unavailable(String),
+    /// Nothing is known of the token, and nobody is asked.
+    #[error(
+        "the token cannot be checked now: too many new tokens are shown, here or from this source; try again in a second"
+    )]
+    Crowded,
 }
 
 impl AuthError {
@@ -234,7 +279,11 @@ impl AuthError {
             Self::WrongAudience { .. } => "wrong-audience",
             Self::WrongAccount { .. } => "wrong-account",
             Self::NoNode => "no-node-in-token",
+            Self::Malformed(_) => "malformed-token",
+            Self::Expired => "expired-token",
+            Self::NotAllowed { .. } => "not-allowed",
             Self::Unavailable(_) => "token-unchecked",
+            Self::Crowded => "token-crowded",
         }
     }
 }

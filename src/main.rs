@@ -1,9 +1,16 @@
 //! The `stowage` command. What it does is in `stowage::cli`.
 
 use clap::Parser;
+use mimalloc::MiMalloc;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 use stowage::cli::Cli;
+
+/// Gives memory back to the system when it is free, and glibc's allocator does not: 200 reports of 0.9 MB at once took a debug build
+/// from 42 MiB to 60, and there it stayed. What is freed on one thread of what another allocated is no special case to it, as it is when
+/// bodies, pages and watches each have threads of their own.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// What a shell says of one whose reader went away.
 const NOBODY_READS: u8 = 141;

@@ -2,13 +2,14 @@
 
 use crate::cluster::dump::{Dump, DumpControlPlane};
 use crate::cluster::index::Index;
-use crate::cluster::{self, AgentAccount, LeadWith, TokenReviews, conflicts, upkeep};
+use crate::cluster::{self, AccessReviews, AgentAccount, LeadWith, TokenReviews, conflicts, upkeep};
 use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
+use crate::extender::page_auth::PageAuth;
+use crate::extender::renewal::{Files, Renewal};
 use crate::extender::reports::{AgentAuth, TokenGuard};
 use crate::extender::request::Limits;
-use crate::extender::server::{Door, Doors};
-use crate::extender::renewal::{Files, Renewal};
 use crate::extender::server::limits::raise_descriptors;
+use crate::extender::server::{Door, Doors};
 use crate::extender::tls::{ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
@@ -83,6 +84,7 @@ struct Connected {
     control_plane: Arc<dyn ControlPlane>,
     tasks: JoinSet<()>,
     agent_auth: AgentAuth,
+    page_auth: PageAuth,
 }
 
 pub async fn serve(mut options: ServeOptions) -> Result<()> {
@@ -92,12 +94,13 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let service = Service::new(policy);
     let stop_cluster = CancellationToken::new();
     let connected = connect(&options, &service, &stop_cluster).await?;
-    let Connected { control_plane, mut tasks, agent_auth } = connected;
+    let Connected { control_plane, mut tasks, agent_auth, page_auth } = connected;
     if let Some(watch) = watch {
         let watching = watch.run(service.clone(), control_plane.clone(), options.policy.own_pod);
         tasks.spawn(stop_cluster.clone().run_until_cancelled_owned(watching).map(drop));
     }
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
+    let extender = extender.with_page_auth(page_auth);
 
     info!(policy = %service.ledger().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
@@ -181,19 +184,25 @@ async fn connect(
         Source::Dump(path) => load(path, service, shutdown),
         Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
             let client = cluster::connect(kubeconfig.as_deref(), *times).await?;
+            // Connections of their own: however many tokens are shown, a Binding does not wait behind them.
+            let reviews = cluster::connect(kubeconfig.as_deref(), *times).await?;
             let agent_auth = match options.agents.account.clone() {
                 None => AgentAuth::Anyone,
                 Some(account) => {
                     let authority: Arc<dyn AgentAuthority> =
-                        Arc::new(TokenReviews::new(client.clone(), account));
+                        Arc::new(TokenReviews::new(reviews.clone(), account));
                     AgentAuth::Token(TokenGuard::new(authority, service.clone()))
                 }
+            };
+            let page_auth = match options.admin.asks_for_tokens {
+                true => PageAuth::by(Arc::new(AccessReviews::new(reviews)), service.clone()),
+                false => PageAuth::Anyone,
             };
             let mut options = cluster::Options::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
             let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
-            Ok(Connected { control_plane, tasks, agent_auth })
+            Ok(Connected { control_plane, tasks, agent_auth, page_auth })
         }
     }
 }
@@ -222,7 +231,7 @@ fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Re
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(upkeep).map(drop));
     let audit = conflicts::run(service.clone(), control_plane.clone());
     tasks.spawn(shutdown.clone().run_until_cancelled_owned(audit).map(drop));
-    Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone })
+    Ok(Connected { control_plane, tasks, agent_auth: AgentAuth::Anyone, page_auth: PageAuth::Anyone })
 }
 
 fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {

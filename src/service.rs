@@ -2,11 +2,13 @@
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
+mod contact;
 mod gate;
 mod judge;
 mod ledger_guard;
 mod standing;
 
+pub use contact::Contact;
 pub use gate::{Gate, Tenure};
 pub use ledger_guard::LedgerGuard;
 pub use standing::{PolicyStanding, RefusedPolicy, Standing};
@@ -32,6 +34,7 @@ pub struct Service {
     pub clock: Clock,
     pub gate: Gate,
     pub standing: PolicyStanding,
+    pub contact: Contact,
     pub metrics: Metrics,
 }
 
@@ -58,6 +61,7 @@ impl Service {
             conflicts: Mutex::default(),
             gate: Gate::new(clock),
             standing: PolicyStanding::new(clock.now()),
+            contact: Contact::default(),
             clock,
             metrics,
         })

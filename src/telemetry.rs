@@ -10,7 +10,7 @@ mod policy;
 use crate::scheduling::ledger::Totals;
 use crate::units::Millis;
 use prometheus::{
-    Encoder, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
     IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
@@ -63,6 +63,8 @@ pub struct Metrics {
     pub leading: IntGauge,
     pub synced: IntGauge,
     pub planner: PlannerMetrics,
+    /// How long nothing has been heard of the API server.
+    pub silence: Gauge,
     pub policy: PolicyMetrics,
     pub conflicts: ConflictMetrics,
     pub edge: EdgeMetrics,
@@ -126,6 +128,12 @@ impl Metrics {
             &["quantile"],
         )
         .expect("the name and labels are valid");
+        let silence = Gauge::new(
+            "stowage_api_server_silent_seconds",
+            "Time since the API server was last heard of; 0 where there is none.",
+        )
+        .expect("the name is valid");
+        keep(Box::new(silence.clone()));
         keep(Box::new(verb_seconds.clone()));
         keep(Box::new(ledger_seconds.clone()));
         keep(Box::new(report_bytes.clone()));
@@ -200,7 +208,11 @@ impl Metrics {
             nodes: gauge("stowage_nodes", "Nodes known."),
             gpus: gauge("stowage_gpus", "GPUs and MIG slices known."),
             leading: gauge("stowage_leading", "1 while this replica acts."),
-            synced: gauge("stowage_synced", "1 once the watches have synced."),
+            synced: gauge(
+                "stowage_synced",
+                "1 once the watches have synced, 0 while the API server is gone.",
+            ),
+            silence,
             planner: PlannerMetrics::new(&registry),
             policy: PolicyMetrics::new(&registry),
             conflicts: ConflictMetrics::new(&registry),

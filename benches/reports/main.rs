@@ -75,6 +75,7 @@ fn start(cores: &OneCore, dump: &Path) -> Server {
         cores
             .command(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .args(["--connections-per-source", "16384"])
             .arg("--cluster")
             .arg(dump)
             .env("RUST_LOG", "stowage::serve=info,warn"),

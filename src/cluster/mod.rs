@@ -12,15 +12,18 @@
 //!  events ─► events.k8s.io                          (out: words, never waited for)
 //!  leader ─► the gate                               (whether any of this may act)
 //!  token_review ─► authentication.k8s.io            (whose token: asked, never written)
+//!  access_review ─► authorization.k8s.io            (who may see a page: asked, never written)
 //! ```
 //!
 //! Nothing here decides where a pod goes, and nothing here knows HTTP's server side. On the request path there is no list
 //! and no read but the one that settles a write whose answer was lost.
 
+pub mod access_review;
 pub mod api;
 pub mod capacity;
 pub mod conflicts;
 pub mod connect;
+mod contact;
 pub mod dump;
 pub mod events;
 pub mod index;
@@ -33,6 +36,7 @@ pub mod token_review;
 pub mod upkeep;
 pub mod watch;
 
+pub use access_review::AccessReviews;
 pub use api::ApiControlPlane;
 pub use connect::connect;
 pub use index::Index;
@@ -91,6 +95,7 @@ pub fn start(
             shutdown.run_until_cancelled(task).await;
         });
     };
+    run(Box::pin(contact::run(client.clone(), service.clone())));
     run(Box::pin(watch::pods(client.clone(), feed.clone())));
     run(Box::pin(watch::nodes(client.clone(), feed.clone())));
     run(Box::pin(watch::budgets(client.clone(), feed)));

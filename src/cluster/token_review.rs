@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Where the API server notes the node of the pod that a token was made for; Kubernetes 1.30 and newer.
 const NODE_CLAIM: &str = "authentication.kubernetes.io/node-name";
 /// Agents come again every second; one answer is worth no longer a wait.
-const LIMIT: Duration = Duration::from_secs(5);
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// What a token must be to be an agent's.
 #[derive(Debug, Clone)]
@@ -62,6 +62,10 @@ impl TokenReviews {
 }
 
 impl AgentAuthority for TokenReviews {
+    fn refuses_unasked(&self, token: &str) -> Option<AuthError> {
+        refuses(token, &self.account, jiff::Timestamp::now())
+    }
+
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
         Box::pin(async move {
             let node = node_of(self.ask(token).await?, &self.account)?;
@@ -70,7 +74,7 @@ impl AgentAuthority for TokenReviews {
     }
 }
 
-fn unavailable(why: impl std::fmt::Display) -> AuthError {
+pub(super) fn unavailable(why: impl std::fmt::Display) -> AuthError {
     AuthError::Unavailable(why.to_string())
 }
 
@@ -96,17 +100,70 @@ fn node_of(status: TokenReviewStatus, account: &AgentAccount) -> Result<NodeName
     }
 }
 
-/// Until when a token says it is good, from `now`. Only the API server knows whether it is: this can but shorten things.
-fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
-    #[derive(Deserialize)]
-    struct Claims {
-        exp: i64,
+/// How wrong this machine's clock may be before it refuses tokens that are good.
+const CLOCK_ERROR: i64 = 3600;
+
+/// What rules a token out as an agent's before the API server is asked: it is no JSON Web Token, or is by its own words for
+/// somebody else or for the past. Its signature is the API server's to check, so that this saves questions and proves nothing.
+fn refuses(token: &str, account: &AgentAccount, now: jiff::Timestamp) -> Option<AuthError> {
+    let Some([_, claims, _]) = parts(token) else {
+        return Some(AuthError::Malformed("it has not the three parts of a JSON Web Token"));
+    };
+    let Some(Claims { aud: Some(audiences), exp: Some(exp), sub: Some(user) }) = claims_of(claims) else {
+        return Some(AuthError::Malformed("it does not say for whom, whose and until when it is"));
+    };
+    let audiences = audiences.all();
+    if !audiences.contains(&account.audience) {
+        return Some(AuthError::WrongAudience { expected: account.audience.clone(), actual: audiences });
     }
+    if user != account.user {
+        return Some(AuthError::WrongAccount { expected: account.user.clone(), actual: user });
+    }
+    (exp.saturating_add(CLOCK_ERROR) < now.as_second()).then_some(AuthError::Expired)
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    aud: Option<Audiences>,
+    exp: Option<i64>,
+    sub: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Audiences {
+    One(String),
+    Some(Vec<String>),
+}
+
+impl Audiences {
+    fn all(self) -> Vec<String> {
+        match self {
+            Self::One(audience) => vec![audience],
+            Self::Some(audiences) => audiences,
+        }
+    }
+}
+
+/// Head, claims and signature.
+fn parts(token: &str) -> Option<[&str; 3]> {
+    let mut parts = token.split('.');
+    let three = [parts.next()?, parts.next()?, parts.next()?];
+    (parts.next().is_none() && three.iter().all(|part| !part.is_empty())).then_some(three)
+}
+
+fn claims_of(claims: &str) -> Option<Claims> {
     // JSON Web Tokens are base64 of another alphabet than Kubernetes' bytes, and without padding.
-    let claims = token.split('.').nth(1)?.replace('-', "+").replace('_', "/");
+    let claims = claims.replace('-', "+").replace('_', "/");
     let padded = format!("{claims}{}", &"==="[..(4 - claims.len() % 4) % 4]);
     let ByteString(claims) = serde_json::from_value(padded.into()).ok()?;
-    let Claims { exp } = serde_json::from_slice(&claims).ok()?;
+    serde_json::from_slice(&claims).ok()
+}
+
+/// Until when a token says it is good, from `now`. Only the API server knows whether it is: this can but shorten things.
+pub(super) fn remaining(token: &str, now: jiff::Timestamp) -> Option<Millis> {
+    let [_, claims, _] = parts(token)?;
+    let exp = claims_of(claims)?.exp?;
     Some(Millis::seconds(u64::try_from(exp.saturating_sub(now.as_second())).unwrap_or(0)))
 }
 
@@ -154,6 +211,43 @@ mod tests {
         assert_eq!(code(&|s| s["user"]["extra"] = json!({})), "no-node-in-token");
         assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!(["a", "b"])), "no-node-in-token");
         assert_eq!(code(&|s| s["user"]["extra"][NODE_CLAIM] = json!([""])), "no-node-in-token");
+    }
+
+    fn signed_by_nobody(claims: &serde_json::Value) -> String {
+        let serde_json::Value::String(text) = json!(ByteString(claims.to_string().into_bytes())) else {
+            unreachable!("bytes are text in JSON")
+        };
+        format!("h.{}.s", text.replace('+', "-").replace('/', "_").replace('=', ""))
+    }
+
+    #[test]
+    fn s3_a_token_that_rules_itself_out_is_refused_before_anyone_is_asked() {
+        let now = jiff::Timestamp::from_second(1_000_000).unwrap();
+        let user = "system:serviceaccount:kube-system:stowage-agent";
+        let code = |claims: serde_json::Value| {
+            refuses(&signed_by_nobody(&claims), &account(), now).map(|error| error.code())
+        };
+        assert_eq!(code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": user })), None);
+        assert_eq!(code(json!({ "aud": "stowage.dev/reports", "exp": 1_000_600, "sub": user })), None);
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 999_000, "sub": user })),
+            None,
+            "this machine's clock may be ahead"
+        );
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 996_000, "sub": user })),
+            Some("expired-token")
+        );
+        assert_eq!(code(json!({ "aud": ["vault"], "exp": 1_000_600, "sub": user })), Some("wrong-audience"));
+        assert_eq!(
+            code(json!({ "aud": ["stowage.dev/reports"], "exp": 1_000_600, "sub": "system:admin" })),
+            Some("wrong-account")
+        );
+        assert_eq!(code(json!({ "exp": 1_000_600, "sub": user })), Some("malformed-token"));
+        for token in ["", "secret", "a.b", "a.b.c", "a.b.c.d", "a..c"] {
+            let refused = refuses(token, &account(), now).map(|error| error.code());
+            assert_eq!(refused, Some("malformed-token"), "{token}");
+        }
     }
 
     #[test]

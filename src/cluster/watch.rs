@@ -110,7 +110,10 @@ where
             biased;
             Ok(()) = terms.changed() => return After::Leads,
             event = events.next() => match event {
-                Some(Ok(event)) => (taking.take)(feed, event),
+                Some(Ok(event)) => {
+                    feed.service.contact.heard(feed.service.now());
+                    (taking.take)(feed, event);
+                }
                 Some(Err(error)) => match (taking.fails)(feed, &error) {
                     After::Retry => {}
                     after => return after,

@@ -4,14 +4,17 @@
 //! the scheduler.
 
 use super::Extender;
+use super::operators::{Asker, held};
 use super::request::json;
+use super::server::Source;
+use crate::control_plane::Page;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::explain::shape::ConflictPart;
 use crate::scheduling::explain::{Books, Explanation, Options, explain};
 use crate::scheduling::ledger::Ledger;
 use crate::service::Service;
-use axum::extract::{Query, State};
-use axum::http::StatusCode;
+use axum::extract::{Extension, Query, State};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 
@@ -66,17 +69,33 @@ impl Books for Locked<'_> {
     }
 }
 
-pub async fn answer(State(extender): State<Extender>, Query(asked): Query<Asked>) -> Response {
-    match explained(&extender, &asked).await {
-        Ok(explanation) => json(StatusCode::OK, &explanation),
+pub async fn answer(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+    Query(asked): Query<Asked>,
+) -> Response {
+    let (key, options) = match pod(&asked).and_then(|key| Ok((key, options(&asked)?))) {
+        Ok(understood) => understood,
+        Err(unexplained) => return unexplained.into_response(),
+    };
+    let (asker, page) = (Asker::new(source, headers), Page::OfPod(key.clone()));
+    let turn = match extender.turn(&asker, page, &extender.pages.small).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    match explained(&extender, key, options).await {
+        Ok(explanation) => held(json(StatusCode::OK, &explanation), turn),
         Err(unexplained) => unexplained.into_response(),
     }
 }
 
-async fn explained(extender: &Extender, asked: &Asked) -> Result<Explanation, Unexplained> {
+fn pod(asked: &Asked) -> Result<PodKey, Unexplained> {
     let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
-    let key = PodKey::parse(namespace, name).map_err(|_| Unexplained::Pod(asked.pod.clone()))?;
-    let options = options(asked)?;
+    PodKey::parse(namespace, name).map_err(|_| Unexplained::Pod(asked.pod.clone()))
+}
+
+async fn explained(extender: &Extender, key: PodKey, options: Options) -> Result<Explanation, Unexplained> {
     let service = extender.service.clone();
     if let Some(reason) = service.gate.reason_shut().filter(|_| !service.gate.is_synced()) {
         return Err(Unexplained::NotSynced(reason));

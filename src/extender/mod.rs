@@ -9,11 +9,13 @@ pub mod explain;
 pub mod filter;
 pub mod narrow;
 pub mod operators;
+pub mod page_auth;
 pub mod preempt;
 pub mod prioritize;
 pub mod renewal;
 pub mod reports;
 pub mod request;
+pub mod reviews;
 pub mod server;
 pub mod settle;
 pub mod shadow;
@@ -32,6 +34,11 @@ pub struct Extender {
     pub control_plane: Arc<dyn ControlPlane>,
     pub board: Arc<reports::Board>,
     pub agent_auth: reports::AgentAuth,
+    pub page_auth: page_auth::PageAuth,
+    /// Large pages that are made at one time.
+    pub pages: operators::Turns,
+    /// Bodies of reports under way.
+    pub report_bodies: Arc<reports::Bodies>,
     /// What was decided and not answered, in shadow mode.
     pub journal: Arc<shadow::Journal>,
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
@@ -49,6 +56,9 @@ impl Extender {
             control_plane,
             board: Arc::default(),
             agent_auth: reports::AgentAuth::Anyone,
+            page_auth: page_auth::PageAuth::Anyone,
+            pages: operators::Turns::default(),
+            report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),
             bindings: Arc::default(),
@@ -59,5 +69,10 @@ impl Extender {
     /// The same, with reports from those who are let in.
     pub fn with_agent_auth(self, agent_auth: reports::AgentAuth) -> Self {
         Self { agent_auth, ..self }
+    }
+
+    /// The same, with pages for those who may see them.
+    pub fn with_page_auth(self, page_auth: page_auth::PageAuth) -> Self {
+        Self { page_auth, ..self }
     }
 }

@@ -1,23 +1,34 @@
 //! The operators' address: metrics, health, the books and the policy as JSON. Read only.
+//!
+//! Whoever asks for a page is let in first ([`PageAuth`](super::page_auth::PageAuth)), all but for `/healthz` and `/readyz`.
+//! What is shown is made of a copy of the books, beside the lock, and no more pages at a time than there are [`Turns`]; the
+//! two pages that grow with the cluster are written in chunks as their reader takes them.
+
+mod pages;
+mod turns;
+
+pub use turns::Turns;
+pub(super) use turns::held;
 
 use super::Extender;
 use super::reports::tidy;
-use super::request::json;
-use crate::ids::NodeName;
-use crate::report::NodeReport;
-use crate::scheduling::audit::{Violation, audit};
-use crate::scheduling::ledger::PodEntry;
+use super::request::{BadRequest, json};
+use super::server::Source;
+use crate::control_plane::Page;
+use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Digest, Policy};
-use crate::scheduling::snapshot::Snapshot;
 use crate::service::{RefusedPolicy, Service};
-use crate::units::{Millis, Moment};
+use crate::units::Moment;
 use axum::Router;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use turns::streamed;
 
 pub fn router(extender: Extender) -> Router {
     Router::new()
@@ -28,32 +39,103 @@ pub fn router(extender: Extender) -> Router {
         .route("/v1/explain", get(super::explain::answer))
         .route("/debug/reports", get(reports))
         .route("/debug/policy", get(policy))
-        .route(
-            "/debug/shadow",
-            get(async |State(extender): State<Extender>| json(StatusCode::OK, &extender.journal.records())),
-        )
+        .route("/debug/shadow", get(shadow))
         .with_state(extender)
 }
 
-async fn metrics(State(extender): State<Extender>) -> Response {
-    let service = &extender.service;
-    let totals = service.ledger().totals();
-    service.metrics.set_totals(&totals);
-    // A node that is gone would be the oldest for ever.
-    tidy(&extender);
-    service.metrics.set_report_ages(extender.board.ages(service.now()));
-    service.metrics.leading.set(service.gate.is_leading().into());
-    service.metrics.synced.set(service.gate.is_synced().into());
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], service.metrics.render())
-        .into_response()
+/// Whoever asks, and whence.
+pub(super) struct Asker {
+    pub source: IpAddr,
+    pub headers: HeaderMap,
 }
 
-/// Ready once the books are complete. A replica that does not lead is ready too: it is up to date and stands by.
+impl Asker {
+    pub fn new(source: Option<Extension<Source>>, headers: HeaderMap) -> Self {
+        Self { source: Source::of(source), headers }
+    }
+}
+
+impl Extender {
+    /// A turn at making this page, for whoever may see it.
+    pub(super) async fn turn(
+        &self,
+        asker: &Asker,
+        page: Page,
+        turns: &Arc<Semaphore>,
+    ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
+        self.page_auth.admit(&asker.headers, asker.source, page).await?;
+        let turn = turns::turn(turns).await;
+        turn.ok_or_else(|| {
+            self.service.metrics.edge.turned_away.with_label_values(&["operators", "pages"]).inc();
+            BadRequest::Crowded {
+                code: "pages-at-limit",
+                message: "as many of these pages are being read as may be at one time; try again in a second"
+                    .into(),
+            }
+        })
+    }
+}
+
+/// A page that is made on a thread beside those that answer, and is under way until it is read.
+async fn page(
+    extender: Extender,
+    asker: Asker,
+    path: &'static str,
+    turns: Arc<Semaphore>,
+    make: impl FnOnce(&Extender) -> Response + Send + 'static,
+) -> Response {
+    let turn = match extender.turn(&asker, Page::OfCluster(path), &turns).await {
+        Ok(turn) => turn,
+        Err(refused) => return refused.into_response(),
+    };
+    let made = tokio::task::spawn_blocking(move || make(&extender)).await;
+    made.map_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response(), |page| held(page, turn))
+}
+
+async fn metrics(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+) -> Response {
+    let turns = extender.pages.metrics.clone();
+    page(extender, Asker::new(source, headers), "/metrics", turns, |extender| {
+        let books = extender.service.ledger().clone();
+        let text = gathered(extender, &books);
+        ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    })
+    .await
+}
+
+/// Everything that is measured, with sums over these books. The ledger is not locked here.
+fn gathered(extender: &Extender, books: &Ledger) -> String {
+    let service = &extender.service;
+    let (now, metrics) = (service.now(), &service.metrics);
+    metrics.set_totals(&books.totals());
+    // A node that is gone would be the oldest for ever.
+    tidy(&extender.board, books);
+    metrics.set_report_ages(extender.board.ages(now));
+    metrics.leading.set(service.gate.is_leading().into());
+    metrics.synced.set((service.gate.is_synced() && service.contact.lost_for(now).is_none()).into());
+    metrics.silence.set(service.contact.silence(now).map_or(0.0, |silence| silence.0 as f64 / 1e3));
+    metrics.render()
+}
+
+/// Ready once the books are complete, and as long as the API server is heard of. A replica that does not lead is ready too: it is
+/// up to date and stands by.
 async fn readyz(State(extender): State<Extender>) -> Response {
-    let gate = &extender.service.gate;
-    let status = if gate.is_synced() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let text = gate.reason_shut().unwrap_or("ok");
-    (status, format!("{text}\n{}", refused_policy(&extender.service))).into_response()
+    let service = &extender.service;
+    let gate = &service.gate;
+    let lost = service.contact.lost_for(service.now());
+    let lost = lost.map(|silence| {
+        format!(
+            "the API server has not answered for {} s: what is known of the cluster is as old",
+            silence.0 / 1000
+        )
+    });
+    let is_ready = gate.is_synced() && lost.is_none();
+    let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let text = lost.unwrap_or_else(|| gate.reason_shut().unwrap_or("ok").into());
+    (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 
 /// A second line, if there is something amiss with the policy's files. No reason to take this replica out: it decides by the
@@ -77,67 +159,134 @@ fn one_line(text: &str) -> String {
 }
 
 /// The policy in force with all its settings, where it comes from, and what was refused after it.
-async fn policy(State(extender): State<Extender>) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Shape<'a> {
-        digest: Digest,
-        source: &'a str,
-        in_force_since: String,
-        refused: Option<Refused<'a>>,
-        policy: &'a Policy,
-    }
-    #[derive(Serialize)]
-    struct Refused<'a> {
-        since: String,
-        problems: &'a str,
-    }
-    let service = &extender.service;
-    let (policy, standing) = {
-        // A policy comes into force under this lock.
-        let ledger = service.ledger();
-        (ledger.policy().clone(), service.standing.get())
-    };
-    let refused = standing.refused.as_ref();
-    let refused =
-        refused.map(|refused| Refused { since: at(service, refused.since), problems: &refused.problems });
-    let in_force_since = at(service, standing.in_force_since);
-    let shape =
-        Shape { digest: policy.digest, source: &standing.source, in_force_since, refused, policy: &policy };
-    json(StatusCode::OK, &shape)
+async fn policy(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+) -> Response {
+    let turns = extender.pages.small.clone();
+    page(extender, Asker::new(source, headers), "/debug/policy", turns, |extender| {
+        let service = &extender.service;
+        let (policy, standing) = {
+            // A policy comes into force under this lock.
+            let ledger = service.ledger();
+            (ledger.policy().clone(), service.standing.get())
+        };
+        let refused = standing.refused.as_ref();
+        let refused =
+            refused.map(|refused| Refused { since: at(service, refused.since), problems: &refused.problems });
+        let in_force_since = at(service, standing.in_force_since);
+        let (digest, source) = (policy.digest, &*standing.source);
+        json(StatusCode::OK, &InForce { digest, source, in_force_since, refused, policy: &policy })
+    })
+    .await
 }
 
-async fn snapshot(State(extender): State<Extender>) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Shape<'a> {
-        policy: Digest,
-        snapshot: &'a Snapshot,
-        pods: BTreeMap<String, PodEntry>,
-        violations: Vec<Violation>,
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct InForce<'a> {
+    digest: Digest,
+    source: &'a str,
+    in_force_since: String,
+    refused: Option<Refused<'a>>,
+    policy: &'a Policy,
+}
+
+#[derive(Serialize)]
+struct Refused<'a> {
+    since: String,
+    problems: &'a str,
+}
+
+async fn shadow(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+) -> Response {
+    let turns = extender.pages.small.clone();
+    page(extender, Asker::new(source, headers), "/debug/shadow", turns, |extender| {
+        json(StatusCode::OK, &extender.journal.records())
+    })
+    .await
+}
+
+async fn snapshot(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), Page::OfCluster("/debug/snapshot"));
+    match extender.turn(&asker, page, &extender.pages.large).await {
+        Ok(turn) => {
+            let books = extender.service.ledger().clone();
+            streamed(turn, move |out| pages::snapshot(books, out))
+        }
+        Err(refused) => refused.into_response(),
     }
-    let (policy, snapshot, pods, violations) = {
-        let mut ledger = extender.service.ledger();
-        let pods =
-            ledger.entries().into_iter().map(|(uid, entry)| (uid.to_string(), entry.clone())).collect();
-        (ledger.policy().digest, ledger.snapshot(), pods, audit(&ledger))
-    };
-    json(StatusCode::OK, &Shape { policy, snapshot: &snapshot, pods, violations })
 }
 
 /// Each node's latest report and how long ago it came.
-async fn reports(State(extender): State<Extender>) -> Response {
-    #[derive(Serialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Shape<'a> {
-        received_millis_ago: Millis,
-        report: &'a NodeReport,
+async fn reports(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+) -> Response {
+    let (asker, page) = (Asker::new(source, headers), Page::OfCluster("/debug/reports"));
+    match extender.turn(&asker, page, &extender.pages.large).await {
+        Ok(turn) => streamed(turn, move |out| pages::reports(&extender, out)),
+        Err(refused) => refused.into_response(),
     }
-    tidy(&extender);
-    let (now, latest) = (extender.service.now(), extender.board.all());
-    let mut shapes: BTreeMap<&NodeName, Shape<'_>> = BTreeMap::new();
-    for (node, latest) in &latest {
-        shapes.insert(node, Shape { received_millis_ago: latest.age(now), report: &latest.report });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::dump::{Dump, DumpControlPlane};
+    use crate::cluster::index::Index;
+    use crate::extender::request::Limits;
+    use crate::units::Millis;
+    use std::path::Path;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    fn extender() -> Extender {
+        let service = Service::new(Policy::default());
+        let dump =
+            Dump::of(r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(), Path::new("test"));
+        let control_plane = DumpControlPlane::load(&dump, &service, &mut Index::default()).unwrap();
+        Extender::new(service, Arc::new(control_plane), Limits::default())
     }
-    json(StatusCode::OK, &shapes)
+
+    #[test]
+    fn b13_what_a_scrape_adds_up_and_writes_needs_no_lock() {
+        let extender = extender();
+        let books = extender.service.ledger().clone();
+        let (done, outcome) = channel();
+        let service = extender.service.clone();
+        let _filter = service.ledger();
+        std::thread::spawn(move || {
+            let text = gathered(&extender, &books);
+            let mut snapshot = Vec::new();
+            pages::snapshot(books, &mut snapshot).unwrap();
+            done.send((text, String::from_utf8(snapshot).unwrap())).unwrap();
+        });
+        let outcome = outcome.recv_timeout(Duration::from_secs(30));
+        let (text, snapshot) = outcome.expect("a page waits for the lock of the ledger");
+        assert!(text.contains("\nstowage_nodes 1\n"), "{text}");
+        assert!(snapshot.contains(r#""violations":[]"#), "{snapshot}");
+    }
+
+    #[tokio::test]
+    async fn a_replica_is_not_ready_when_the_api_server_was_last_heard_of_too_long_ago() {
+        let extender = extender();
+        let ready = async || readyz(State(extender.clone())).await.status();
+        assert_eq!(ready().await, StatusCode::OK, "a dump has no API server");
+        let now = extender.service.now();
+        extender.service.contact.heard(now.before(Millis::seconds(16)));
+        assert_eq!(ready().await, StatusCode::SERVICE_UNAVAILABLE);
+        let books = extender.service.ledger().clone();
+        assert!(gathered(&extender, &books).contains("\nstowage_synced 0\n"));
+        extender.service.contact.heard(now);
+        assert_eq!(ready().await, StatusCode::OK);
+    }
 }

@@ -15,6 +15,8 @@ use std::time::Duration;
 pub struct Limits {
     /// 5,000 whole nodes with their managed fields are about 10 MB; 64 MiB leaves room for 30,000.
     pub body: usize,
+    /// What to do about a body that is larger.
+    pub larger: &'static str,
     /// How long a client may take to send its body. The scheduler is beside us; an agent is one hop away.
     pub body_time: Duration,
     pub connections: ConnectionLimits,
@@ -24,6 +26,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body: 64 << 20,
+            larger: "raise --body-limit if your cluster needs it",
             body_time: Duration::from_secs(10),
             connections: ConnectionLimits::default(),
         }
@@ -33,8 +36,8 @@ impl Default for Limits {
 /// A request that cannot be answered as one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadRequest {
-    #[error("the body is larger than {limit} bytes; raise --body-limit if your cluster needs it")]
-    TooLarge { limit: usize },
+    #[error("the body is larger than {limit} bytes; {way_out}")]
+    TooLarge { limit: usize, way_out: &'static str },
     #[error("the body did not arrive within {} s", .within.as_secs_f32())]
     TooSlow { within: Duration },
     #[error("the body broke off: {0}")]
@@ -49,6 +52,9 @@ pub enum BadRequest {
     Forbidden { code: &'static str, message: String },
     #[error("not answering: {0}")]
     Unavailable(&'static str),
+    /// A bound is reached that others may leave room under again.
+    #[error("{message}")]
+    Crowded { code: &'static str, message: String },
     /// What is asked for its judgement does not answer.
     #[error("{message}")]
     Undecided { code: &'static str, message: String },
@@ -69,6 +75,7 @@ impl BadRequest {
             Self::Unprocessable { code, .. }
             | Self::Unauthorized { code, .. }
             | Self::Forbidden { code, .. }
+            | Self::Crowded { code, .. }
             | Self::Undecided { code, .. } => code,
             Self::Unavailable(_) => "unavailable",
         }
@@ -82,7 +89,9 @@ impl BadRequest {
             Self::Unprocessable { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
-            Self::Unavailable(_) | Self::Undecided { .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unavailable(_) | Self::Undecided { .. } | Self::Crowded { .. } => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
         }
     }
 }
@@ -95,8 +104,17 @@ impl IntoResponse for BadRequest {
             error: String,
         }
         let mut answer = json(self.status(), &Shape { error: self.to_string() });
-        if self.status() == StatusCode::UNAUTHORIZED {
-            answer.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let headers = answer.headers_mut();
+        match &self {
+            Self::Unauthorized { .. } => {
+                headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                // Who is not known keeps no connection.
+                headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            Self::Crowded { .. } => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            }
+            _ => {}
         }
         answer
     }
@@ -104,17 +122,24 @@ impl IntoResponse for BadRequest {
 
 /// The whole body, within the limits.
 pub async fn read_body(headers: &HeaderMap, body: Body, limits: Limits) -> Result<Bytes, BadRequest> {
-    let too_large = BadRequest::TooLarge { limit: limits.body };
-    let announced =
-        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-    if announced.is_some_and(|length| length > limits.body as u64) {
-        return Err(too_large);
-    }
+    let too_large = announces_no_more(headers, limits)?;
     match tokio::time::timeout(limits.body_time, to_bytes(body, limits.body)).await {
         Ok(Ok(body)) => Ok(body),
         Ok(Err(error)) if is_length_limit(&error) => Err(too_large),
         Ok(Err(error)) => Err(BadRequest::BrokenOff(error.to_string())),
         Err(_) => Err(BadRequest::TooSlow { within: limits.body_time }),
+    }
+}
+
+/// Refuses a body that says of itself that it is too large, before any of it is read; else says what becomes of one that is
+/// larger than it said.
+pub fn announces_no_more(headers: &HeaderMap, limits: Limits) -> Result<BadRequest, BadRequest> {
+    let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
+    let announced =
+        headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    match announced {
+        Some(length) if length > limits.body as u64 => Err(too_large),
+        _ => Ok(too_large),
     }
 }
 

@@ -11,21 +11,21 @@ mod apart;
 pub mod limits;
 mod peer;
 
-use super::request::{BadRequest, Limits, json, parse, read_body};
+use super::request::{BadRequest, Limits, announces_no_more, json, parse, read_body};
 use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
+use accept::Address;
 use axum::Router;
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, post};
-use accept::Address;
 use bytes::Bytes;
 use std::any::Any;
 use std::future::Future;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -33,17 +33,27 @@ use tower_http::catch_panic::CatchPanicLayer;
 /// How long connections and writes under way may take to end after a stop.
 pub const SHUTDOWN_TIME: Duration = Duration::from_secs(10);
 
-/// A report at all its limits is a few megabytes, and an agent is less trusted than the scheduler beside us.
-const REPORTS_BODY: usize = 16 << 20;
+/// What an agent that keeps to the limits of a report never reaches.
+const REPORTS_BODY: usize = crate::report::limits::MAX_BYTES;
 
 /// What is read at once on the scheduler's address: its bodies can be tens of megabytes.
 const SCHEDULERS_BUFFER: usize = 400 << 10;
 /// A head with a token of 8 KiB fits several times.
 const SMALL_BUFFER: usize = 32 << 10;
+/// What the kernel keeps for a client that does not read; it counts twice as much against the container's memory. Enough for
+/// megabytes a second over a slow way.
+const UNREAD: usize = 128 << 10;
 
 /// Where a request comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Source(pub IpAddr);
+
+impl Source {
+    /// Of a request; one that came in another way than by an address is from nowhere.
+    pub fn of(found: Option<Extension<Self>>) -> IpAddr {
+        found.map_or(Ipv4Addr::UNSPECIFIED.into(), |Extension(source)| source.0)
+    }
+}
 
 /// An address that is listened on; with TLS or without.
 pub struct Door {
@@ -109,18 +119,19 @@ pub async fn serve(extender: Extender, doors: Doors, shutdown: CancellationToken
     let gate = extender.service.clone();
     let stop = shutdown.child_token();
     let limits = extender.limits.connections;
-    let address = |name, tls, most, buffer| Address {
-        name,
-        tls,
-        limits,
-        most,
-        buffer,
-        metrics: extender.service.metrics.edge.clone(),
+    let metrics = &extender.service.metrics.edge;
+    let small = |name, tls, most| {
+        let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
+        Address { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
     };
     let Doors { scheduler, agents, operators } = doors;
-    let for_scheduler = address("scheduler", scheduler.tls, limits.scheduler, SCHEDULERS_BUFFER);
-    let for_agents = address("agents", agents.tls, limits.agents, SMALL_BUFFER);
-    let for_operators = address("operators", operators.tls, limits.operators, SMALL_BUFFER);
+    let for_scheduler = Address {
+        buffer: SCHEDULERS_BUFFER,
+        unread: None,
+        ..small("scheduler", scheduler.tls, limits.scheduler)
+    };
+    let for_agents = small("agents", agents.tls, limits.agents);
+    let for_operators = small("operators", operators.tls, limits.operators);
     let reports = agents_router(extender.clone());
     let pages = operators::router(extender.clone()).layer(CatchPanicLayer::new());
     tokio::try_join!(
@@ -178,11 +189,20 @@ async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: B
 }
 
 /// Reports are taken by every replica, leading or not. Who sends one is known before its body is read.
-async fn reports_in(State(extender): State<Extender>, headers: HeaderMap, body: Body) -> Response {
+async fn reports_in(
+    State(extender): State<Extender>,
+    source: Option<Extension<Source>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Response {
     let received = extender.service.now();
     let taken = async {
-        let sender = extender.agent_auth.admit(&headers).await?;
-        let limits = Limits { body: extender.limits.body.min(REPORTS_BODY), ..extender.limits };
+        let sender = extender.agent_auth.admit(&headers, Source::of(source)).await?;
+        let larger = "an agent's own reports are smaller: send fewer in one batch";
+        let limits = Limits { body: extender.limits.body.min(REPORTS_BODY), larger, ..extender.limits };
+        announces_no_more(&headers, limits)?;
+        let bytes = reports::announced(&body, limits.body);
+        let _room = extender.report_bodies.room(&sender, bytes).await?;
         let body = read_body(&headers, body, limits).await?;
         Ok(json(StatusCode::OK, &reports::reports(&extender, &sender, received, &body)?))
     };

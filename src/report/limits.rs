@@ -3,6 +3,8 @@
 use super::{Missing, NodeReport, Part};
 use crate::scheduling::request::MAX_GPUS;
 use crate::units::Millis;
+use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// A UUID has 36 bytes; several are kept for each node.
 pub const MAX_BOOT_ID: usize = 128;
@@ -20,6 +22,9 @@ pub const MAX_FINDINGS: usize = 512;
 pub const MAX_MISSING: usize = 64;
 /// A reason is a sentence.
 pub const MAX_TEXT: usize = 1024;
+/// The whole report as JSON. What ordinary nodes say takes some kilobytes; the limits above, all reached at once, would be
+/// several times this.
+pub const MAX_BYTES: usize = 1 << 20;
 /// An hour: what is older says nothing of the node as it is, and an agent that cannot sample says so.
 pub const MAX_AGE: Millis = Millis::seconds(3600);
 
@@ -42,7 +47,66 @@ impl NodeReport {
         self.missing.extend(cut);
         self.missing.truncate(MAX_MISSING);
         self.missing.iter_mut().for_each(|missing| tidy(&mut missing.reason));
+        self.keep_to_size();
     }
+
+    /// Halves the longest of the lists that can best be missed until all of it fits, and says so. Of the GPUs themselves there
+    /// are so few that they always fit.
+    fn keep_to_size(&mut self) {
+        if size(self) <= MAX_BYTES {
+            return;
+        }
+        let mut cut = BTreeSet::new();
+        while size(self) > MAX_BYTES - ROOM_TO_SAY_SO {
+            let processes = |report: &Self| -> usize {
+                report.gpus.iter().flatten().map(|gpu| gpu.processes.iter().map(size).sum::<usize>()).sum()
+            };
+            let sizes = [
+                (size(&self.models), Part::Models),
+                (size(&self.findings), Part::Other),
+                (processes(self), Part::Processes),
+                (size(&self.engines), Part::Engines),
+                (size(&self.missing), Part::Other),
+            ];
+            let longest = (0..sizes.len()).max_by_key(|place| sizes[*place].0).unwrap_or(0);
+            match longest {
+                0 => self.models.truncate(self.models.len() / 2),
+                1 => self.findings.truncate(self.findings.len() / 2),
+                2 => {
+                    self.gpus.iter_mut().flatten().filter_map(|gpu| gpu.processes.as_mut()).for_each(|list| {
+                        list.truncate(list.len() / 2);
+                    })
+                }
+                3 => self.engines.truncate(self.engines.len() / 2),
+                _ => self.missing.truncate(self.missing.len() / 2),
+            }
+            cut.insert(sizes[longest].1);
+        }
+        let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
+        self.missing.extend(cut.into_iter().map(|part| Missing { part, reason: reason() }));
+        self.missing.truncate(MAX_MISSING);
+    }
+}
+
+/// For what is said of parts that were cut.
+const ROOM_TO_SAY_SO: usize = 1024;
+
+/// As JSON.
+fn size(value: &impl Serialize) -> usize {
+    struct Counted(usize);
+    impl std::io::Write for Counted {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counted = Counted(0);
+    serde_json::to_writer(&mut counted, value).expect("a report is plain data");
+    counted.0
 }
 
 fn shorten<T>(list: &mut Vec<T>, most: usize, part: Part, cut: &mut Vec<Missing>) {
@@ -65,6 +129,39 @@ fn tidy(text: &mut String) {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn s4_a_report_at_all_its_limits_is_cut_until_it_fits_and_says_so() {
+        let text = "x".repeat(MAX_TEXT);
+        let uid = "12345678-1234-1234-1234-123456789012";
+        let gpus: Vec<_> = (0..8).map(|n| format!("GPU-{n}-{uid}")).collect();
+        let process = |pid| json!({ "pid": pid, "usedBytes": 80_000_000_000_u64, "pod": uid });
+        let mut report: NodeReport = serde_json::from_value(json!({
+            "node": "n", "bootId": "b", "sequence": 1,
+            "gpus": gpus.iter().map(|gpu| json!({
+                "uuid": gpu, "index": 0, "model": "m", "totalBytes": 1, "healthReason": text,
+                "processes": (0..512).map(process).collect::<Vec<_>>(),
+            })).collect::<Vec<_>>(),
+            "engines": (0..MAX_ENGINES).map(|_| json!({
+                "pod": uid, "engine": "vllm", "gpus": gpus, "state": "serving", "problem": text,
+            })).collect::<Vec<_>>(),
+            "models": (0..MAX_MODELS).map(|n| json!({
+                "model": format!("organisation/model-{n}"), "tier": "disk", "source": text,
+            })).collect::<Vec<_>>(),
+            "findings": (0..MAX_FINDINGS).map(|_| json!({
+                "kind": "drift", "pod": uid, "recorded": gpus, "actual": gpus,
+            })).collect::<Vec<_>>(),
+        }))
+        .unwrap();
+        assert!(size(&report) > 4 * MAX_BYTES);
+        report.keep_to_limits();
+        assert!(size(&report) <= MAX_BYTES, "{} bytes", size(&report));
+        assert_eq!(report.gpus.as_ref().map(Vec::len), Some(8), "what counts most is all there");
+        assert!(report.missing.iter().any(|missing| missing.part == Part::Models), "{:?}", report.missing);
+        let before = report.clone();
+        report.keep_to_limits();
+        assert_eq!(report, before, "what fits stays as it is");
+    }
 
     #[test]
     fn what_is_too_much_is_cut_and_said() {

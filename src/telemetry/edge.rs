@@ -71,7 +71,9 @@ impl EdgeMetrics {
         for address in ADDRESSES {
             metrics.connections.with_label_values(&[address]);
             metrics.tls_refused.with_label_values(&[address]);
-            ["in-force", "refused"].map(|outcome| metrics.tls_reloads.with_label_values(&[address, outcome]));
+            for outcome in ["in-force", "refused"] {
+                metrics.tls_reloads.with_label_values(&[address, outcome]);
+            }
         }
         metrics
     }

@@ -94,27 +94,24 @@ fn without_a_good_token_nobody_is_heard() {
         assert!(error.contains("--token-file"), "{error}");
     }
     let endless = format!("Authorization: Bearer {}", "x".repeat(9000));
-    guarded.refuses(401, "no-token", &endless);
+    guarded.refuses(401, "malformed-token", &endless);
+    let made_up = guarded.refuses(401, "malformed-token", "Authorization: Bearer made-up");
+    assert!(made_up.contains("three parts of a JSON Web Token"), "{made_up}");
+    for (status, code, token) in [
+        (401, "wrong-audience", guarded.api.issue_token(ACCOUNT, Some("node-a"), "vault")),
+        (403, "wrong-account", guarded.api.issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE)),
+    ] {
+        let error = guarded.refuses(status, code, &format!("Authorization: Bearer {token}"));
+        assert!(error.contains("vault") || error.contains("team-a"), "{error}");
+    }
     assert_eq!(guarded.reviews(), 0, "nothing to ask about");
 
     let api = &guarded.api;
     let expired = guarded.token("node-a");
     api.revoke_token(&expired);
     let cases = [
-        (401, "invalid-token", "made-up".to_owned(), "invalid bearer token"),
+        (401, "invalid-token", format!("{}x", guarded.token("node-a")), "invalid bearer token"),
         (401, "invalid-token", expired, "service account token has expired"),
-        (
-            401,
-            "invalid-token",
-            api.issue_token(ACCOUNT, Some("node-a"), "vault"),
-            "token audiences [\"vault\"]",
-        ),
-        (
-            403,
-            "wrong-account",
-            api.issue_token("team-a/stowage-agent", Some("node-a"), AUDIENCE),
-            "system:serviceaccount:team-a:stowage-agent",
-        ),
         (403, "no-node-in-token", api.issue_token(ACCOUNT, None, AUDIENCE), "names no node"),
     ];
     for (status, code, token, reason) in cases {
@@ -123,7 +120,7 @@ fn without_a_good_token_nobody_is_heard() {
         assert!(!error.contains(&token), "a token is never shown: {error}");
     }
     let metric = "stowage_agent_token_reviews_total{outcome=\"invalid-token\"}";
-    assert_eq!(guarded.served.metric(metric), 3);
+    assert_eq!(guarded.served.metric(metric), 2);
 }
 
 #[test]

@@ -199,7 +199,7 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
     });
     assert_eq!(served.report(later.clone()).status, 200);
     let mut operators = Client::connect(served.operators);
-    let board = operators.get("/debug/reports").json();
+    let board = operators.get_page("/debug/reports").json();
     assert_eq!(board["node-a"]["report"]["sequence"], 7);
     assert_eq!(board["node-a"]["report"]["models"][0]["model"], "m");
     assert_eq!(board["node-b"]["report"]["gpus"].as_array().unwrap().len(), 2);
@@ -213,7 +213,7 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
     for name in ["node-a", "node-b"] {
         served.index.lock().delete_node(&served.service, &serde_json::from_value(node(name)).unwrap());
     }
-    assert_eq!(operators.get("/debug/reports").json(), json!({}), "nodes that are gone");
+    assert_eq!(operators.get_page("/debug/reports").json(), json!({}), "nodes that are gone");
     assert_eq!(ages(&mut operators), 0);
 }
 
@@ -374,7 +374,7 @@ fn reports_of_one_node_that_race_end_with_the_latest() {
             });
         }
     });
-    let board = Client::connect(served.operators).get("/debug/reports").json();
+    let board = Client::connect(served.operators).get_page("/debug/reports").json();
     assert_eq!(board["node-a"]["report"]["sequence"], LAST);
     assert_eq!(served.charged("node-a").len() as u64, 1 + LAST % 8, "the books are as the board");
     assert_eq!(outcomes(&served, "accepted") + outcomes(&served, "old"), 1 + LAST);

@@ -17,8 +17,9 @@ use stowage::cluster::dump::{Dump, DumpControlPlane};
 use stowage::cluster::index::Index;
 use stowage::control_plane::{
     AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    HoldChange, Notice, NoticeKind, PodOnRecord, StatusChange,
+    HoldChange, Notice, NoticeKind, PageAuthority, PodOnRecord, StatusChange,
 };
+use stowage::extender::page_auth::PageAuth;
 use stowage::extender::reports::{AgentAuth, TokenGuard};
 use stowage::extender::request::Limits;
 use stowage::extender::server::{Door, Doors};
@@ -150,6 +151,8 @@ pub struct Cluster {
     pub limits: Limits,
     /// Who says whose a token is; without it everyone may report.
     pub authority: Option<Arc<dyn AgentAuthority>>,
+    /// Who says who may see which page; without it everyone may see all.
+    pub pages: Option<Arc<dyn PageAuthority>>,
     gpus: Vec<(String, u32)>,
 }
 
@@ -162,6 +165,7 @@ impl Cluster {
             policy: without_engines(),
             limits: Limits::default(),
             authority: None,
+            pages: None,
             gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
         }
     }
@@ -190,10 +194,15 @@ impl Cluster {
         let agent_auth = self.authority.map_or(AgentAuth::Anyone, |authority| {
             AgentAuth::Token(TokenGuard::new(authority, service.clone()))
         });
-        let extender =
-            Extender::new(service.clone(), control_plane.clone(), self.limits).with_agent_auth(agent_auth);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let page_auth = {
+            let _inside = runtime.enter();
+            self.pages.map_or(PageAuth::Anyone, |authority| PageAuth::by(authority, service.clone()))
+        };
+        let extender = Extender::new(service.clone(), control_plane.clone(), self.limits)
+            .with_agent_auth(agent_auth)
+            .with_page_auth(page_auth);
         let (doors, [scheduler, agents, operators]) = doors();
         let stop = CancellationToken::new();
         let serving = runtime.spawn(server::serve(extender.clone(), doors, stop.clone()));
@@ -211,8 +220,9 @@ impl Cluster {
         };
         let reports: Vec<Value> =
             self.gpus.iter().map(|(node, gpus)| report(node, "boot", 1, *gpus)).collect();
-        if !reports.is_empty() {
-            assert_eq!(served.report(Value::from(reports)).status, 200);
+        // A batch has at most a mebibyte.
+        for batch in reports.chunks(256) {
+            assert_eq!(served.report(Value::from(batch.to_vec())).status, 200);
         }
         served
     }
@@ -322,7 +332,7 @@ impl Served {
 
     /// The books as operators see them: every pod, every GPU, every generation.
     pub fn books(&self) -> String {
-        let answer = Client::connect(self.operators).get("/debug/snapshot");
+        let answer = Client::connect(self.operators).get_page("/debug/snapshot");
         assert_eq!(answer.status, 200);
         answer.text().to_owned()
     }

@@ -3,6 +3,7 @@
 //! [`source`] gets the explanation, [`render`] makes text of it. Exit codes: 0 if the pod fits or is placed, 1 if it does not
 //! fit, 2 if nobody knows the pod or the service cannot be reached. Nothing is judged here.
 
+mod access;
 mod render;
 mod source;
 
@@ -11,6 +12,7 @@ use crate::ids::{NodeName, PodKey};
 use crate::policy_watch;
 use crate::scheduling::explain::shape::Verdict;
 use crate::scheduling::explain::{Explanation, Options};
+use access::AccessArgs;
 use anyhow::{Context, Result};
 use clap::Args;
 use render::Paint;
@@ -28,6 +30,9 @@ pub struct ExplainArgs {
     /// The operators' address of a running `stowage serve` (--admin there)
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9445", conflicts_with = "cluster")]
     server: String,
+
+    #[command(flatten)]
+    access: AccessArgs,
 
     /// Explain on what `kubectl get nodes,pods -A -o yaml` printed, without a service
     #[arg(long, value_name = "FILE")]
@@ -63,7 +68,10 @@ impl ExplainArgs {
                 // What is wrong with it is printed already.
                 Err(_) => return Ok(NO_ANSWER.into()),
             },
-            None => source::from_server(&self.server, &pod, &options).await,
+            None => {
+                let access = self.access.read()?;
+                source::from_server(&self.server, &access, &pod, &options).await
+            }
         };
         match answer {
             Ok(explanation) => self.print(&explanation),

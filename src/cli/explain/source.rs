@@ -1,5 +1,6 @@
 //! Where an explanation comes from: the operators' address of a running service, or a dump that is loaded here.
 
+use super::access::Access;
 use crate::cluster::dump::{Dump, DumpControlPlane, DumpError};
 use crate::cluster::index::Index;
 use crate::contract;
@@ -9,7 +10,7 @@ use crate::scheduling::policy::Policy;
 use crate::scheduling::request::RequestError;
 use crate::service::Service;
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri};
+use http::{Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
@@ -22,7 +23,9 @@ use std::time::Duration;
 pub enum Unanswered {
     #[error("{0}")]
     UnknownPod(String),
-    #[error("--server {text:?}: {problem}; write http://HOST:PORT")]
+    #[error(
+        "--server {text:?}: {problem}; write http://HOST:PORT, or https:// with --ca where it takes tokens"
+    )]
     BadServer { text: String, problem: String },
     #[error(
         "nobody answers at {server}: {cause}. Is `stowage serve` running, and is this its --admin address? From outside the \
@@ -31,6 +34,8 @@ pub enum Unanswered {
     Unreachable { server: String, cause: String },
     #[error("{server} has not answered within {} s", .after.as_secs())]
     TooSlow { server: String, after: Duration },
+    #[error("{server} does not let you see it: {text}")]
+    NotAllowed { server: String, text: String },
     #[error("{server} answers {status}: {text}")]
     Refused { server: String, status: StatusCode, text: String },
     #[error("{server} answers something that is no explanation: {error}; is it a Stowage of this version?")]
@@ -44,15 +49,27 @@ const LARGEST_ANSWER: usize = 256 << 20;
 /// An explanation of 5,000 nodes takes a fraction of a second; a port-forward some more.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-pub async fn from_server(server: &str, pod: &PodKey, options: &Options) -> Result<Explanation, Unanswered> {
+pub async fn from_server(
+    server: &str,
+    access: &Access,
+    pod: &PodKey,
+    options: &Options,
+) -> Result<Explanation, Unanswered> {
     let uri = uri(server, pod, options)?;
-    let answer = tokio::time::timeout(PATIENCE, get(server, uri)).await;
+    if access.authorization.is_some() && uri.scheme_str() == Some("http") {
+        let problem = "a token would go there in the clear".into();
+        return Err(Unanswered::BadServer { text: server.into(), problem });
+    }
+    let answer = tokio::time::timeout(PATIENCE, get(server, access, uri)).await;
     let (status, body) =
         answer.unwrap_or_else(|_| Err(Unanswered::TooSlow { server: server.into(), after: PATIENCE }))?;
     let text = || String::from_utf8_lossy(&body).trim().to_owned();
     match status {
         StatusCode::OK => serde_json::from_slice(&body)
             .map_err(|error| Unanswered::NotUnderstood { server: server.into(), error }),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            Err(Unanswered::NotAllowed { server: server.into(), text: error_of(&body) })
+        }
         StatusCode::NOT_FOUND if !body.is_empty() => Err(Unanswered::UnknownPod(text())),
         status => Err(Unanswered::Refused { server: server.into(), status, text: text() }),
     }
@@ -66,13 +83,24 @@ fn uri(server: &str, pod: &PodKey, options: &Options) -> Result<Uri, Unanswered>
         Options::Node(node) => format!("&node={}", escaped(node.as_str())),
     };
     let base = server.trim_end_matches('/');
-    if !base.starts_with("http://") {
-        return Err(bad("the operators' address speaks plain HTTP".into()));
+    if !base.starts_with("http://") && !base.starts_with("https://") {
+        return Err(bad("it has no scheme".into()));
     }
     let query = escaped(&pod.to_string());
     format!("{base}/v1/explain?pod={query}{which}")
         .parse()
         .map_err(|error: http::uri::InvalidUri| bad(error.to_string()))
+}
+
+/// What a refusal says; all of it, if it is none of Stowage's.
+fn error_of(body: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    #[serde(rename_all = "PascalCase")]
+    struct Refusal {
+        error: String,
+    }
+    let refusal = serde_json::from_slice(body).map(|Refusal { error }| error);
+    refusal.unwrap_or_else(|_| String::from_utf8_lossy(body).trim().to_owned())
 }
 
 /// As a value in a query.
@@ -84,10 +112,13 @@ fn escaped(text: &str) -> String {
     text.bytes().map(one).collect()
 }
 
-async fn get(server: &str, uri: Uri) -> Result<(StatusCode, Bytes), Unanswered> {
+async fn get(server: &str, access: &Access, uri: Uri) -> Result<(StatusCode, Bytes), Unanswered> {
     let unreachable = |cause: String| Unanswered::Unreachable { server: server.into(), cause };
-    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
-    let request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
+    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build(access.connector());
+    let mut request = Request::get(uri).body(Empty::new()).expect("a URI that was parsed makes a request");
+    if let Some(authorization) = &access.authorization {
+        request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
+    }
     let answer = client.request(request).await.map_err(|error| unreachable(deepest(&error)))?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), LARGEST_ANSWER).collect().await;

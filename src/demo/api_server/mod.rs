@@ -195,6 +195,11 @@ impl ApiServer {
         self.shared.tokens.issue(account, node, audience)
     }
 
+    /// Lets a service account (`namespace/name`) `get` something: a path such as `/metrics`, or the pods of a namespace.
+    pub fn allow(&self, account: &str, what: &str) {
+        self.shared.tokens.allow(account, what);
+    }
+
     /// The token has expired, or its pod is gone.
     pub fn revoke_token(&self, token: &str) {
         self.shared.tokens.revoke(token);

@@ -20,7 +20,7 @@ const fn namespaced(api_version: &'static str, plural: &'static str, kind: &'sta
     Resource { plural, kind, api_version, namespaced: true }
 }
 
-static RESOURCES: [Resource; 9] = [
+static RESOURCES: [Resource; 10] = [
     cluster_wide("v1", "nodes", "Node"),
     namespaced("v1", "pods", "Pod"),
     cluster_wide("v1", "namespaces", "Namespace"),
@@ -31,6 +31,7 @@ static RESOURCES: [Resource; 9] = [
     cluster_wide("resource.k8s.io/v1", "resourceslices", "ResourceSlice"),
     // Asked, never kept.
     cluster_wide("authentication.k8s.io/v1", "tokenreviews", "TokenReview"),
+    cluster_wide("authorization.k8s.io/v1", "subjectaccessreviews", "SubjectAccessReview"),
 ];
 
 impl Resource {
@@ -52,6 +53,10 @@ impl Resource {
 
     pub fn is_token_reviews(&self) -> bool {
         self.plural == "tokenreviews"
+    }
+
+    pub fn is_access_reviews(&self) -> bool {
+        self.plural == "subjectaccessreviews"
     }
 
     /// Whether `status` is written through its own subresource only.

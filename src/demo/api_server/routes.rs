@@ -186,6 +186,9 @@ impl Request {
             ("create", None) if self.target.resource.is_token_reviews() => {
                 Ok((StatusCode::CREATED, shared.tokens.review(self.json()?)))
             }
+            ("create", None) if self.target.resource.is_access_reviews() => {
+                Ok((StatusCode::CREATED, shared.tokens.review_access(self.json()?)))
+            }
             ("create", None) => {
                 let object = self.json()?;
                 let created = shared.write(|store| write::create(store, &self.target, object, now))?;

@@ -1,12 +1,47 @@
 //! Tokens of service accounts: issued to a test or the demo, and reviewed as the real server reviews them.
 
+use k8s_openapi::ByteString;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Every token that is good, in order of issue.
+/// Every token that was issued.
 #[derive(Debug, Default)]
-pub struct Tokens(Mutex<BTreeMap<String, Issued>>);
+pub struct Tokens {
+    issued: Mutex<BTreeMap<String, Issued>>,
+    /// Who may get what: a user, and a path or a namespace whose pods it may get.
+    allowed: Mutex<BTreeSet<(String, String)>>,
+}
+
+/// The server's own audience, which is that of an ordinary token.
+pub const OWN_AUDIENCE: &str = "https://kubernetes.default.svc";
+
+/// In the year 2096.
+const EXPIRES: u64 = 4_000_000_000;
+
+/// As Kubernetes makes them, but for a signature that is none.
+fn json_web_token(number: usize, user: &str, node: Option<&str>, audience: &str) -> String {
+    let head = json!({ "alg": "RS256", "kid": "stand-in" });
+    let mut claims = json!({
+        "aud": [audience], "exp": EXPIRES, "iss": OWN_AUDIENCE, "jti": number.to_string(),
+        "sub": user, "kubernetes.io": {},
+    });
+    if let Some(node) = node {
+        claims["kubernetes.io"]["node"] = json!({ "name": node });
+    }
+    format!("{}.{}.{}", part(&head), part(&claims), part(&json!(number)))
+}
+
+fn user_of(account: &str) -> String {
+    format!("system:serviceaccount:{}", account.replace('/', ":"))
+}
+
+fn part(value: &Value) -> String {
+    let bytes = ByteString(value.to_string().into_bytes());
+    let text = serde_json::to_value(bytes).expect("bytes are plain data");
+    let text = text.as_str().unwrap_or_default();
+    text.replace('+', "-").replace('/', "_").trim_end_matches('=').to_owned()
+}
 
 #[derive(Debug)]
 struct Issued {
@@ -19,31 +54,48 @@ struct Issued {
 
 impl Tokens {
     pub fn issue(&self, account: &str, node: Option<&str>, audience: &str) -> String {
-        let mut tokens = self.0.lock();
-        let token = format!("token-{}", tokens.len() + 1);
-        let issued = Issued {
-            user: format!("system:serviceaccount:{}", account.replace('/', ":")),
-            node: node.map(str::to_owned),
-            audience: audience.into(),
-            good: true,
-        };
+        let mut tokens = self.issued.lock();
+        let user = user_of(account);
+        let token = json_web_token(tokens.len() + 1, &user, node, audience);
+        let issued = Issued { user, node: node.map(str::to_owned), audience: audience.into(), good: true };
         tokens.insert(token.clone(), issued);
         token
     }
 
+    pub fn allow(&self, account: &str, what: &str) {
+        self.allowed.lock().insert((user_of(account), what.into()));
+    }
+
+    /// A `SubjectAccessReview` with its status; whoever was not allowed something is refused it.
+    pub fn review_access(&self, mut review: Value) -> Value {
+        let spec = &review["spec"];
+        let text = |pointer: &str| spec.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let is_get = [text("/nonResourceAttributes/verb"), text("/resourceAttributes/verb")].contains(&"get");
+        let is_pods = text("/resourceAttributes/resource") == "pods";
+        let what = match is_pods {
+            true => text("/resourceAttributes/namespace"),
+            false => text("/nonResourceAttributes/path"),
+        };
+        let asked = (text("/user").to_owned(), what.to_owned());
+        let allowed = is_get && self.allowed.lock().contains(&asked);
+        review["status"] = json!({ "allowed": allowed });
+        review
+    }
+
     pub fn revoke(&self, token: &str) {
-        if let Some(issued) = self.0.lock().get_mut(token) {
+        if let Some(issued) = self.issued.lock().get_mut(token) {
             issued.good = false;
         }
     }
 
     /// A `TokenReview` with its status. An audience that does not match is an error of the token, as it is in Kubernetes.
     pub fn review(&self, mut review: Value) -> Value {
-        let tokens = self.0.lock();
+        let tokens = self.issued.lock();
+        // Where none is asked for it is the server's own.
         let audiences: Vec<&str> = review["spec"]["audiences"]
             .as_array()
             .map(|audiences| audiences.iter().filter_map(Value::as_str).collect())
-            .unwrap_or_default();
+            .unwrap_or_else(|| vec![OWN_AUDIENCE]);
         let status = match tokens.get(review["spec"]["token"].as_str().unwrap_or_default()) {
             None => json!({ "user": {}, "error": "invalid bearer token" }),
             Some(issued) if !issued.good => {

@@ -1,7 +1,7 @@
 //! Agents' reports in: what each node's agent sees of it.
 //!
 //! ```text
-//!  head ─► auth ─► body ─► one report after the other: parse ─► own node? ─► validate ─► board (order) ─► apply
+//!  head ─► auth ─► room ─► body ─► one report after the other: parse ─► own node? ─► validate ─► board (order) ─► apply
 //! ```
 //!
 //! A report is taken whole or not at all, and of a batch each by itself. Reports are ordered by (the agent's boot, sequence
@@ -10,6 +10,7 @@
 
 pub mod auth;
 pub mod board;
+mod bodies;
 #[cfg(test)]
 mod flip_tests;
 mod remarks;
@@ -19,6 +20,7 @@ pub mod validate;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
+pub use bodies::{Bodies, announced};
 pub use validate::{Flaw, ReportError};
 
 use super::Extender;
@@ -80,7 +82,7 @@ pub fn reports(
         extender.service.metrics.reports.with_label_values(&[label]).inc();
     }
     if extender.board.is_to_be_tidied() {
-        tidy(extender);
+        tidy(&extender.board, &extender.service.ledger().clone());
     }
     result.into_answer()
 }
@@ -202,13 +204,10 @@ fn devices_of(ledger: &Ledger, node: &NodeName) -> Option<Arc<[Device]>> {
     ledger.node(node).map(|node| node.devices.clone())
 }
 
-/// The board forgets nodes that are gone. The books are not locked while a place on the board is: [`Board::take`] locks
-/// them in the other order.
-pub fn tidy(extender: &Extender) {
-    let mut gone = extender.board.names();
-    {
-        let ledger = extender.service.ledger();
-        gone.retain(|name| !ledger.has_node(name));
-    }
-    extender.board.forget(&gone);
+/// The board forgets nodes that are gone, by a copy of the books. The books are not locked while a place on the board is:
+/// [`Board::take`] locks them in the other order.
+pub fn tidy(board: &Board, books: &Ledger) {
+    let mut gone = board.names();
+    gone.retain(|name| !books.has_node(name));
+    board.forget(&gone);
 }

@@ -1,9 +1,10 @@
 //! What the guard remembers of tokens, and what `check` makes of reports.
 
-use super::auth::{BAD_FOR, GOOD_FOR, REMEMBERED, TokenGuard, Verdict};
+use super::auth::{BOUNDS, TokenGuard, Verdict};
 use super::validate::check;
 use super::*;
 use crate::control_plane::{AgentAuthority, AgentIdentity, AuthError};
+use crate::extender::reviews::{BAD_FOR, GOOD_FOR};
 use crate::ids::GpuUuid;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
@@ -13,6 +14,7 @@ use futures::future::{BoxFuture, join_all};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr};
 use tokio::sync::Semaphore;
 
 /// Knows tokens by what they begin with, and counts what it is asked.
@@ -51,6 +53,9 @@ impl Asked {
     }
 }
 
+const AGENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const ATTACKER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+
 fn code(verdict: &Verdict) -> &'static str {
     verdict.as_ref().err().map_or("accepted", AuthError::code)
 }
@@ -66,7 +71,7 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
         ("panic", "token-unchecked", 3),
     ] {
         for _ in 0..3 {
-            assert_eq!(code(&guard.verdict(token).await), expected, "{token}");
+            assert_eq!(code(&guard.verdict(token, AGENT).await), expected, "{token}");
         }
         assert_eq!(asked.times(token), times, "{token}");
     }
@@ -76,9 +81,9 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
 #[tokio::test]
 async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
     let (asked, guard) = Asked::guard(0);
-    let first = guard.verdict("good").now_or_never();
+    let first = guard.verdict("good", AGENT).now_or_never();
     assert_eq!(first, None, "nobody has answered yet, and the one who asked is gone");
-    let waiting = (0..10).map(|_| guard.verdict("good"));
+    let waiting = (0..10).map(|_| guard.verdict("good", AGENT));
     let answer = async {
         tokio::task::yield_now().await;
         asked.permits.add_permits(1);
@@ -89,15 +94,66 @@ async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
 }
 
 #[tokio::test]
-async fn who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out() {
+async fn s3_who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out() {
     let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
-    assert_eq!(code(&guard.verdict("good").await), "accepted");
-    for n in 0..REMEMBERED + 10 {
-        assert_eq!(code(&guard.verdict(&format!("bad-{n}")).await), "invalid-token");
-        assert!(guard.remembered() <= REMEMBERED);
+    assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
+    let mut outcomes = std::collections::BTreeMap::<_, u64>::new();
+    for n in 0..20_000 {
+        *outcomes.entry(code(&guard.verdict(&format!("bad-{n}"), ATTACKER).await)).or_default() += 1;
     }
-    assert_eq!(code(&guard.verdict("good").await), "accepted");
+    let burst = BOUNDS.per_source.burst;
+    assert_eq!(outcomes, [("invalid-token", burst), ("token-crowded", 20_000 - burst)].into());
+    assert_eq!(guard.reviews.remembered(), [1, burst as usize, 0]);
+    assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
     assert_eq!(asked.times("good"), 1);
+    assert_eq!(code(&guard.verdict("good-2", AGENT).await), "accepted", "another source's new token");
+}
+
+#[tokio::test]
+async fn s3_from_however_many_sources_the_api_server_is_asked_at_one_pace() {
+    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    for n in 0..3 * BOUNDS.in_all.burst as u32 {
+        let source = Ipv4Addr::from(0x0a00_0000 + n).into();
+        let _ = guard.verdict(&format!("bad-{n}"), source).await;
+    }
+    assert_eq!(asked.tokens.lock().len(), BOUNDS.in_all.burst as usize);
+}
+
+#[tokio::test]
+async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
+    let (asked, guard) = Asked::guard(0);
+    let mut waiting: Vec<_> =
+        (0..BOUNDS.at_once + 10).map(|n| Box::pin(guard_of(&guard, format!("bad-{n}")))).collect();
+    for question in &mut waiting {
+        assert_eq!(futures::poll!(question), std::task::Poll::Pending);
+    }
+    while asked.tokens.lock().len() < BOUNDS.at_once {
+        tokio::task::yield_now().await;
+    }
+    drop(waiting);
+    while guard.reviews.remembered()[2] > BOUNDS.at_once {
+        tokio::task::yield_now().await;
+    }
+    asked.permits.add_permits(Semaphore::MAX_PERMITS / 2);
+    while guard.reviews.remembered()[2] > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(asked.tokens.lock().len(), BOUNDS.at_once, "the ten had no turn");
+}
+
+async fn guard_of(guard: &TokenGuard, token: String) -> Verdict {
+    guard.verdict(&token, AGENT).await
+}
+
+#[tokio::test]
+async fn s3_a_token_that_is_too_long_is_refused_unasked() {
+    let (asked, guard) = Asked::guard(0);
+    let long = "x".repeat(2049);
+    assert_eq!(
+        guard.verdict(&long, AGENT).now_or_never().map(|verdict| code(&verdict)),
+        Some("malformed-token")
+    );
+    assert_eq!(asked.times(&long), 0);
 }
 
 fn report(edit: impl FnOnce(&mut Value)) -> NodeReport {

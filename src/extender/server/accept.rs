@@ -17,6 +17,7 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1::Builder;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::SockRef;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io::{self, ErrorKind};
@@ -47,6 +48,8 @@ pub struct Address {
     pub most: usize,
     /// For a request's head, and what is read of a body at once.
     pub buffer: usize,
+    /// What the kernel keeps of an answer for a client that does not read; `None` leaves it to the kernel, which keeps megabytes.
+    pub unread: Option<usize>,
     pub metrics: EdgeMetrics,
 }
 
@@ -55,7 +58,7 @@ impl Address {
     pub fn plain(name: &'static str, metrics: &Metrics) -> Self {
         let limits = ConnectionLimits::default();
         let (most, metrics) = (limits.scheduler, metrics.edge.clone());
-        Self { name, tls: None, limits, most, buffer: super::SCHEDULERS_BUFFER, metrics }
+        Self { name, tls: None, limits, most, buffer: super::SCHEDULERS_BUFFER, unread: None, metrics }
     }
 }
 
@@ -66,6 +69,10 @@ pub async fn serve(
     router: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
+    if let Some(bytes) = address.unread {
+        // Connections have it from their listener.
+        SockRef::from(&listener).set_send_buffer_size(bytes)?;
+    }
     let listener = TcpListener::from_std(listener)?;
     address.metrics.expect_drops(address.name, Cause::ALL.map(Cause::label));
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
@@ -255,24 +262,30 @@ fn answer(
     router: &Router,
     peer: &Arc<Peer>,
     request: Request<Incoming>,
-) -> impl Future<Output = Result<Response<Tracked>, Infallible>> + use<> {
+) -> impl Future<Output = Result<Response<Kept<Underway>>, Infallible>> + use<> {
     let under_way = peer.begin_request();
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(Source(peer.source));
     let answering = router.clone().oneshot(request);
     async move {
         let answer = answering.await?;
-        Ok(answer.map(|body| Tracked { body, _under_way: under_way }))
+        Ok(answer.map(|body| Kept::new(body, under_way)))
     }
 }
 
-/// An answer's body; the request is under way until it is gone.
-struct Tracked {
+/// An answer's body, and something that lasts until it is written or given up.
+pub struct Kept<T> {
     body: Body,
-    _under_way: Underway,
+    _lasts: T,
 }
 
-impl HttpBody for Tracked {
+impl<T> Kept<T> {
+    pub fn new(body: Body, lasts: T) -> Self {
+        Self { body, _lasts: lasts }
+    }
+}
+
+impl<T: Unpin> HttpBody for Kept<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

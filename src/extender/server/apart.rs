@@ -11,8 +11,8 @@ use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-/// As many as there are pages that are made at once, and one more.
-const BLOCKING: usize = 8;
+/// More than there are pages that are made at one time.
+const BLOCKING: usize = 16;
 
 /// How much nicer the thread is to the others: it gets a tenth of a core they all want, and a core that is idle as before.
 const NICER: i32 = 10;

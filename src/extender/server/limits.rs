@@ -93,7 +93,10 @@ mod tests {
             let sum = limits.scheduler + limits.agents + limits.operators;
             let reserve = (descriptors / 2).clamp(64, 1024);
             assert!(sum as u64 + reserve <= descriptors.max(reserve + 3), "{descriptors}: {limits:?}");
-            assert!(limits.scheduler > 0 && limits.operators > 0 && limits.agents > 0, "{descriptors}: {limits:?}");
+            assert!(
+                limits.scheduler > 0 && limits.operators > 0 && limits.agents > 0,
+                "{descriptors}: {limits:?}"
+            );
         }
     }
 }

@@ -143,7 +143,7 @@ fn with_tls_and_a_token_an_agent_is_heard_on_its_own_node_and_on_no_other() {
     });
     let agent = Running::start(&mut world.agent(&[&["--every", "100"], &flags[..]].concat()));
     agent.line_with("refused (403)");
-    assert_eq!(Client::connect(served.operators).get("/debug/reports").json(), serde_json::json!({}));
+    assert_eq!(Client::connect(served.operators).get_page("/debug/reports").json(), serde_json::json!({}));
     // As the kubelet does when it renews one.
     files.write("token", &guarded.token(NODE));
     eventually("its own token is read", || reported(served)["gpus"][0]["uuid"] == "GPU-a");

@@ -306,7 +306,7 @@ pub fn bound_to(pod: &mut Value, gpus: &str, granted: u64) {
 
 /// The node's latest report, as operators see it; null before the first.
 pub fn reported(extender: &Served) -> Value {
-    let mut board = Client::connect(extender.operators).get("/debug/reports").json();
+    let mut board = Client::connect(extender.operators).get_page("/debug/reports").json();
     board[NODE]["report"].take()
 }
 

@@ -35,20 +35,21 @@ fn send(agents: SocketAddr, body: &str, so_far: &Barrier) -> Option<u16> {
 fn s4_two_hundred_large_bodies_at_once_do_not_double_the_memory() {
     let folder = tempfile::tempdir().unwrap();
     let running = Running::serve_with(&json_dump(&folder), &[]);
-    let warm = Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
+    let warm =
+        Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
     assert_eq!(warm.status, 200);
     let (agents, before) = (running.agents, running.memory("VmRSS"));
     for bytes in [1 << 20, 2 << 20] {
         let (body, so_far) = (large(bytes), Barrier::new(BODIES));
         let answers: Vec<Option<u16>> = std::thread::scope(|scope| {
-            let senders: Vec<_> =
-                (0..BODIES).map(|_| scope.spawn(|| send(agents, &body, &so_far))).collect();
+            let senders: Vec<_> = (0..BODIES).map(|_| scope.spawn(|| send(agents, &body, &so_far))).collect();
             senders.into_iter().map(|sender| sender.join().unwrap()).collect()
         });
         assert!(answers.iter().flatten().all(|status| [200, 413, 429, 503].contains(status)), "{answers:?}");
     }
     let peak = running.memory("VmHWM");
     assert!(peak <= 2 * before, "{before} KiB before, {peak} KiB at most");
-    let answer = Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 2, 2).to_string());
+    let answer =
+        Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 2, 2).to_string());
     assert_eq!(answer.status, 200, "{}", answer.text());
 }

@@ -3,9 +3,16 @@
 use super::source::{ATTACKER, Source};
 use crate::client::{Client, PATIENCE};
 use crate::process::{Running, json_dump};
-use crate::served::{Cluster, args, pod, report};
-use std::io::{Read, Write};
+use crate::served::{Cluster, Served, args, doors, eventually, pod, report};
+use crate::tls::{Ca, Files};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+use stowage::extender::request::Limits;
+use stowage::extender::server;
+use stowage::extender::server::limits::ConnectionLimits;
+use stowage::extender::tls::{ServerFiles, load_server};
+use tokio_util::sync::CancellationToken;
 
 /// What a client sends that knows without asking that a server speaks HTTP/2, and an empty SETTINGS frame.
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
@@ -20,7 +27,10 @@ fn s1_no_address_speaks_http_2() {
         let mut answer = [0; 9];
         let read = stream.read(&mut answer).unwrap_or(0);
         let answer = &answer[..read];
-        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1"), "{address} answers a frame: {answer:?}");
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1"),
+            "{address} answers a frame: {answer:?}"
+        );
     }
 }
 
@@ -49,4 +59,113 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
         assert_eq!(Client::connect(running.operators).get("/healthz").status, 200);
         drop(connections);
     }
+}
+
+/// Limits that a test can wait for.
+fn short() -> Limits {
+    let time = Duration::from_millis(200);
+    let connections = ConnectionLimits {
+        handshake: time,
+        first_byte: time,
+        head: time,
+        idle: time,
+        write: time,
+        per_source: 8,
+        ..ConnectionLimits::default()
+    };
+    Limits { connections, ..Limits::default() }
+}
+
+fn served_within(limits: Limits, gpus: &[(&str, u32)]) -> Served {
+    let mut cluster = Cluster::of(gpus);
+    cluster.limits = limits;
+    cluster.serve()
+}
+
+/// Says this, and waits until the connection is closed; what was answered until then.
+fn says(address: SocketAddr, text: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(text.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Err(error) if error.kind() == ErrorKind::WouldBlock => panic!("{text:?} keeps its connection"),
+        _ => String::from_utf8(answer).unwrap(),
+    }
+}
+
+fn dropped(served: &Served, address: &str, reason: &str) -> u64 {
+    served.metric(&format!("stowage_connections_dropped_total{{address=\"{address}\",reason=\"{reason}\"}}"))
+}
+
+#[test]
+fn s1_each_step_of_a_connection_has_its_time_and_what_runs_out_of_it_is_counted() {
+    let served = served_within(short(), &[("node-a", 1)]);
+    let healthz = "GET /healthz HTTP/1.1\r\nHost: stowage\r\n\r\n";
+    for (address, name) in
+        [(served.scheduler, "scheduler"), (served.agents, "agents"), (served.operators, "operators")]
+    {
+        assert_eq!(says(address, ""), "");
+        eventually("a silent connection is counted", || dropped(&served, name, "no-request") >= 1);
+        assert_eq!(says(address, "GET /healthz HTTP/1.1\r\nHost: st"), "");
+        eventually("half a head is counted", || dropped(&served, name, "slow-head") == 1);
+        assert!(says(address, healthz).starts_with("HTTP/1.1 "), "{name}");
+        eventually("an idle connection is counted", || dropped(&served, name, "idle") >= 1);
+        assert!(says(address, "nonsense\r\n\r\n").starts_with("HTTP/1.1 400"), "{name}");
+        eventually("what is no HTTP is counted", || dropped(&served, name, "bad-http") == 1);
+    }
+    assert_eq!(Client::connect(served.operators).get("/healthz").status, 200);
+}
+
+#[test]
+fn s1_a_handshake_has_its_time_too() {
+    let (ca, files, served) = (Ca::new("ca"), Files::new(), served_within(short(), &[("node-a", 1)]));
+    let identity = ca.issue_for("127.0.0.1");
+    let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
+    let (mut doors, [_, address, _]) = doors();
+    doors.agents.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let stop = CancellationToken::new();
+    let serving = served.spawn(server::serve(served.extender.clone(), doors, stop.clone()));
+    assert_eq!(says(address, ""), "");
+    assert_eq!(says(address, "\u{16}\u{3}\u{1}"), "", "the first bytes of a handshake");
+    eventually("both are counted", || dropped(&served, "agents", "handshake-timeout") == 2);
+    says(address, "GET / HTTP/1.1\r\n\r\n");
+    eventually("what is no handshake is counted", || dropped(&served, "agents", "handshake-failed") == 1);
+    stop.cancel();
+    served.run(serving).unwrap().unwrap();
+}
+
+#[test]
+fn s1_who_does_not_read_its_answer_loses_its_connection_and_no_one_else_waits() {
+    let names: Vec<String> = (0..600).map(|node| format!("node-{node}")).collect();
+    let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
+    let served = served_within(short(), &gpus);
+    let mut unread = TcpStream::connect(served.operators).unwrap();
+    unread.write_all(b"GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n").unwrap();
+    eventually("it is counted", || dropped(&served, "operators", "not-reading") == 1);
+    assert_eq!(Client::connect(served.operators).get_page("/debug/snapshot").status, 200, "its turn is over");
+    drop(unread);
+}
+
+#[test]
+fn s1_a_source_that_fills_its_places_gives_up_its_own() {
+    let served = served_within(
+        Limits {
+            connections: ConnectionLimits { per_source: 8, ..ConnectionLimits::default() },
+            ..Limits::default()
+        },
+        &[("node-a", 1)],
+    );
+    let attacker = Source::at(ATTACKER);
+    let mut kept = Client::connect(served.agents);
+    assert_eq!(kept.post("/v1/reports", report("node-a", "boot", 2, 1).to_string()).status, 200);
+    let silent: Vec<TcpStream> = (0..40).map(|_| attacker.connect(served.agents).unwrap()).collect();
+    eventually("all but eight are displaced", || dropped(&served, "agents", "displaced") == 32);
+    let answer =
+        attacker.client(served.agents).post("/v1/reports", report("node-a", "boot", 3, 1).to_string());
+    assert_eq!(answer.status, 200, "a newcomer of the same source is heard");
+    assert_eq!(kept.post("/v1/reports", report("node-a", "boot", 4, 1).to_string()).status, 200);
+    let open = || served.metric("stowage_connections{address=\"agents\"}");
+    eventually("seven of theirs are left, and one of ours", || open() == 8);
+    drop(silent);
 }

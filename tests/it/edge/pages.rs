@@ -2,10 +2,19 @@
 
 use crate::client::Client;
 use crate::process::json_dump;
-use crate::served::{Cluster, args, pod};
+use crate::served::{Cluster, Served, args, doors, pod};
+use crate::tls::{Ca, Files};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use stowage::cluster::AccessReviews;
+use stowage::demo::api_server::ApiServer;
+use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::extender::server;
+use stowage::extender::tls::{ServerFiles, load_server};
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 #[test]
 fn s2_an_operators_address_that_others_reach_is_refused_without_tokens_and_tls() {
@@ -57,4 +66,134 @@ fn s2_one_large_page_is_written_at_a_time_and_who_does_not_read_it_holds_nobody_
     assert_eq!(Client::connect(served.scheduler).post("/scheduler/filter", body).status, 200);
     assert_eq!(Client::connect(served.operators).get("/metrics").status, 200);
     drop(unread);
+}
+
+/// A Stowage whose pages a stand-in API server guards.
+struct Guarded {
+    served: Served,
+    api: ApiServer,
+    _runtime: Runtime,
+}
+
+const PROMETHEUS: &str = "monitoring/prometheus";
+const JANE: &str = "team-a/jane";
+
+impl Guarded {
+    fn start() -> Self {
+        let runtime = Runtime::new().unwrap();
+        let api = runtime.block_on(ApiServer::start()).unwrap();
+        let client = {
+            let _inside = runtime.enter();
+            api.client("stowage").unwrap()
+        };
+        let mut cluster = Cluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
+        cluster.pages = Some(Arc::new(AccessReviews::new(client)));
+        Self { served: cluster.serve(), api, _runtime: runtime }
+    }
+
+    fn token(&self, account: &str) -> String {
+        self.api.issue_token(account, None, "https://kubernetes.default.svc")
+    }
+
+    fn status(&self, page: &str, token: Option<&str>) -> (u16, String) {
+        let line = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();
+        let mut client = Client::connect(self.served.operators);
+        client.write(format!("GET {page} HTTP/1.1\r\nHost: stowage\r\n{line}\r\n").as_bytes()).unwrap();
+        let answer = client.read_page().unwrap();
+        (answer.status, answer.text().to_owned())
+    }
+
+    fn reviews(&self) -> u64 {
+        self.api.calls().count("create", "subjectaccessreviews")
+    }
+}
+
+const PAGES: [&str; 6] = [
+    "/metrics",
+    "/debug/snapshot",
+    "/debug/reports",
+    "/debug/policy",
+    "/debug/shadow",
+    "/v1/explain?pod=llm",
+];
+
+#[test]
+fn s2_only_the_probes_are_open_to_whoever_has_no_token() {
+    let guarded = Guarded::start();
+    assert_eq!((guarded.status("/healthz", None).0, guarded.status("/readyz", None).0), (200, 200));
+    for page in PAGES {
+        let (status, text) = guarded.status(page, None);
+        assert_eq!(status, 401, "{page}: {text}");
+        assert!(text.contains("--token-file") && !text.contains("llm"), "{text}");
+        let (status, text) = guarded.status(page, Some("made-up"));
+        assert_eq!(status, 401, "{page}: {text}");
+        assert!(text.contains("invalid bearer token"), "{text}");
+        let (status, text) = guarded.status(page, Some(&guarded.token(JANE)));
+        assert_eq!(status, 403, "{page}: {text}");
+        assert!(text.contains("system:serviceaccount:team-a:jane") && text.contains("may not get"), "{text}");
+    }
+}
+
+#[test]
+fn s2_who_may_see_one_page_sees_that_one() {
+    let guarded = Guarded::start();
+    let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
+    guarded.api.allow(PROMETHEUS, "/metrics");
+    guarded.api.allow(JANE, "default");
+    let seen = |token: &str| -> Vec<&str> {
+        PAGES.into_iter().filter(|page| guarded.status(page, Some(token)).0 == 200).collect()
+    };
+    assert_eq!(seen(&prometheus), ["/metrics"]);
+    assert_eq!(seen(&jane), ["/v1/explain?pod=llm"]);
+    assert_eq!(guarded.status("/v1/explain?pod=team-b/llm", Some(&jane)).0, 403, "another namespace");
+    let asked = guarded.reviews();
+    assert_eq!(seen(&prometheus), ["/metrics"]);
+    assert_eq!(guarded.reviews(), asked, "what was answered is remembered");
+}
+
+#[test]
+fn s2_while_the_api_server_cannot_say_nobody_sees_anything_but_the_probes() {
+    let guarded = Guarded::start();
+    let prometheus = guarded.token(PROMETHEUS);
+    guarded.api.allow(PROMETHEUS, "/metrics");
+    guarded.api.faults().next(Operation::TokenReview, 1, Fault::Fails);
+    let (status, text) = guarded.status("/metrics", Some(&prometheus));
+    assert!(status == 503 && text.contains("cannot be checked now"), "{status} {text}");
+    assert_eq!(guarded.status("/metrics", Some(&prometheus)).0, 200, "as soon as it can");
+}
+
+#[test]
+fn s2_explain_shows_its_token_to_whom_it_believes() {
+    let (ca, files, guarded) = (Ca::new("ca"), Files::new(), Guarded::start());
+    guarded.api.allow(JANE, "default");
+    let identity = ca.issue_for("stowage-admin");
+    let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
+    let (mut doors, [.., address]) = doors();
+    doors.operators.tls = Some(load_server(&ServerFiles { cert, key }).unwrap());
+    let stop = CancellationToken::new();
+    let serving = guarded.served.spawn(server::serve(guarded.served.extender.clone(), doors, stop.clone()));
+    let path = |name: &str, text: &str| files.write(name, text).to_str().unwrap().to_owned();
+    let (ca_file, token_file) = (path("ca.crt", &ca.pem), path("token", &guarded.token(JANE)));
+    let explain = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["explain", "llm"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        (output.status.code().unwrap(), text(output.stdout) + &text(output.stderr))
+    };
+    let server = format!("https://{address}");
+    let believed = ["--server", &server, "--ca", &ca_file, "--tls-server-name", "stowage-admin"];
+    let (code, text) = explain(&[&believed[..], &["--token-file", &token_file]].concat());
+    assert!(code == 0 && text.starts_with("default/llm fits"), "{code} {text}");
+    let (code, text) = explain(&believed);
+    assert!(code == 2 && text.contains("does not let you see it: no token"), "{code} {text}");
+    let (code, text) = explain(&["--server", &server, "--token-file", &token_file]);
+    assert!(code == 2 && text.contains("certificate"), "nobody is believed without --ca: {text}");
+    let clear = format!("http://{address}");
+    let (code, text) = explain(&["--server", &clear, "--token-file", &token_file]);
+    assert!(code == 2 && text.contains("in the clear"), "{code} {text}");
+    stop.cancel();
+    guarded.served.run(serving).unwrap().unwrap();
 }

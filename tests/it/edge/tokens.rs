@@ -55,7 +55,11 @@ fn attack(guarded: &Guarded, tokens: impl Iterator<Item = String>) {
 fn s3_twenty_thousand_made_up_tokens_cost_no_agent_its_report() {
     let guarded = Guarded::start();
     // An API server that has something else to do.
-    guarded.api.faults().next(Operation::TokenReview, 2 * MADE_UP, Fault::AnswersLate(Duration::from_millis(5)));
+    guarded.api.faults().next(
+        Operation::TokenReview,
+        2 * MADE_UP,
+        Fault::AnswersLate(Duration::from_millis(5)),
+    );
     let known = guarded.token("node-a");
     let genuine = |token: &str, node: &str, sequence: u64| {
         let line = format!("Authorization: Bearer {token}");

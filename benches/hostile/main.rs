@@ -1,0 +1,143 @@
+//! The scheduler beside hostile peers: `cargo bench --bench hostile [-- --seconds N] [--connections N]`.
+//!
+//! One `stowage serve` on loopback is asked to filter, first with nobody else there, then while so many connections to each of
+//! its three addresses say nothing, say half of a request, or ask and never read; each that is closed is opened anew. Quiet
+//! and attacked are parts of one run, and the ratio of their p99 is what travels. Memory is read before, at its most and afterwards, and
+//! the connections that were closed on the attackers are held against those that the service says it dropped.
+
+#[path = "../common/cluster.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod cluster;
+#[path = "../common/connection.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod connection;
+mod peers;
+#[path = "../common/samples.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod samples;
+#[path = "../common/server.rs"]
+#[allow(dead_code, reason = "each bench asks its part")]
+mod server;
+
+use cluster::Cluster;
+use connection::Connection;
+use peers::{Attack, Tally};
+use samples::Samples;
+use server::Server;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const NODES: usize = 1000;
+/// As often as a busy scheduler asks.
+const PACE: Duration = Duration::from_millis(5);
+/// A request in so many comes over a connection of its own.
+const ANEW: usize = 20;
+/// After the attack, for what lingers to run out of its time.
+const CALM: Duration = Duration::from_secs(60);
+
+fn main() {
+    let (seconds, connections) = (flag("--seconds", 20), flag("--connections", 2000) as usize);
+    let phase = Duration::from_secs(seconds);
+    let folder = tempfile::tempdir().expect("a folder for the dump");
+    let (cluster, dump) = (Cluster::new(NODES, 64), folder.path().join("cluster.json"));
+    std::fs::write(&dump, cluster.dump()).expect("the dump is written");
+    let stowage = Server::start(
+        Command::new(env!("CARGO_BIN_EXE_stowage"))
+            .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
+            .args(["--admin", "127.0.0.1:0", "--cluster"])
+            .arg(&dump)
+            .env("RUST_LOG", "stowage::serve=info,error"),
+        &["the scheduler: http://", "agents: http://", "operators: http://"],
+    );
+    println!("{NODES} nodes, {connections} hostile connections to each address, {seconds} s each part");
+    ask(&stowage, &cluster, Duration::from_secs(2));
+    let memory_before = stowage.resident_mib();
+    let before = ask(&stowage, &cluster, phase);
+    let dropped_before = dropped(&stowage);
+    let (attacked, tally, most) = under_attack(&stowage, &cluster, connections, phase);
+    let after = ask(&stowage, &cluster, phase);
+    std::thread::sleep(CALM);
+    let memory_after = stowage.resident_mib();
+    let dropped = dropped(&stowage) - dropped_before;
+
+    println!("| filter | requests | p50 µs | p99 µs |\n|---|---|---|---|");
+    for (name, samples) in [("quiet, before", &before), ("attacked", &attacked), ("quiet, after", &after)] {
+        let (p50, p99) = (samples.1.percentile(50), samples.1.percentile(99));
+        println!("| {name} | {} | {p50:.0} | {p99:.0} |", samples.0);
+    }
+    let quiet = before.1.percentile(99).max(after.1.percentile(99));
+    println!("p99 attacked ÷ quiet: {:.2}", attacked.1.percentile(99) / quiet);
+    println!("memory: {memory_before} MiB before, {most} MiB at most, {memory_after} MiB a minute after");
+    println!(
+        "hostile connections: {} opened, {} closed on them; the service counts {dropped} dropped",
+        tally.opened, tally.closed
+    );
+}
+
+/// The number behind a flag.
+fn flag(flag: &str, default: u64) -> u64 {
+    let mut arguments = std::env::args().skip_while(|argument| argument != flag).skip(1);
+    arguments.next().map_or(default, |text| text.parse().expect("a number behind the flag"))
+}
+
+/// How many requests, and what they took.
+type Asked = (usize, Samples);
+
+/// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is looked at.
+fn ask(stowage: &Server, cluster: &Cluster, phase: Duration) -> Asked {
+    let (mut samples, started) = (Samples::default(), Instant::now());
+    let (mut asked, mut kept) = (0, Connection::to(&stowage.addresses[0]));
+    for round in 0.. {
+        if started.elapsed() >= phase {
+            break;
+        }
+        let body = cluster.filter_body(round % 64);
+        let begun = Instant::now();
+        if round % ANEW == 0 {
+            kept = Connection::to(&stowage.addresses[0]);
+        }
+        let answer = kept.post("/scheduler/filter", &body, None);
+        samples.add(begun.elapsed());
+        asked += 1;
+        cluster::passed_names(&answer);
+        std::thread::sleep(PACE.saturating_sub(begun.elapsed()));
+    }
+    (asked, samples)
+}
+
+fn under_attack(
+    stowage: &Server,
+    cluster: &Cluster,
+    connections: usize,
+    phase: Duration,
+) -> (Asked, Tally, u64) {
+    let (is_over, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let attackers: Vec<_> = stowage
+            .addresses
+            .iter()
+            .zip([peers::SCHEDULER, peers::AGENTS, peers::OPERATORS])
+            .map(|(address, asks)| Attack::new(address.parse().expect("an address"), asks, connections))
+            .map(|attack| scope.spawn(|| attack.run(&is_over)))
+            .collect();
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                most.fetch_max(stowage.resident_mib(), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let samples = ask(stowage, cluster, phase);
+        is_over.store(true, Ordering::Relaxed);
+        let tallies = attackers.into_iter().map(|attacker| attacker.join().expect("an attacker ends"));
+        let tally = tallies.fold(Tally::default(), Tally::plus);
+        (samples, tally, most.load(Ordering::Relaxed))
+    })
+}
+
+/// What the service says it dropped, over all addresses and reasons but one: who is only idle is not refused.
+fn dropped(stowage: &Server) -> u64 {
+    let page = peers::page(&stowage.addresses[2], "/metrics");
+    let lines = page.lines().filter(|line| line.starts_with("stowage_connections_dropped_total{"));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+}

@@ -1,0 +1,105 @@
+//! Peers that take a connection and give nothing for it. Loopback only, and no more of them than they are told to be.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::TcpSocket;
+use tokio::runtime::Runtime;
+
+/// What those ask that never read.
+pub const SCHEDULER: &str = "GET /metrics HTTP/1.1\r\nHost: stowage\r\n\r\n";
+pub const AGENTS: &str = "GET /nothing HTTP/1.1\r\nHost: stowage\r\n\r\n";
+pub const OPERATORS: &str = "GET /debug/snapshot HTTP/1.1\r\nHost: stowage\r\n\r\n";
+
+/// Of 127.0.1.1 and so on: one source would be held to its own limit alone.
+const SOURCES: usize = 20;
+/// How often each looks whether its connection is still there.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+pub struct Attack {
+    address: SocketAddr,
+    asks: &'static str,
+    connections: usize,
+    runtime: Runtime,
+    tally: Tally,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Tally {
+    pub opened: u64,
+    /// By the other side.
+    pub closed: u64,
+}
+
+impl Tally {
+    pub fn plus(self, other: Self) -> Self {
+        Self { opened: self.opened + other.opened, closed: self.closed + other.closed }
+    }
+}
+
+impl Attack {
+    pub fn new(address: SocketAddr, asks: &'static str, connections: usize) -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        Self { address, asks, connections, runtime, tally: Tally::default() }
+    }
+
+    pub fn run(mut self, is_over: &AtomicBool) -> Tally {
+        let mut peers: Vec<Option<TcpStream>> = (0..self.connections).map(|_| None).collect();
+        while !is_over.load(Ordering::Relaxed) {
+            for (number, peer) in peers.iter_mut().enumerate() {
+                if peer.as_mut().is_some_and(is_closed) {
+                    (self.tally.closed, *peer) = (self.tally.closed + 1, None);
+                }
+                if peer.is_none() {
+                    *peer = self.open(number);
+                }
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+        let closed = peers.iter_mut().flatten().filter_map(|peer| is_closed(peer).then_some(())).count();
+        self.tally.closed += closed as u64;
+        self.tally
+    }
+
+    /// A third says nothing, a third half a head, a third asks and does not read.
+    fn open(&mut self, number: usize) -> Option<TcpStream> {
+        let source = Ipv4Addr::new(127, 0, 1, 1 + (number % SOURCES) as u8);
+        let connecting = async {
+            let socket = TcpSocket::new_v4()?;
+            socket.set_recv_buffer_size(4096)?;
+            socket.bind((source, 0).into())?;
+            tokio::time::timeout(LOOK_EVERY, socket.connect(self.address)).await?
+        };
+        let mut stream = self.runtime.block_on(connecting).ok()?.into_std().ok()?;
+        self.tally.opened += 1;
+        let says = match number % 3 {
+            0 => "",
+            1 => &self.asks[..self.asks.len() / 2],
+            _ => self.asks,
+        };
+        // It may be closed already; the next look shows it.
+        let _ = stream.write_all(says.as_bytes());
+        Some(stream)
+    }
+}
+
+/// Whether the other side has closed it. What it sent stays unread.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    match stream.peek(&mut [0]) {
+        Ok(0) => true,
+        // Behind unread bytes only a reset can be seen.
+        Ok(_) => stream.take_error().ok().flatten().is_some(),
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// A page of the operators'.
+pub fn page(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("the operators' address answers");
+    let asked = format!("GET {path} HTTP/1.1\r\nHost: stowage\r\nConnection: close\r\n\r\n");
+    stream.write_all(asked.as_bytes()).expect("the request is sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("the page");
+    text
+}

@@ -1,0 +1,57 @@
+//! What stands on the large pages. Made of a copy of the books and written as it is read, item by item.
+
+use crate::extender::Extender;
+use crate::extender::reports::tidy;
+use crate::ids::{NodeName, PodUid};
+use crate::report::NodeReport;
+use crate::scheduling::audit::{Violation, audit};
+use crate::scheduling::ledger::{Ledger, PodEntry};
+use crate::scheduling::policy::Digest;
+use crate::scheduling::snapshot::Snapshot;
+use crate::units::Millis;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+use std::collections::BTreeMap;
+use std::io::Write;
+
+/// Every pod, every GPU, and what does not add up.
+pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape<'a> {
+        policy: Digest,
+        snapshot: &'a Snapshot,
+        pods: BTreeMap<&'a PodUid, &'a PodEntry>,
+        violations: Vec<Violation>,
+    }
+    let snapshot = books.snapshot();
+    let shape = Shape {
+        policy: books.policy().digest,
+        snapshot: &snapshot,
+        pods: books.entries(),
+        violations: audit(&books),
+    };
+    serde_json::to_writer(out, &shape)
+}
+
+/// Each node's latest report and how long ago it came. One is read from its text at a time.
+pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<()> {
+    #[derive(Serialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape {
+        received_millis_ago: Millis,
+        report: NodeReport,
+    }
+    tidy(&extender.board, &extender.service.ledger().clone());
+    let mut names = extender.board.names();
+    names.sort_unstable();
+    let mut json = serde_json::Serializer::new(out);
+    let mut map = json.serialize_map(None)?;
+    for name in names {
+        // A node may go meanwhile.
+        let Some(latest) = extender.board.latest(&name) else { continue };
+        let received_millis_ago = latest.age(extender.service.now());
+        map.serialize_entry::<NodeName, _>(&name, &Shape { received_millis_ago, report: latest.report })?;
+    }
+    SerializeMap::end(map)
+}

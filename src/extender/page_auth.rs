@@ -1,0 +1,96 @@
+//! Who may look at the operators' pages: whoever shows a token that the API server knows and lets see the page, or everyone,
+//! where the operator says so.
+//!
+//! What shows the whole cluster is asked for by its path, as a non-resource URL; what is about one pod as `get pods` in its
+//! namespace. `/healthz` and `/readyz` never come here: a kubelet has no token.
+
+use super::request::BadRequest;
+use super::reviews::{self, Bounds, Rate, Reviews};
+use crate::control_plane::{AuthError, Page, PageAuthority};
+use crate::service::Service;
+use crate::units::Millis;
+use axum::http::{HeaderMap, header};
+use futures::FutureExt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// People's tokens come from anywhere, with groups in them: as long as a head may be.
+const MAX_TOKEN: usize = 8 << 10;
+
+/// Some people and some Prometheuses, each with a few pages and pods.
+const BOUNDS: Bounds = Bounds {
+    good: 1024,
+    bad: 1024,
+    open: 64,
+    at_once: 4,
+    per_source: Rate { every: Millis(500), burst: 20 },
+    in_all: Rate { every: Millis(100), burst: 50 },
+};
+
+/// Who is let in.
+#[derive(Clone)]
+pub enum PageAuth {
+    /// Everyone. For loopback only.
+    Anyone,
+    Token(Arc<PageGuard>),
+}
+
+/// Tokens, and what they open.
+pub struct PageGuard {
+    authority: Arc<dyn PageAuthority>,
+    reviews: Arc<Reviews<()>>,
+}
+
+impl PageAuth {
+    pub fn by(authority: Arc<dyn PageAuthority>, service: Arc<Service>) -> Self {
+        let count = |service: &Service, outcome: &str| {
+            service.metrics.edge.page_reviews.with_label_values(&[outcome]).inc();
+        };
+        Self::Token(Arc::new(PageGuard {
+            authority,
+            reviews: Reviews::new("operators", service, BOUNDS, count),
+        }))
+    }
+
+    /// Whether whoever sends this head may see the page.
+    pub async fn admit(&self, headers: &HeaderMap, source: IpAddr, page: Page) -> Result<(), BadRequest> {
+        let Self::Token(guard) = self else { return Ok(()) };
+        let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
+        let (authority, asked) = (guard.authority.clone(), token.to_owned());
+        let key = reviews::key(token, &page.to_string());
+        let ask = || async move { Ok(((), authority.may_see(&asked, &page).await?)) }.boxed();
+        guard.reviews.verdict(key, source, ask).await.map_err(|error| refusal(&error))
+    }
+}
+
+/// The token of a head that has one.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
+}
+
+fn no_token() -> BadRequest {
+    BadRequest::Unauthorized {
+        code: "no-token",
+        message: "no token: send Authorization: Bearer and a token for the API server, such as kubectl create token prints \
+                  (stowage explain --token-file)"
+            .into(),
+    }
+}
+
+/// What a refused token is answered, on any address.
+pub fn refusal(error: &AuthError) -> BadRequest {
+    let (code, message) = (error.code(), error.to_string());
+    match error {
+        AuthError::Invalid(_)
+        | AuthError::WrongAudience { .. }
+        | AuthError::Malformed(_)
+        | AuthError::Expired => BadRequest::Unauthorized { code, message },
+        AuthError::WrongAccount { .. } | AuthError::NoNode | AuthError::NotAllowed { .. } => {
+            BadRequest::Forbidden { code, message }
+        }
+        AuthError::Unavailable(_) => BadRequest::Undecided { code, message },
+        AuthError::Crowded => BadRequest::Crowded { code, message },
+    }
+}

@@ -1,0 +1,126 @@
+//! How many bytes of reports may be on their way at one time, from all agents and from each.
+//!
+//! A body is read only when there is room for all that it announces; until then it stays with its sender. So agents that send
+//! as much as they may, all at once, cost no more memory than is set aside here. What a body says is not known here.
+
+use super::Sender;
+use crate::extender::request::BadRequest;
+use crate::ids::NodeName;
+use axum::body::HttpBody;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Two thousand ordinary reports at a time, or sixteen of the largest: as they are read in a fraction of a millisecond each,
+/// agents of a cluster of any size meet this bound only if some send what none has to send.
+const IN_ALL: usize = 12 << 20;
+/// An agent sends one report after the other; the one before may be broken off and not known to be yet.
+const PER_AGENT: usize = 2;
+/// Longer than it takes to read all that may be under way, and shorter than an agent waits for its answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub struct Bodies {
+    bytes: Arc<Semaphore>,
+    /// Bodies under way of each agent that has any.
+    by_agent: Mutex<HashMap<NodeName, usize>>,
+}
+
+/// Room for one body, until this is dropped.
+#[derive(Debug)]
+pub struct Room {
+    _bytes: OwnedSemaphorePermit,
+    _turn: Turn,
+}
+
+#[derive(Debug)]
+struct Turn(Option<(Arc<Bodies>, NodeName)>);
+
+impl Default for Bodies {
+    fn default() -> Self {
+        Self { bytes: Arc::new(Semaphore::new(IN_ALL)), by_agent: Mutex::default() }
+    }
+}
+
+impl Bodies {
+    /// Waits a little for room for so many bytes of that sender.
+    pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<Room, BadRequest> {
+        let turn = self.turn(sender)?;
+        let waiting = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
+        match tokio::time::timeout(PATIENCE, waiting).await {
+            Ok(room) => Ok(Room { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
+            Err(_) => Err(BadRequest::Crowded {
+                code: "bodies-at-limit",
+                message: "too many large reports are under way; send it again in a second".into(),
+            }),
+        }
+    }
+
+    fn turn(self: &Arc<Self>, sender: &Sender) -> Result<Turn, BadRequest> {
+        let Sender::AgentOn(node) = sender else { return Ok(Turn(None)) };
+        let mut by_agent = self.by_agent.lock();
+        let under_way = by_agent.entry(node.clone()).or_default();
+        if *under_way >= PER_AGENT {
+            return Err(BadRequest::Crowded {
+                code: "reports-at-once",
+                message: format!("{PER_AGENT} reports of this agent are under way; wait for their answers"),
+            });
+        }
+        *under_way += 1;
+        Ok(Turn(Some((self.clone(), node.clone()))))
+    }
+}
+
+/// How long a body says it is; one that does not say may be `largest`.
+pub fn announced(body: &impl HttpBody, largest: usize) -> usize {
+    let announced = body.size_hint().upper().and_then(|bytes| usize::try_from(bytes).ok());
+    announced.unwrap_or(largest).min(largest)
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some((bodies, node)) = self.0.take() else { return };
+        let mut by_agent = bodies.by_agent.lock();
+        if let Some(under_way) = by_agent.get_mut(&node) {
+            *under_way -= 1;
+            if *under_way == 0 {
+                by_agent.remove(&node);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Body;
+
+    fn code<T>(outcome: Result<T, BadRequest>) -> &'static str {
+        outcome.err().map_or("room", |error| error.code())
+    }
+
+    #[tokio::test]
+    async fn an_agent_has_two_bodies_under_way_at_the_most() {
+        let bodies = Arc::<Bodies>::default();
+        let agent = |node: &str| Sender::AgentOn(NodeName::parse(node).unwrap());
+        let first = bodies.room(&agent("a"), 100).await.unwrap();
+        let _second = bodies.room(&agent("a"), 100).await.unwrap();
+        assert_eq!(code(bodies.room(&agent("a"), 100).await), "reports-at-once");
+        assert_eq!(code(bodies.room(&agent("b"), 100).await), "room");
+        drop(first);
+        assert_eq!(code(bodies.room(&agent("a"), 100).await), "room");
+        assert_eq!(bodies.by_agent.lock().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_body_takes_the_room_it_announces_and_one_that_does_not_the_most() {
+        let bodies = Arc::<Bodies>::default();
+        assert_eq!(announced(&Body::from("1234"), 100), 4);
+        let endless = Body::from_stream(futures::stream::pending::<Result<bytes::Bytes, std::io::Error>>());
+        assert_eq!(announced(&endless, 100), 100);
+        let _room = bodies.room(&Sender::Anyone, 100).await.unwrap();
+        assert_eq!(bodies.bytes.available_permits(), IN_ALL - 100);
+    }
+}
