@@ -90,3 +90,18 @@ fn s5_the_memory_limit_holds_the_measured_cluster_with_room() {
         "{limit} MiB for a measured peak of {peak} MiB: half as much again is room"
     );
 }
+
+#[test]
+fn b8_the_shipped_deployment_keeps_its_last_good_policy_where_a_restart_finds_it() {
+    let applied = applied();
+    let pod = &of_kind(&applied, &["Deployment"])[0]["spec"]["template"]["spec"];
+    let stowage = &items(pod, "containers")[0];
+    let arguments = items(stowage, "args").iter().filter_map(Value::as_str);
+    let folder = arguments.filter_map(|argument| argument.strip_prefix("--policy-cache=")).next();
+    let mount = items(stowage, "volumeMounts").iter().find(|mount| mount["mountPath"].as_str() == folder);
+    let mount = mount.expect("a volume at --policy-cache");
+    assert!(!mount["readOnly"].as_bool().unwrap_or(false));
+    let volume = items(pod, "volumes").iter().find(|volume| volume["name"] == mount["name"]).unwrap();
+    // A container that crashes finds it again; a pod that is made anew reads the ConfigMap.
+    assert!(volume["emptyDir"]["sizeLimit"].is_string(), "{volume}");
+}
