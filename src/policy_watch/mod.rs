@@ -44,7 +44,7 @@ const SETTLES_IN: Duration = Duration::from_millis(250);
 
 /// There is no policy to start with: nothing at its path, and none that was good before.
 #[derive(Debug, thiserror::Error)]
-#[error("--policy: {0}")]
+#[error("--policy")]
 pub struct OpenError(#[from] ReadError);
 
 /// What is wrong with a policy, for people.
