@@ -69,8 +69,7 @@ impl Running {
         });
         let unknown = SocketAddr::from(([0, 0, 0, 0], 0));
         let early = RefCell::default();
-        let mut running =
-            Self { child, early, log, scheduler: unknown, agents: unknown, operators: unknown };
+        let mut running = Self { child, early, log, scheduler: unknown, agents: unknown, operators: unknown };
         let mut early = VecDeque::new();
         running.scheduler = address(&running.line_after("the scheduler: http", &mut early));
         running.agents = address(&running.line_after("agents: http", &mut early));
