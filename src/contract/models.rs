@@ -61,6 +61,13 @@ mod tests {
     }
 
     #[test]
+    fn a_list_longer_than_any_cluster_has_models_is_not_kept() {
+        let many: Vec<String> = (0..10_000).map(|n| format!("model-{n}")).collect();
+        let one = json!({ "matchExpressions": [{ "key": PRODUCT, "operator": "In", "values": many }] });
+        assert!(models(affinity(json!([one]))).is_empty());
+    }
+
+    #[test]
     fn one_term_that_names_none_lets_it_run_anywhere() {
         let one = json!({ "matchExpressions": [{ "key": PRODUCT, "operator": "In", "values": ["H100"] }] });
         let other = json!({ "matchExpressions": [{ "key": "zone", "operator": "Exists" }] });

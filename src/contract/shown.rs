@@ -141,6 +141,15 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_more_gpus_than_a_node_can_have_is_none() {
+        let recorded = |count: u32| {
+            let names = (0..count).map(|n| format!("GPU-{n}")).collect::<Vec<_>>().join(",");
+            recorded_devices(&pod(json!({ "stowage.dev/devices": names }), json!({}))).map(|gpus| gpus.len())
+        };
+        assert_eq!((recorded(MAX_GPUS), recorded(100_000)), (Some(MAX_GPUS as usize), None));
+    }
+
+    #[test]
     fn a_pod_has_started_when_a_container_runs_or_has_run_and_not_while_one_prepares() {
         let started = |status: Value| shown(json!({}), status).1.started;
         let waits = json!({ "name": "engine", "image": "", "imageID": "", "ready": false, "restartCount": 0,
