@@ -189,10 +189,13 @@ fn is_starting(pod: &Pod) -> bool {
     !status.conditions.iter().flatten().any(is_ready) && !was_restarted
 }
 
-/// The GPUs its Binding recorded, if it recorded any that can be read.
+/// The GPUs its Binding recorded, if it recorded any that can be read. More than a node can have were written by somebody else.
 pub fn recorded_devices(pod: &Pod) -> Option<Arc<[GpuUuid]>> {
-    let text = annotation(pod, written::DEVICES)?;
-    text.split(',').map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
+    let names = || annotation(pod, written::DEVICES).map(|text| text.split(','));
+    if names()?.nth(MAX_GPUS as usize).is_some() {
+        return None;
+    }
+    names()?.map(|uuid| GpuUuid::parse(uuid.trim()).ok()).collect()
 }
 
 /// The VRAM its Binding granted it, over all its GPUs.

@@ -6,11 +6,15 @@ use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, PodSpec};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The models that its node selector or its required node affinity names, in order; none if it may run on any, or says it in
-/// other words.
+/// More models than a cluster has. What pods asked for is remembered longer than they live.
+const MAX_MODELS: usize = 64;
+
+/// The models that its node selector or its required node affinity names, in order; none if it may run on any, says it in
+/// other words, or names more than [`MAX_MODELS`].
 pub fn gpu_models(pod: &Pod) -> Arc<[GpuModel]> {
     let spec = pod.spec.as_ref();
     let named = spec.and_then(|spec| by_selector(spec).or_else(|| by_affinity(spec))).unwrap_or_default();
+    let named = if named.len() > MAX_MODELS { BTreeSet::new() } else { named };
     named.into_iter().filter_map(|name| GpuModel::parse(name).ok()).collect()
 }
 

@@ -18,9 +18,8 @@ use std::sync::Arc;
 pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<PodShown> {
     let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
     let node = NodeName::parse(node).ok()?;
-    let gpus = recorded_devices(pod).filter(|gpus| gpus.len() <= MAX_GPUS as usize);
     // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
-    let gpus: Arc<[GpuUuid]> = gpus.filter(|_| !asks_device_plugin(pod)).unwrap_or_default();
+    let gpus: Arc<[GpuUuid]> = recorded_devices(pod).filter(|_| !asks_device_plugin(pod)).unwrap_or_default();
     let granted = granted(pod).filter(|_| !gpus.is_empty()).unwrap_or_default();
     let grant = Grant {
         per_gpu: granted.split((gpus.len() as u32).max(1)),

@@ -6,7 +6,6 @@ pub mod watched;
 
 use crate::contract;
 use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::scheduling::request::MAX_GPUS;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use std::collections::BTreeMap;
@@ -76,7 +75,7 @@ impl PodOnNode {
         let labels = pod.metadata.labels.iter().flatten();
         let is_short = |(_, value): &(&String, &String)| value.len() <= MAX_VALUE;
         let owned = |(key, value): (&String, &String)| (key.clone(), value.clone());
-        let devices = contract::recorded_devices(pod).filter(|devices| devices.len() <= MAX_GPUS as usize);
+        let devices = contract::recorded_devices(pod);
         Some(Self {
             uid,
             key,
