@@ -1,16 +1,14 @@
 //! What is fuzzed: `cargo fuzz run --features fuzzing TARGET`. `cargo test` replays the corpus without the fuzzer.
+//!
+//! [`ledger`] is a cluster with two replicas of Stowage, [`hostile`] makes pods that show as much as they can.
 
-use std::sync::Arc;
-use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::audit::audit;
-use stowage::scheduling::decision::Hold;
-use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
-use stowage::scheduling::node::NodeKind;
+mod hostile;
+mod ledger;
+
+pub use ledger::ledger;
+
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::preempt::{Rules, cheapest_victims};
-use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
-use stowage::units::{Bytes, MilliCpu, Millis, Moment};
+use stowage::units::{Bytes, MilliCpu};
 
 /// Requests of the scheduler and reports of agents: whatever comes is read or refused, never a panic.
 pub fn wire(data: &[u8]) {
@@ -36,17 +34,24 @@ pub fn wire(data: &[u8]) {
     }
 }
 
-/// A policy's file: it is read, or everything that is wrong is told at places that are in it; what was read judges every pod,
-/// and the same text always means the same.
+/// A policy's file: it is read, or everything that is wrong is told at places that are in it; what was read classifies every
+/// pod, the most hostile ones too, and the same text always means the same.
 pub fn policy(data: &[u8]) {
     use stowage::policy_file::{SourceText, load};
-    use stowage::scheduling::policy::Traits;
     let files = [SourceText::new("policy.yaml", data)];
     match (load(&files), load(&files)) {
         (Ok(loaded), Ok(again)) => {
             assert_eq!(loaded.policy, again.policy);
-            let judged = loaded.policy.judge(&Traits::default());
-            assert!(judged.class.place() < loaded.policy.classes().len());
+            for class in loaded.policy.classes() {
+                let cost =
+                    class.matches.expression.as_ref().map(|expression| expression.cost()).unwrap_or_default();
+                assert!(cost.steps <= 10_000 && cost.bytes <= 4 << 20, "{cost:?}");
+            }
+            for pod in hostile::pods(data) {
+                let judged = loaded.policy.judge(&pod);
+                assert!(judged.class.place() < loaded.policy.classes().len());
+                assert_eq!(judged, again.policy.judge(&pod));
+            }
         }
         (Err(found), Err(_)) => {
             assert!(!found.is_empty());
@@ -77,96 +82,6 @@ pub fn engine_page(data: &[u8]) {
         assert!(count <= 256_000_000_000_000, "{figures:?}");
     }
     assert!(figures.problems.iter().all(|problem| problem.to_string().len() < 400), "{figures:?}");
-}
-
-/// Any history of a small cluster: after every step the books add up and no GPU is promised more than it has.
-pub fn ledger(data: &[u8]) {
-    let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    let mut now = Moment(0);
-    for step in data.chunks_exact(4) {
-        apply(&mut ledger, &mut now, [step[0], step[1], step[2], step[3]]);
-        let violations = audit(&ledger);
-        assert!(violations.is_empty(), "{step:?}: {violations:?}");
-        let _ = ledger.snapshot();
-    }
-}
-
-fn apply(ledger: &mut Ledger, now: &mut Moment, [verb, pod, node, amount]: [u8; 4]) {
-    let pod_uid = PodUid::parse(&format!("uid-{}", pod % 16)).expect("a name");
-    let node_name = NodeName::parse(&format!("node-{}", node % 4)).expect("a name");
-    match verb % 9 {
-        0 => arrive(ledger, pod, amount),
-        1 | 2 => drop(ledger.assume(&pod_uid, &node_name)),
-        3 => confirm(ledger, &pod_uid),
-        4 => ledger.forget(&pod_uid),
-        5 => drop(ledger.release(&pod_uid)),
-        6 => hold(ledger, *now, &pod_uid, &node_name),
-        7 => {
-            *now = *now + Millis(u64::from(amount) * 500);
-            ledger.expire(*now);
-        }
-        _ if amount == 0 => ledger.remove_node(&node_name),
-        _ => {
-            ledger.set_node(&node_name, NodeKind::Stowage, None);
-            let devices = (0..u32::from(amount % 5)).map(|index| device(node, index)).collect();
-            ledger.report_devices(&node_name, devices).expect("the node was just set");
-        }
-    }
-}
-
-fn confirm(ledger: &mut Ledger, uid: &PodUid) {
-    if let Some(entry) = ledger.entry(uid).filter(|entry| entry.is_assumed()).cloned() {
-        let node = entry.node().expect("an assumed pod has a node");
-        ledger.confirm(uid, node, entry.devices().cloned());
-    }
-}
-
-fn arrive(ledger: &mut Ledger, pod: u8, amount: u8) {
-    let uid = PodUid::parse(&format!("uid-{}", pod % 16)).expect("a name");
-    if ledger.entry(&uid).is_some() {
-        return;
-    }
-    let (vram, gpus) = (format!("{}Gi", 1 + amount % 90), (1 + pod / 16 % 3).to_string());
-    let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("engine") }];
-    let request = PodRequest {
-        priority: i32::from(amount % 5) - 2,
-        grace: Millis::seconds(1),
-        gpus: Some(&gpus),
-        exclusive: (pod >= 128).then_some("true"),
-        ..PodRequest::plain("default", &containers)
-    };
-    let demand = Demand::of(&request, ledger.policy()).expect("the request is a proper one");
-    let key = PodKey::parse("default", uid.as_str()).expect("a name");
-    ledger.see(Seen { uid, key, demand, state: SeenState::Waiting(SeenWaiting::default()), shown: None });
-}
-
-fn hold(ledger: &mut Ledger, now: Moment, uid: &PodUid, node: &NodeName) {
-    let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
-    let Some(room) = ledger.room_for(&ledger.claim(uid), node) else { return };
-    let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
-    let devices = &ledger.node(node).expect("the node has room").devices;
-    let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
-    let hold = Hold {
-        node: node.clone(),
-        devices,
-        victims: set.everyone().into(),
-        deadline: now + Millis::seconds(30),
-    };
-    // Refused if the pod does not wait, or holds room already.
-    let _ = ledger.hold(uid, hold);
-}
-
-fn device(node: u8, index: u32) -> Device {
-    Device {
-        uuid: GpuUuid::parse(&format!("GPU-{}-{index}", node % 4)).expect("a name"),
-        index,
-        model: GpuModel::parse("H100").expect("a name"),
-        parent: None,
-        total: Bytes::gib(80),
-        reserved: Bytes::ZERO,
-        health: Health::Healthy,
-        island: None,
-    }
 }
 
 #[cfg(test)]

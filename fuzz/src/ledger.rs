@@ -1,0 +1,506 @@
+//! Any history of a small cluster with two replicas of Stowage: an API server that applies writes when it likes, also after the
+//! replica that sent them is gone, watches that lag, restarts, hand-overs, other policies, readings, groups and budgets.
+//!
+//! After every step the books of both replicas add up. No GPU is promised more than it has, as long as no write has landed
+//! after another replica began to act: what may happen then is reported by the audit, and breaks nothing else.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, LazyLock};
+use stowage::contract;
+use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, NodeName, PodUid};
+use stowage::policy_file::{SourceText, load};
+use stowage::scheduling::audit::{Violation, audit};
+use stowage::scheduling::budget::Budget;
+use stowage::scheduling::decision::Hold;
+use stowage::scheduling::device::{Device, GpuSet, Health};
+use stowage::scheduling::ledger::{Assumption, Judgements, Ledger};
+use stowage::scheduling::loading::Holdings;
+use stowage::scheduling::node::{NodeIdentity, NodeKind};
+use stowage::scheduling::policy::Policy;
+use stowage::scheduling::preempt::{Rules, cheapest_victims};
+use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
+use stowage::scheduling::selector::{Requirement, Selector};
+use stowage::units::{Bytes, Millis, Moment, Percent};
+
+type Pod = k8s_openapi::api::core::v1::Pod;
+
+const PODS: u8 = 16;
+const NODES: u8 = 4;
+const REPLICAS: usize = 2;
+
+/// All have the headroom of the default, so that what was promised by one is not too much by another.
+static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
+    let texts = [
+        "{}",
+        "tenants: [{name: t, namespaces: [default], limit: {vram: 200Gi}}]\n",
+        "classes:\n- name: few\n  match: {expression: \"pod.gpus > 1 || pod.labels['app'] == 'a1'\"}\n  mayShareWith: [few]\n- name: rest\n",
+        "mode: shadow\ntelemetry: {fresh: 1s, stale: 2s, expired: refuse}\n",
+    ];
+    texts.map(|text| load(&[SourceText::new("p", text)]).expect("it is sound").policy).into()
+});
+
+/// What a replica has sent and the API server has not applied yet.
+enum Write {
+    Binding { by: usize, term: i32, uid: PodUid, annotations: BTreeMap<String, String>, node: NodeName },
+    Hold { term: i32, uid: PodUid, hold: Hold },
+}
+
+/// What a watch brings.
+#[derive(Clone)]
+enum Event {
+    Pod(Box<Pod>, Option<Hold>),
+    Gone(PodUid),
+}
+
+/// One process of Stowage.
+struct Replica {
+    ledger: Ledger,
+    events: VecDeque<Event>,
+}
+
+struct World {
+    now: Moment,
+    policy: usize,
+    /// How often a pod of each number was deleted: no UID is used again.
+    deleted: [u32; PODS as usize],
+    /// What the API server has: the pod, and the hold that its condition describes.
+    pods: BTreeMap<PodUid, (Pod, Option<Hold>)>,
+    nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
+    budget: Option<Budget>,
+    writes: VecDeque<Write>,
+    replicas: [Replica; REPLICAS],
+    /// Which of them acts, and how often that has changed.
+    acting: usize,
+    term: i32,
+    /// A write was on its way when another replica began to act.
+    promises_may_be_broken: bool,
+}
+
+/// Applies four bytes a step.
+pub fn ledger(data: &[u8]) {
+    let mut world = World::new();
+    for step in data.chunks_exact(4) {
+        world.apply([step[0], step[1], step[2], step[3]]);
+        for replica in &mut world.replicas {
+            let mut violations = audit(&replica.ledger);
+            if world.promises_may_be_broken {
+                violations.retain(|one| {
+                    !matches!(one, Violation::OverPromised { .. } | Violation::ExclusiveShared { .. })
+                });
+            }
+            assert!(violations.is_empty(), "{step:?}: {violations:?}");
+            let _ = replica.ledger.snapshot();
+        }
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        let replica =
+            || Replica { ledger: Ledger::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
+        let mut first = replica();
+        first.ledger.begin_leading(epoch(0));
+        Self {
+            now: Moment(0),
+            policy: 0,
+            deleted: [0; PODS as usize],
+            pods: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            budget: None,
+            writes: VecDeque::new(),
+            replicas: [first, replica()],
+            acting: 0,
+            term: 0,
+            promises_may_be_broken: false,
+        }
+    }
+
+    /// Of the pod that bears this number now.
+    fn uid(&self, number: u8) -> PodUid {
+        let number = number % PODS;
+        PodUid::parse(&format!("uid-{number}-{}", self.deleted[usize::from(number)])).expect("a name")
+    }
+
+    fn apply(&mut self, [verb, pod, node, amount]: [u8; 4]) {
+        let uid = self.uid(pod);
+        let name = NodeName::parse(&format!("node-{}", node % NODES)).expect("a name");
+        let (now, acting) = (self.now, self.acting);
+        self.replicas.iter_mut().for_each(|replica| replica.ledger.set_now(now));
+        let ledger = &mut self.replicas[acting].ledger;
+        match verb % 22 {
+            0 | 1 => self.arrive(pod, amount),
+            2..=4 => self.assume(&uid, &name),
+            5 | 6 => self.land(usize::from(pod), amount),
+            7 => self.lose(usize::from(pod)),
+            8 => self.hold(&uid, &name),
+            9 => {
+                self.pods.remove(&uid);
+                self.deleted[usize::from(pod % PODS)] += 1;
+                self.tell(Event::Gone(uid));
+            }
+            10 => self.pass(Millis(u64::from(amount) * 500)),
+            11 | 12 => self.describe(name, node, amount),
+            13 => self.reload(usize::from(amount)),
+            14 => self.read(&name, pod, amount),
+            15 => self.show(&uid, node, amount),
+            16 => self.set_budget(amount),
+            17 => self.restart(usize::from(amount) % REPLICAS),
+            18 => self.hand_over(amount),
+            19 => self.deliver(usize::from(amount) % REPLICAS, usize::from(pod) + 1),
+            20 => {
+                ledger.begin_attempt(&uid);
+                let snapshot = ledger.snapshot();
+                if let Some(view) = snapshot.node(name.as_str()).filter(|view| !view.devices.is_empty()) {
+                    let place = usize::from(amount) % view.devices.len();
+                    ledger.offer(&uid, view, GpuSet::one(place), now);
+                }
+            }
+            _ => {
+                ledger.drop_hold(&uid);
+                self.end_hold(&uid);
+            }
+        }
+    }
+
+    /// The pod's condition says that its hold has ended.
+    fn end_hold(&mut self, uid: &PodUid) {
+        if let Some((_, hold)) = self.pods.get_mut(uid) {
+            *hold = None;
+        }
+        self.tell_pod(uid);
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.replicas.iter_mut().for_each(|replica| replica.events.push_back(event.clone()));
+    }
+
+    fn tell_pod(&mut self, uid: &PodUid) {
+        if let Some((pod, hold)) = self.pods.get(uid) {
+            self.tell(Event::Pod(Box::new(pod.clone()), hold.clone()));
+        }
+    }
+
+    fn arrive(&mut self, number: u8, amount: u8) {
+        let uid = self.uid(number);
+        if self.pods.contains_key(&uid) {
+            return;
+        }
+        self.pods.insert(uid.clone(), (pod(uid.as_str(), number, amount), None));
+        self.tell_pod(&uid);
+        // A filter request brings it to the one that acts before its watch does.
+        if amount >= 128 {
+            let (pod, hold) = &self.pods[&uid];
+            self.replicas[self.acting].see(pod, hold.clone());
+        }
+    }
+
+    fn assume(&mut self, uid: &PodUid, node: &NodeName) {
+        let (by, term) = (self.acting, self.term);
+        let ledger = &mut self.replicas[by].ledger;
+        let Ok(Assumption::New(placement)) = ledger.assume(uid, node) else { return };
+        let entry = ledger.entry(uid).expect("it was just assumed");
+        let epoch = epoch(term);
+        let binding = contract::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
+        let annotations = binding.metadata.annotations.unwrap_or_default();
+        let (uid, node) = (uid.clone(), node.clone());
+        self.writes.push_back(Write::Binding { by, term, uid, annotations, node });
+    }
+
+    fn hold(&mut self, uid: &PodUid, node: &NodeName) {
+        let (now, term) = (self.now, self.term);
+        let ledger = &mut self.replicas[self.acting].ledger;
+        let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
+        let Some(room) = ledger.room_for(&ledger.claim(uid), node) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
+        let devices = &ledger.node(node).expect("the node has room").devices;
+        let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
+        let deadline = now + Millis::seconds(30);
+        let hold = Hold { node: node.clone(), devices, victims: set.everyone().into(), deadline };
+        // Refused if the pod does not wait, or holds room already.
+        if ledger.hold(uid, hold.clone()).is_ok() {
+            self.writes.push_back(Write::Hold { term, uid: uid.clone(), hold });
+        }
+    }
+
+    /// The API server applies a write. Its answer comes to the process that sent it, if that still is and `amount` is even.
+    fn land(&mut self, place: usize, amount: u8) {
+        if self.writes.is_empty() {
+            return;
+        }
+        let write = self.writes.remove(place % self.writes.len()).expect("there is one");
+        let (Write::Binding { term, .. } | Write::Hold { term, .. }) = &write;
+        let is_late = *term != self.term;
+        match write {
+            Write::Hold { uid, hold, .. } => {
+                let Some((pod, held)) = self.pods.get_mut(&uid) else { return };
+                if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()) {
+                    *held = Some(hold);
+                }
+                self.tell_pod(&uid);
+            }
+            Write::Binding { by, uid, annotations, node, .. } => {
+                if let Some((pod, hold)) = self.pods.get_mut(&uid) {
+                    bind(pod, hold, &node, annotations);
+                }
+                self.tell_pod(&uid);
+                if amount % 2 == 0 && !is_late {
+                    self.answer(by, &uid);
+                }
+            }
+        }
+    }
+
+    /// A Binding was answered, or its pod was read: bound here, bound elsewhere, or gone.
+    fn answer(&mut self, by: usize, uid: &PodUid) {
+        let ledger = &mut self.replicas[by].ledger;
+        let bound = self.pods.get(uid).map(|(pod, _)| {
+            let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+            (node, contract::recorded_devices(pod))
+        });
+        match bound {
+            None => drop(ledger.release(uid)),
+            Some((Some(node), devices)) => {
+                ledger.confirm(uid, &NodeName::parse(&node).expect("a name"), devices);
+            }
+            Some((None, _)) => {}
+        }
+    }
+
+    /// A write never arrives. The one that sent it finds out, if it is still there.
+    fn lose(&mut self, place: usize) {
+        if self.writes.is_empty() {
+            return;
+        }
+        match self.writes.remove(place % self.writes.len()).expect("there is one") {
+            Write::Binding { by, term, uid, .. } if term == self.term => {
+                self.replicas[by].ledger.forget(&uid)
+            }
+            Write::Hold { term, uid, .. } if term == self.term => {
+                self.replicas[self.acting].ledger.drop_hold(&uid);
+            }
+            _ => {}
+        }
+    }
+
+    fn pass(&mut self, time: Millis) {
+        self.now = self.now + time;
+        let ledger = &mut self.replicas[self.acting].ledger;
+        let mut ended = ledger.expire(self.now);
+        // What another leader held and this one did not take over is ended by a write.
+        ended.extend(ledger.take_unknown_holds());
+        self.replicas[(self.acting + 1) % REPLICAS].ledger.expire_but_holds(self.now);
+        ended.iter().for_each(|uid| self.end_hold(uid));
+    }
+
+    fn describe(&mut self, name: NodeName, number: u8, amount: u8) {
+        if amount == 0 {
+            self.nodes.remove(&name);
+            self.replicas.iter_mut().for_each(|replica| replica.ledger.remove_node(&name));
+            return;
+        }
+        // Now and then another machine takes the name.
+        let machine = amount / 64;
+        let identity = NodeIdentity { uid: format!("node-uid-{machine}").into(), machine: None };
+        let devices: Vec<Device> =
+            (0..u32::from(amount % 5)).map(|index| device(number, machine, index, amount)).collect();
+        self.nodes.insert(name.clone(), (identity.clone(), devices.clone()));
+        for replica in &mut self.replicas {
+            replica.describe(&name, identity.clone(), devices.clone());
+        }
+    }
+
+    fn reload(&mut self, policy: usize) {
+        self.policy = policy % POLICIES.len();
+        for replica in &mut self.replicas {
+            replica.ledger.set_policy(POLICIES[self.policy].clone(), &Judgements::default());
+        }
+    }
+
+    fn read(&mut self, name: &NodeName, pod: u8, amount: u8) {
+        let Some((_, devices)) = self.nodes.get(name) else { return };
+        let uid = self.uid(pod);
+        let gpu = |device: &Device| GpuReading {
+            uuid: device.uuid.clone(),
+            used: (amount % 7 > 0).then(|| Bytes::gib(u64::from(amount % 90))),
+            attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
+            pressure: Pressure::of(Percent::new(amount % 101), Some(u32::from(amount))),
+        };
+        let reading = Reading {
+            sampled: self.now.before(Millis(u64::from(amount) * 100)),
+            gpus: devices.iter().map(gpu).collect(),
+            holdings: Holdings::default(),
+            in_flight: Vec::new(),
+        };
+        self.replicas.iter_mut().for_each(|replica| replica.ledger.read(name, reading.clone()));
+    }
+
+    /// The pod's owner edits what may be edited of it.
+    fn show(&mut self, uid: &PodUid, group: u8, amount: u8) {
+        let Some((pod, _)) = self.pods.get_mut(uid) else { return };
+        let labels = pod.metadata.labels.get_or_insert_default();
+        labels.insert("app".into(), format!("a{}", amount % 3));
+        labels.insert("jobset.sigs.k8s.io/jobset-name".into(), format!("set-{}", group % 3));
+        let annotations = pod.metadata.annotations.get_or_insert_default();
+        annotations.insert("karpenter.sh/do-not-disrupt".into(), (amount % 4 == 0).to_string());
+        annotations.insert("stowage.dev/exclusive".into(), (amount % 5 == 0).to_string());
+        if amount >= 200 {
+            pod.metadata.deletion_timestamp = serde_json::from_str("\"2026-01-01T00:00:00Z\"").ok();
+        }
+        self.tell_pod(uid);
+    }
+
+    fn set_budget(&mut self, amount: u8) {
+        let selector = Selector::All(vec![Requirement::is("app", "a1")]);
+        let allowed = u32::from(amount % 3);
+        let budget = Budget { namespace: "default".into(), name: "b".into(), selector, allowed };
+        self.budget = (amount < 200).then_some(budget);
+        for replica in &mut self.replicas {
+            match &self.budget {
+                Some(budget) => replica.ledger.set_budget(budget.clone()),
+                None => replica.ledger.remove_budget("default", "b"),
+            }
+        }
+    }
+
+    /// The process ends; another begins with nothing but what the API server has.
+    fn restart(&mut self, place: usize) {
+        let replica = &mut self.replicas[place];
+        replica.ledger = Ledger::new(Arc::new(POLICIES[self.policy].clone()));
+        replica.ledger.set_now(self.now);
+        self.list(place);
+        if place == self.acting {
+            // It acts again, and nothing of the process before it may land.
+            self.begin_to_act(place, 0);
+        }
+    }
+
+    /// The other one acts from here on: everything is listed anew first. By the chain of times nothing of its predecessor's is
+    /// on its way any more, unless `amount` says that it is all the same.
+    fn hand_over(&mut self, amount: u8) {
+        self.begin_to_act((self.acting + 1) % REPLICAS, amount);
+    }
+
+    fn begin_to_act(&mut self, place: usize, amount: u8) {
+        while amount < 128 && !self.writes.is_empty() {
+            match amount % 2 {
+                0 => self.land(0, 1),
+                _ => drop(self.writes.pop_front()),
+            }
+        }
+        // While something of its predecessor's is on its way, nobody can tell what that will come to.
+        self.promises_may_be_broken |= !self.writes.is_empty();
+        self.settle(self.acting);
+        self.replicas[self.acting].ledger.stop_leading();
+        self.acting = place;
+        self.term += 1;
+        self.list(place);
+        self.replicas[place].ledger.begin_leading(epoch(self.term));
+    }
+
+    /// A replica that acts no more reads what became of the Bindings it sent.
+    fn settle(&mut self, place: usize) {
+        let ledger = &self.replicas[place].ledger;
+        let assumed = ledger.entries().into_iter().filter(|(_, entry)| entry.is_assumed());
+        for uid in assumed.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
+            self.answer(place, &uid);
+            self.replicas[place].ledger.forget(&uid);
+        }
+    }
+
+    /// Everything anew into a ledger that may know some of it: what is not listed is gone.
+    fn list(&mut self, place: usize) {
+        let replica = &mut self.replicas[place];
+        replica.events.clear();
+        let known: Vec<PodUid> = replica.ledger.entries().into_keys().cloned().collect();
+        for uid in known.iter().filter(|uid| !self.pods.contains_key(*uid)) {
+            replica.ledger.release(uid);
+        }
+        for (name, (identity, devices)) in &self.nodes {
+            replica.describe(name, identity.clone(), devices.clone());
+        }
+        for (pod, hold) in self.pods.values() {
+            replica.see(pod, hold.clone());
+        }
+        self.budget.iter().for_each(|budget| replica.ledger.set_budget(budget.clone()));
+    }
+
+    fn deliver(&mut self, place: usize, count: usize) {
+        let replica = &mut self.replicas[place];
+        for event in replica.events.drain(..count.min(replica.events.len())).collect::<Vec<_>>() {
+            match event {
+                Event::Pod(pod, hold) => replica.see(&pod, hold),
+                Event::Gone(uid) => drop(replica.ledger.release(&uid)),
+            }
+        }
+    }
+}
+
+impl Replica {
+    fn see(&mut self, pod: &Pod, hold: Option<Hold>) {
+        let seen = contract::seen(pod, self.ledger.policy(), hold, jiff::Timestamp::UNIX_EPOCH);
+        if let Some(seen) = seen {
+            self.ledger.see(seen);
+        }
+    }
+
+    fn describe(&mut self, name: &NodeName, identity: NodeIdentity, devices: Vec<Device>) {
+        self.ledger.identify_node(name, identity);
+        self.ledger.set_node(name, NodeKind::Stowage, None);
+        // A node has at most so many, those that it has lost among them.
+        let _ = self.ledger.report_devices(name, devices);
+    }
+}
+
+fn epoch(term: i32) -> LeaderEpoch {
+    LeaderEpoch::new("lease", term, "nonce")
+}
+
+/// The API server applies a Binding, unless the pod has a node.
+fn bind(pod: &mut Pod, hold: &mut Option<Hold>, node: &NodeName, annotations: BTreeMap<String, String>) {
+    let spec = pod.spec.get_or_insert_default();
+    if spec.node_name.is_none() {
+        spec.node_name = Some(node.to_string());
+        pod.metadata.annotations.get_or_insert_default().extend(annotations);
+        *hold = None;
+    }
+}
+
+fn pod(uid: &str, number: u8, amount: u8) -> Pod {
+    let pod = serde_json::json!({
+        "metadata": {
+            "name": uid, "namespace": "default", "uid": uid,
+            "labels": { "app": format!("a{}", number % 3) },
+            "annotations": {
+                "stowage.dev/gpus": (1 + number / 16 % 3).to_string(),
+                "stowage.dev/exclusive": (number >= 128).to_string(),
+            },
+        },
+        "spec": {
+            "priority": i32::from(amount % 5) - 2,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "engine",
+                "resources": { "limits": { "stowage.dev/vram": format!("{}Gi", 1 + amount % 90) } },
+            }],
+        },
+    });
+    serde_json::from_value(pod).expect("it is a pod")
+}
+
+fn device(node: u8, machine: u8, index: u32, amount: u8) -> Device {
+    let health = match amount % 11 {
+        9 => Health::Draining,
+        10 => Health::Lost,
+        _ => Health::Healthy,
+    };
+    Device {
+        uuid: GpuUuid::parse(&format!("GPU-{}-{machine}-{index}", node % NODES)).expect("a name"),
+        index,
+        model: GpuModel::parse("H100").expect("a name"),
+        parent: None,
+        total: Bytes::gib(80),
+        reserved: Bytes::ZERO,
+        health: if index == 0 { health } else { Health::Healthy },
+        island: None,
+    }
+}
