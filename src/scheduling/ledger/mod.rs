@@ -27,6 +27,7 @@ mod entry;
 mod evictions;
 mod groups;
 mod held;
+mod holding;
 mod loss;
 mod measured;
 mod occupants;

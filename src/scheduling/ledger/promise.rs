@@ -1,10 +1,8 @@
-//! What is promised, and to whom: offers, holds, and the way from assume to confirm or forget.
+//! What is promised, and to whom: offers, what runs out, and the way from assume to confirm or forget. Holds are made in `holding`.
 
 use super::Ledger;
 use super::book::Book;
-use super::claim::{Claim, Departure, Stays};
 use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
-use super::room::given_back;
 use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Hold, Placement};
@@ -14,8 +12,7 @@ use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Limit, Policy, StartGate, Usage};
-use crate::scheduling::preempt::{Resident, discharge, settle_bars};
+use crate::scheduling::policy::{Limit, Policy, StartGate};
 use crate::scheduling::rank;
 use crate::scheduling::reading::Pressure;
 use crate::scheduling::request::{Demand, Sharing};
@@ -204,116 +201,6 @@ impl Ledger {
         }
     }
 
-    /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
-    /// groups, and such as are leaving anyway.
-    pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
-        let claim = self.claim_without_price(uid);
-        self.hold_by(&claim, uid, hold)
-    }
-
-    /// The same, if its victims have room elsewhere.
-    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
-        let claim = self.claim_without_price(uid).moving();
-        self.hold_by(&claim, uid, hold)
-    }
-
-    fn hold_by(&mut self, claim: &Claim, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
-        self.check_hold(claim, uid, &hold)?;
-        self.set_hold(uid, Some(hold));
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.hold_shown = false;
-        }
-        Ok(())
-    }
-
-    /// Whether the pod may have this hold, in place of none.
-    pub fn check_hold(&self, claim: &Claim, uid: &PodUid, hold: &Hold) -> Result<(), Conflict> {
-        let entry = self.waiting(uid)?;
-        if let Some(held) = entry.hold() {
-            return Err(Conflict::AlreadyHolds { node: held.node.clone() });
-        }
-        let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        match shut(&book.view, &entry.demand) {
-            Err(Misfit::Unseen) if claim.adopts => {}
-            shut => shut?,
-        }
-        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        if claim.adopts {
-            forget_measured(&mut gpus);
-        }
-        let bars = book.bars(uid, &self.entries);
-        // A tenant at its limit may put one of its pods in the place of others of its own.
-        let mut given_back = Usage::default();
-        for (resident, returned) in self.leavers(claim, &entry.demand, hold, book)? {
-            given_back += returned;
-            resident.iter().for_each(|resident| discharge(&mut gpus, resident));
-        }
-        settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
-        let demand = &entry.demand;
-        let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
-        if !seats.iter().all(|g| gpus[g].has_room(demand)) {
-            return Err(misfit(&gpus, demand).into());
-        }
-        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
-        Ok(())
-    }
-
-    /// Everyone who must have left before the held room is free, with what each gives back to the pod's own tenant; of those on
-    /// other nodes nothing is discharged here.
-    fn leavers(
-        &self,
-        claim: &Claim,
-        demand: &Demand,
-        hold: &Hold,
-        book: &Book,
-    ) -> Result<Vec<(Option<Resident>, Usage)>, Conflict> {
-        let wanted = book.most_used_by(demand);
-        let leaver = |victim: &PodUid| {
-            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let home = there.node().and_then(|node| self.books.get(node)).ok_or(Conflict::VictimGone)?;
-            let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
-            match self.stays(victim, there, demand, wanted, claim) {
-                Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
-                    return Err(Conflict::VictimGone);
-                }
-                Some(Stays::Leaving) if is_soon || claim.adopts => {}
-                None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
-                _ => return Err(Conflict::VictimStays),
-            }
-            let is_here = there.node() == Some(&hold.node);
-            let resident = self.resident(victim, there, home).filter(|_| is_here);
-            if resident.is_none() && !self.leaves_with_another(there, hold) {
-                return Err(Conflict::VictimGone);
-            }
-            Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
-        };
-        hold.victims.iter().map(leaver).collect()
-    }
-
-    /// Whether a member of its group leaves the node of the hold.
-    fn leaves_with_another(&self, leaver: &PodEntry, hold: &Hold) -> bool {
-        let is_member_there = |uid: &PodUid| {
-            let entry = self.entries.get(uid);
-            entry.is_some_and(|e| e.node() == Some(&hold.node) && e.stake.group == leaver.stake.group)
-        };
-        leaver.stake.group.is_some() && hold.victims.iter().any(is_member_there)
-    }
-
-    /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
-    pub fn drop_hold(&mut self, uid: &PodUid) {
-        let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
-        self.set_hold(uid, None);
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
-            waiting.hold_shown = false;
-        }
-    }
-
-    /// The API server shows no hold any more, and what it shows counts.
-    pub fn unsee_hold(&mut self, uid: &PodUid) {
-        self.set_hold(uid, None);
-    }
-
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
     /// are still in the way.
     pub fn own_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
@@ -399,7 +286,7 @@ impl Ledger {
         });
     }
 
-    fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
+    pub(super) fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
         let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
         match &entry.phase {
             Phase::Waiting(_) => Ok(entry),
@@ -425,7 +312,7 @@ impl Ledger {
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.
-    fn within_limit(
+    pub(super) fn within_limit(
         &self,
         left: Limit,
         demand: &Demand,
@@ -470,7 +357,7 @@ impl Ledger {
 }
 
 /// Room that was made for a pod: what a reading says of it is about the pods that just left.
-fn forget_measured(gpus: &mut [Gpu]) {
+pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
         *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
     }
