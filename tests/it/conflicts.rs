@@ -102,7 +102,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other() {
-    let world = World::start(LeadWith::Always, "{}").await;
+    let world = World::start(LeadWith::FromTheStart, "{}").await;
     assert_eq!(world.gauge("overcommitted").as_deref(), Some("0"), "shown before the first");
     world.bound("early", 60, false);
     world.bound("late", 50, false);
@@ -124,7 +124,7 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other(
 
 #[tokio::test]
 async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_was_bound_first() {
-    let world = World::start(LeadWith::Always, "conflicts: evict-unstarted").await;
+    let world = World::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
     world.bound("waiting-for-its-image", 60, false);
     world.bound("running", 60, false);
     world.runs("running");

@@ -42,7 +42,9 @@ pub fn reports(extender: &Extender, out: &mut dyn Write) -> serde_json::Result<(
         received_millis_ago: Millis,
         report: NodeReport,
     }
-    tidy(&extender.board, &extender.service.ledger().clone());
+    // A statement of its own: the lock ends with it.
+    let books = extender.service.ledger().clone();
+    tidy(&extender.board, &books);
     let mut names = extender.board.names();
     names.sort_unstable();
     let mut json = serde_json::Serializer::new(out);

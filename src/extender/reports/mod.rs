@@ -82,7 +82,9 @@ pub fn reports(
         extender.service.metrics.reports.with_label_values(&[label]).inc();
     }
     if extender.board.is_to_be_tidied() {
-        tidy(&extender.board, &extender.service.ledger().clone());
+        // A statement of its own: the lock ends with it.
+        let books = extender.service.ledger().clone();
+        tidy(&extender.board, &books);
     }
     result.into_answer()
 }

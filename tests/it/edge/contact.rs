@@ -29,7 +29,7 @@ fn readyz_a_replica_whose_api_server_is_gone_is_not_ready_and_not_synced() {
     let _inside = runtime.enter();
     let api = runtime.block_on(ApiServer::start()).unwrap();
     let (service, stop) = (Service::new(without_engines()), CancellationToken::new());
-    let options = Options::new(LeadWith::Always, "stowage".into());
+    let options = Options::new(LeadWith::FromTheStart, "stowage".into());
     let client = api.client("stowage").unwrap();
     let (control_plane, _tasks) = cluster::start(client, service.clone(), options, stop.clone());
     let (doors, [.., operators]) = doors();
