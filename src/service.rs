@@ -24,6 +24,7 @@ use judge::{Judge, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
+use std::time::Duration;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
@@ -40,13 +41,18 @@ pub struct Service {
 
 impl Service {
     pub fn new(policy: Policy) -> Arc<Self> {
-        Self::by(Clock::start(), policy)
+        Self::timed_by(TimeSource::SYSTEM, policy)
+    }
+
+    /// One whose time comes from elsewhere, such as a simulation.
+    pub fn timed_by(source: TimeSource, policy: Policy) -> Arc<Self> {
+        Self::by(Clock::start(source), policy)
     }
 
     /// One for which no time passes but what a test lets pass.
     #[cfg(test)]
     pub fn with_stopped_clock(policy: Policy) -> Arc<Self> {
-        let clock = Clock::start();
+        let clock = Clock::start(TimeSource::SYSTEM);
         Self::by(Clock { stopped_at: Some(clock.now()), ..clock }, policy)
     }
 
@@ -145,15 +151,17 @@ impl Service {
 /// A monotonic clock for the core, and its relation to wall time for what is written down.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
-    started: Millis,
+    source: TimeSource,
+    started: Duration,
     #[cfg(test)]
     stopped_at: Option<Moment>,
 }
 
 impl Clock {
-    fn start() -> Self {
+    fn start(source: TimeSource) -> Self {
         Self {
-            started: since_boot(),
+            source,
+            started: (source.monotonic)(),
             #[cfg(test)]
             stopped_at: None,
         }
@@ -164,27 +172,40 @@ impl Clock {
         if let Some(at) = self.stopped_at {
             return at;
         }
-        Moment(since_boot().0.saturating_sub(self.started.0)) + BEFORE_START
+        let elapsed = (self.source.monotonic)().saturating_sub(self.started);
+        Moment(elapsed.as_millis() as u64) + BEFORE_START
     }
 
     /// The wall time of a moment, as far as this machine's wall clock can be trusted right now.
     pub fn to_wall(&self, moment: Moment) -> jiff::Timestamp {
         let ahead = i128::from(moment.0) - i128::from(self.now().0);
         let ahead = jiff::SignedDuration::from_millis(ahead.clamp(-MAX_MILLIS, MAX_MILLIS) as i64);
-        jiff::Timestamp::now().saturating_add(ahead).expect("a duration in milliseconds always adds")
+        (self.source.wall)().saturating_add(ahead).expect("a duration in milliseconds always adds")
     }
 
     /// The moment of a wall time; what has passed already is now.
     pub fn to_moment(&self, wall: jiff::Timestamp) -> Moment {
-        let ahead = wall.duration_since(jiff::Timestamp::now()).as_millis().clamp(0, MAX_MILLIS);
+        let ahead = wall.duration_since((self.source.wall)()).as_millis().clamp(0, MAX_MILLIS);
         self.now() + Millis(ahead as u64)
     }
 }
 
+/// Where a clock's time comes from.
+#[derive(Debug, Clone, Copy)]
+pub struct TimeSource {
+    /// It never goes back. Only differences count.
+    pub monotonic: fn() -> Duration,
+    pub wall: fn() -> jiff::Timestamp,
+}
+
+impl TimeSource {
+    pub const SYSTEM: Self = Self { monotonic: since_boot, wall: jiff::Timestamp::now };
+}
+
 /// A machine that was suspended has let a Lease run out meanwhile: of the monotonic clocks it takes the one that goes on then.
-fn since_boot() -> Millis {
+fn since_boot() -> Duration {
     let now = clock_gettime(ClockId::Boottime);
-    Millis(now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000)
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// The clock does not begin at zero: a pod that has run for days must be known to have, in the first second too. No minimum
@@ -200,7 +221,7 @@ mod tests {
 
     #[test]
     fn a_pod_that_ran_for_a_month_before_this_process_began_has_run_for_a_month() {
-        let (now, month) = (Clock::start().now(), Millis::seconds(30 * 24 * 3600));
+        let (now, month) = (Clock::start(TimeSource::SYSTEM).now(), Millis::seconds(30 * 24 * 3600));
         assert_eq!(now.since(now.before(month)), month);
     }
 }

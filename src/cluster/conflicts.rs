@@ -37,6 +37,7 @@ pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            biased;
             _ = ticks.tick() => audit.tick(audit.service.now()),
             Some(done) = audit.evictions.join_next() => {
                 if let Ok((leaver, outcome)) = done {

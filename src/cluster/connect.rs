@@ -81,7 +81,7 @@ pub fn client(mut config: Config, times: WriteTimes) -> kube::Result<Client> {
 }
 
 /// A write, which the API server gives up after so long if it does not say otherwise. Reads keep what they ask for.
-fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
+pub(crate) fn limited(mut request: Request<Body>, limit: Duration) -> Request<Body> {
     let says = |parameter: &str| parameter.split_once('=').is_some_and(|(name, _)| name == "timeout");
     let is_limited = request.uri().query().is_some_and(|query| query.split('&').any(says));
     if !is_limited && !matches!(*request.method(), Method::GET | Method::HEAD) {

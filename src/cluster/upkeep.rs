@@ -33,6 +33,8 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         tokio::select! {
+            // In this order, so that a simulation can be had again; a tick is rare beside what follows from it.
+            biased;
             _ = ticks.tick() => {
                 learning.tick();
                 upkeep.tick(upkeep.service.now());

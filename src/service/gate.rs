@@ -150,7 +150,7 @@ mod tests {
     use crate::units::Millis;
 
     fn gate() -> Gate {
-        let clock = Clock::start();
+        let clock = Clock::start(super::super::TimeSource::SYSTEM);
         Gate::new(Clock { stopped_at: Some(clock.now()), ..clock })
     }
 

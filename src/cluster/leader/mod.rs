@@ -138,6 +138,8 @@ pub async fn run(
             let neighbour = Mutex::new(Neighbour::new(hostname, succession));
             let tenure = |now| neighbour.lock().tenure(now);
             tokio::select! {
+                // In this order, so that a simulation can be had again.
+                biased;
                 () = look(&client, &service, &lease, &neighbour) => {}
                 () = judge(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
@@ -148,6 +150,7 @@ pub async fn run(
             let candidate = Mutex::new(Candidate::new(format!("{identity}_{nonce}"), succession));
             let tenure = |now| candidate.lock().tenure(now);
             tokio::select! {
+                biased;
                 () = campaign(&client, &service, &lease, &candidate) => {}
                 () = judge(&service, tenure) => {}
                 () = shutdown.cancelled() => {}

@@ -108,6 +108,7 @@ impl Planner {
     /// Waits for a write or the planning run to end, and goes on from what came of it. Never ends while none is under way.
     pub async fn go_on(&mut self) {
         tokio::select! {
+            biased;
             outcome = self.writes.next() => self.note(outcome),
             planned = self.run.end() => self.put_into_force(planned),
         }

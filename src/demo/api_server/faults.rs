@@ -77,9 +77,12 @@ pub enum Fault {
     Hangs,
 }
 
-/// Faults still to be met, first ordered first.
+/// Faults still to be met, first ordered first, and those that were.
 #[derive(Debug, Default)]
-pub struct Faults(Mutex<Vec<Order>>);
+pub struct Faults {
+    orders: Mutex<Vec<Order>>,
+    met: Mutex<Vec<(Operation, Fault)>>,
+}
 
 #[derive(Debug)]
 struct Order {
@@ -101,25 +104,32 @@ impl Faults {
     }
 
     pub fn clear(&self) {
-        self.0.lock().clear();
+        self.orders.lock().clear();
     }
 
     /// How many are still to be met.
     pub fn ordered(&self) -> usize {
-        self.0.lock().len()
+        self.orders.lock().len()
+    }
+
+    /// Those that were met, in order.
+    pub fn met(&self) -> Vec<(Operation, Fault)> {
+        self.met.lock().clone()
     }
 
     fn order(&self, client: Option<&str>, operation: Operation, count: usize, fault: Fault) {
         let order = || Order { operation, client: client.map(str::to_owned), fault };
-        self.0.lock().extend(std::iter::repeat_with(order).take(count));
+        self.orders.lock().extend(std::iter::repeat_with(order).take(count));
     }
 
     pub(super) fn take(&self, client: &str, operation: Operation) -> Option<Fault> {
-        let mut orders = self.0.lock();
+        let mut orders = self.orders.lock();
         let meets = |order: &Order| {
             order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
         };
         let place = orders.iter().position(meets)?;
-        Some(orders.remove(place).fault)
+        let fault = orders.remove(place).fault;
+        self.met.lock().push((operation, fault));
+        Some(fault)
     }
 }

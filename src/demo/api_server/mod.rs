@@ -79,6 +79,7 @@ impl Shared {
 /// `pods/default/a`, and kinds `pods` or `pods/default`.
 pub struct ApiServer {
     shared: Arc<Shared>,
+    router: axum::Router,
     address: SocketAddr,
     _stop: DropGuard,
 }
@@ -104,8 +105,9 @@ impl ApiServer {
             .layer(axum::extract::DefaultBodyLimit::disable())
             .with_state(shared.clone());
         let stopped = stop.clone().cancelled_owned();
-        tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await });
-        Ok(Self { shared, address, _stop: stop.drop_guard() })
+        let serving = axum::serve(listener, router.clone()).with_graceful_shutdown(stopped);
+        tokio::spawn(async move { serving.await });
+        Ok(Self { shared, router, address, _stop: stop.drop_guard() })
     }
 
     pub fn uri(&self) -> http::Uri {
@@ -126,6 +128,18 @@ impl ApiServer {
         }
         // As Stowage's own client: what is refused is seen to be refused.
         crate::cluster::connect::client(config, times)
+    }
+
+    /// The same without a network between: every request is a call in this process, in the order of the caller's runtime.
+    pub fn client_in_process(&self, name: &str, times: WriteTimes) -> kube::Client {
+        let name = http::HeaderValue::from_str(name).expect("a name that a header can carry");
+        let service = tower::ServiceBuilder::new()
+            .map_request(move |mut request: http::Request<kube::client::Body>| {
+                request.headers_mut().insert(http::header::USER_AGENT, name.clone());
+                crate::cluster::connect::limited(request, times.server)
+            })
+            .service(self.router.clone());
+        kube::Client::new(service, "default")
     }
 
     pub fn calls(&self) -> &Calls {
