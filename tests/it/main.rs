@@ -14,6 +14,7 @@ mod edge;
 mod explain;
 mod golden;
 mod handover;
+mod handovers;
 mod http;
 mod packing;
 mod planner;

@@ -1,0 +1,587 @@
+//! One seed's cluster, and its history.
+
+use super::Played;
+use super::fates::{self, between};
+use super::oracle::{could_be_mended, held_twice, holds, name, promised_twice};
+use super::schedulers::Schedulers;
+use super::tally::Tally;
+use crate::served::without_engines;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock};
+use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::control_plane::WriteTimes;
+use stowage::demo::api_server::ApiServer;
+use stowage::extender::request::Limits;
+use stowage::extender::wire::BindingArgs;
+use stowage::extender::{Extender, bind};
+use stowage::scheduling::policy::ConflictRule;
+use stowage::service::{Service, TimeSource};
+use stowage::sim::random::Random;
+use tokio::task::JoinSet;
+use tokio::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+pub const HOSTS: [&str; 2] = ["stowage-a", "stowage-b"];
+const NODES: usize = 2;
+/// How long things happen, and how long it is quiet after that.
+const HISTORY: Duration = Duration::from_secs(240);
+const QUIET: Duration = Duration::from_secs(90);
+const STEP: Duration = Duration::from_millis(400);
+/// Pods that wait at once, at most.
+const WAITING: usize = 16;
+
+/// What decides which replica acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    KubeScheduler,
+    OwnLease,
+}
+
+/// One process of Stowage.
+struct Replica {
+    /// Its name at the API server.
+    client: String,
+    service: Arc<Service>,
+    extender: Extender,
+    tasks: JoinSet<()>,
+    shutdown: CancellationToken,
+}
+
+pub struct World {
+    api: Arc<ApiServer>,
+    dice: Random,
+    mode: Mode,
+    times: WriteTimes,
+    proxy: bool,
+    began: Instant,
+    replicas: [Option<Replica>; 2],
+    /// When it starts again, where it does not run.
+    returns: [Option<Instant>; 2],
+    reconnects: Vec<(Instant, String)>,
+    resumes: Vec<(Instant, String, &'static str)>,
+    schedulers: Option<Schedulers>,
+    next_event: Instant,
+    processes: usize,
+    arrived: usize,
+    /// Pods that were seen bound, and where.
+    known: BTreeMap<String, String>,
+    seen_holds: BTreeSet<(String, Vec<String>)>,
+    leaving: BTreeSet<String>,
+    twice: BTreeSet<String>,
+    tally: Tally,
+    history: Vec<String>,
+    broken: Vec<String>,
+    /// A scheduler was told that a pod is bound that is not.
+    lies: Arc<Mutex<Vec<String>>>,
+}
+
+/// Virtual: the runtime's clock stands still but for what its timers let pass.
+fn time() -> TimeSource {
+    static BASE: LazyLock<std::time::Instant> = LazyLock::new(std::time::Instant::now);
+    fn monotonic() -> Duration {
+        Instant::now().into_std().saturating_duration_since(*BASE)
+    }
+    fn wall() -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH + jiff::SignedDuration::try_from(monotonic()).expect("it is short")
+    }
+    LazyLock::force(&BASE);
+    TimeSource { monotonic, wall }
+}
+
+impl World {
+    pub async fn new(seed: u64) -> Self {
+        let api = Arc::new(ApiServer::start().await.unwrap());
+        let mut dice = Random::seeded(seed, 0);
+        for n in 0..NODES {
+            create_node(&api, n);
+        }
+        let mode = if dice.below(2) == 0 { Mode::KubeScheduler } else { Mode::OwnLease };
+        let times = WriteTimes::of(Duration::from_secs(if dice.below(3) == 0 { 2 } else { 5 }));
+        let proxy = dice.below(3) == 0;
+        fates::order(&api, &mut Random::seeded(seed, 1), times, proxy);
+        let schedulers = (mode == Mode::KubeScheduler).then(|| Schedulers::start(&api));
+        let began = Instant::now();
+        let mut world = Self {
+            api,
+            dice,
+            mode,
+            times,
+            proxy,
+            began,
+            replicas: [None, None],
+            returns: [Some(began); 2],
+            reconnects: Vec::new(),
+            resumes: Vec::new(),
+            schedulers,
+            next_event: began + Duration::from_secs(20),
+            processes: 0,
+            arrived: 0,
+            known: BTreeMap::new(),
+            seen_holds: BTreeSet::new(),
+            leaving: BTreeSet::new(),
+            twice: BTreeSet::new(),
+            tally: Tally::default(),
+            history: Vec::new(),
+            broken: Vec::new(),
+            lies: Arc::default(),
+        };
+        world.say(format!("{mode:?}, {times:?}, proxy: {proxy}"));
+        world
+    }
+
+    pub async fn play(mut self) -> Played {
+        while self.began.elapsed() < HISTORY && self.broken.is_empty() {
+            self.bring_back();
+            (0..2).for_each(|_| self.arrive());
+            self.schedule(2);
+            self.run_pods();
+            self.disturb_watches();
+            if Instant::now() >= self.next_event {
+                self.happen().await;
+            }
+            self.step().await;
+        }
+        self.be_quiet().await;
+        self.tally.hand_overs = self.transitions();
+        self.tally.note_fates(&self.api.faults().met());
+        for replica in std::mem::take(&mut self.replicas).into_iter().flatten() {
+            self.note_audit(&replica);
+            die(&self.api, replica);
+        }
+        Played { tally: self.tally, history: self.history, broken: self.broken }
+    }
+
+    /// Everything works again, nothing new comes, and what is on its way lands.
+    async fn be_quiet(&mut self) {
+        let quiet = Instant::now();
+        self.say("from here on all is quiet".into());
+        self.api.faults().clear();
+        while quiet.elapsed() < QUIET && self.broken.is_empty() {
+            self.reconnects.iter_mut().for_each(|(at, _)| *at = quiet);
+            self.resumes.iter_mut().for_each(|(at, ..)| *at = quiet);
+            self.returns.iter_mut().flatten().for_each(|at| *at = quiet);
+            self.bring_back();
+            self.schedule(2);
+            self.run_pods();
+            self.step().await;
+        }
+        let held_twice = held_twice(&self.api.list("pods"));
+        if self.broken.is_empty() && !held_twice.is_empty() {
+            self.broken.push(format!("held twice, and nobody ends it: {held_twice:?}"));
+        }
+        let mendable = could_be_mended(&self.api.list("pods"));
+        if !mendable.is_empty() {
+            self.broken.push(format!("promised twice, and nobody leaves: {mendable:?}"));
+        }
+        let twice = promised_twice(&self.api.list("pods"));
+        let audits = self
+            .acting()
+            .map(|host| audit(self.replicas[host].as_ref().expect("it acts"), "stowage_conflicts"));
+        if self.broken.is_empty() && !twice.is_empty() && audits.is_none_or(|found| found == 0) {
+            self.broken.push(format!("promised twice, and not reported: {twice:?}"));
+        }
+    }
+
+    /// Lets some time pass, and looks at what it brought.
+    async fn step(&mut self) {
+        let gap = self.dice.gap(STEP.as_millis() as f64).0.clamp(1, 2000);
+        tokio::time::sleep(Duration::from_millis(gap)).await;
+        let can_act = [0, 1].map(|host| self.scheduler_can_act(host));
+        if let Some(schedulers) = &mut self.schedulers {
+            schedulers.pass(&self.api, can_act);
+        }
+        self.look();
+    }
+
+    // ---- what happens to pods ----
+
+    fn arrive(&mut self) {
+        if self.waiting().len() >= WAITING || self.dice.below(3) > 0 {
+            return;
+        }
+        self.arrived += 1;
+        let pod_name = format!("p{:03}", self.arrived);
+        let gib = [10, 20, 40, 45, 60, 72][self.dice.below(6)];
+        let mut annotations = json!({});
+        let mut asked = gib;
+        if self.dice.below(6) == 0 {
+            annotations["stowage.dev/gpus"] = json!("2");
+            asked = 2 * gib;
+        }
+        if self.dice.below(6) == 0 {
+            annotations["stowage.dev/exclusive"] = json!("true");
+        }
+        let priority = [-10, -10, 0, 100, 200][self.dice.below(5)];
+        let gates = if self.dice.below(5) < 2 { json!([{ "name": "stowage.dev/plan" }]) } else { json!([]) };
+        let resources =
+            json!({ "limits": { "stowage.dev/vram": format!("{asked}Gi") }, "requests": { "cpu": "1" } });
+        let spec = json!({
+            "schedulerName": "stowage", "priority": priority, "schedulingGates": gates,
+            "terminationGracePeriodSeconds": 2,
+            "containers": [{ "name": "engine", "image": "engine", "resources": resources }],
+        });
+        let pod = json!({ "metadata": { "name": pod_name, "annotations": annotations }, "spec": spec });
+        self.api.create("pods", pod).unwrap();
+    }
+
+    fn waiting(&self) -> Vec<Arc<Value>> {
+        let waits = |pod: &Arc<Value>| pod["spec"]["nodeName"].is_null();
+        self.api.list("pods").into_iter().filter(waits).collect()
+    }
+
+    /// The schedulers ask for Bindings, on the node that is nominated or on any. The one that does not lead may ask, too: its
+    /// last request may be late.
+    fn schedule(&mut self, requests: usize) {
+        let gated =
+            |pod: &Value| pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty());
+        let ready: Vec<Arc<Value>> = self.waiting().into_iter().filter(|pod| !gated(pod)).collect();
+        for _ in 0..requests {
+            if ready.is_empty() {
+                return;
+            }
+            let pod = ready[self.dice.below(ready.len())].clone();
+            let nominated = pod["status"]["nominatedNodeName"].as_str().map(str::to_owned);
+            let node = nominated.filter(|_| self.dice.below(5) > 0);
+            let node = node.unwrap_or_else(|| node_name(self.dice.below(NODES)));
+            let acting = self.acting().unwrap_or(0);
+            let asked = if self.dice.below(5) == 0 { 1 - acting } else { acting };
+            let Some(replica) = &self.replicas[asked] else { continue };
+            tokio::spawn(ask(self.api.clone(), replica.extender.clone(), pod, node, self.lies.clone()));
+        }
+    }
+
+    fn acting(&self) -> Option<usize> {
+        let leads = |replica: &Option<Replica>| {
+            replica.as_ref().is_some_and(|replica| replica.service.gate.is_open())
+        };
+        self.replicas.iter().position(leads)
+    }
+
+    /// The kubelets: pods start, end, and leave when they are deleted.
+    fn run_pods(&mut self) {
+        for pod in self.api.list("pods") {
+            let path = format!("pods/default/{}", name(&pod));
+            if pod["metadata"]["deletionTimestamp"].is_string() {
+                if self.dice.below(4) == 0 {
+                    self.api.delete_now(&path).unwrap();
+                }
+                continue;
+            }
+            if pod["spec"]["nodeName"].is_null() {
+                continue;
+            }
+            match pod["status"]["phase"].as_str() {
+                Some("Running") if self.dice.below(40) == 0 => self.api.delete(&path).unwrap(),
+                Some("Running") => {}
+                _ if self.dice.below(12) == 0 => {
+                    let conditions = json!([{ "type": "Ready", "status": "True" }]);
+                    let status = json!({ "phase": "Running", "conditions": conditions });
+                    self.api.patch_status(&path, &json!({ "status": status })).unwrap();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    // ---- what happens to replicas ----
+
+    /// The next of the things that change who leads.
+    ///
+    /// What is on its way when leadership ends is what matters, so pods end shortly before, and others are bound in their place.
+    async fn happen(&mut self) {
+        let bound: Vec<Arc<Value>> =
+            self.api.list("pods").into_iter().filter(|pod| pod["spec"]["nodeName"].is_string()).collect();
+        for pod in bound.iter().filter(|_| self.dice.below(2) == 0) {
+            self.api.delete_now(&format!("pods/default/{}", name(pod))).unwrap();
+        }
+        self.step().await;
+        self.schedule(16);
+        let moment = between(&mut self.dice, Duration::from_millis(1), Duration::from_secs(3));
+        tokio::time::sleep(moment).await;
+        self.next_event =
+            Instant::now() + between(&mut self.dice, Duration::from_secs(20), Duration::from_secs(60));
+        let acting = self.acting().unwrap_or_else(|| self.dice.below(2));
+        let host = if self.dice.below(5) == 0 { 1 - acting } else { acting };
+        match self.dice.below(8) {
+            0..2 => self.kill(host),
+            2 => self.restart(host),
+            3..5 => self.stop(host),
+            5..7 => self.cut_off(host),
+            _ => {
+                self.api.compact();
+                self.tally.note("compacted");
+                self.say("the API server compacts its log".into());
+            }
+        }
+    }
+
+    /// The pod is gone, with the scheduler in it.
+    fn kill(&mut self, host: usize) {
+        let Some(replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} is killed", replica.client));
+        self.tally.note("killed");
+        self.note_audit(&replica);
+        die(&self.api, replica);
+        self.returns[host] =
+            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30)));
+    }
+
+    /// Stowage's container ends and starts again; the scheduler beside it does not notice.
+    fn restart(&mut self, host: usize) {
+        let Some(replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} dies, and its container starts again", replica.client));
+        self.tally.note("restarted");
+        self.note_audit(&replica);
+        die(&self.api, replica);
+        self.start(host);
+    }
+
+    /// It ends in order, and gives its Lease up.
+    fn stop(&mut self, host: usize) {
+        let Some(mut replica) = self.replicas[host].take() else { return };
+        self.say(format!("{} is told to stop", replica.client));
+        self.tally.note("stopped");
+        self.note_audit(&replica);
+        replica.shutdown.cancel();
+        tokio::spawn(async move { while replica.tasks.join_next().await.is_some() {} });
+        if let Some(schedulers) = &mut self.schedulers {
+            schedulers.give_up(&self.api, host);
+        }
+        self.returns[host] =
+            Some(Instant::now() + between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(20)));
+    }
+
+    fn cut_off(&mut self, host: usize) {
+        let Some(replica) = &self.replicas[host] else { return };
+        let client = replica.client.clone();
+        let lasts = between(&mut self.dice, Duration::from_secs(2), Duration::from_secs(40));
+        self.say(format!("{client} is cut off for {lasts:?}"));
+        self.tally.note("cut off");
+        self.api.connections().cut_off(&client);
+        self.reconnects.push((Instant::now() + lasts, client));
+    }
+
+    fn disturb_watches(&mut self) {
+        if self.dice.below(40) > 0 {
+            return;
+        }
+        let Some(replica) = &self.replicas[self.dice.below(2)] else { return };
+        let client = replica.client.clone();
+        let kind = ["pods", "pods", "nodes"][self.dice.below(3)];
+        let connections = self.api.connections();
+        let what = match self.dice.below(3) {
+            0 => {
+                connections.hold_watches_back(&client, kind);
+                let lasts = between(&mut self.dice, Duration::from_secs(1), Duration::from_secs(30));
+                self.resumes.push((Instant::now() + lasts, client.clone(), kind));
+                "watch held back"
+            }
+            // It is noticed when the server would have ended it, which is a minute at most.
+            1 => {
+                connections.silence_watches(&client, kind);
+                "watch silent"
+            }
+            _ => {
+                connections.end_watches(&client, kind);
+                "watch ended"
+            }
+        };
+        self.tally.note(what);
+        self.say(format!("{what}: {kind} of {client}"));
+    }
+
+    fn bring_back(&mut self) {
+        let now = Instant::now();
+        for (_, client) in self.reconnects.extract_if(.., |(at, _)| *at <= now) {
+            self.api.connections().reconnect(&client);
+        }
+        for (_, client, kind) in self.resumes.extract_if(.., |(at, ..)| *at <= now) {
+            self.api.connections().resume_watches(&client, kind);
+        }
+        for host in 0..2 {
+            if self.returns[host].is_some_and(|at| at <= now) {
+                self.returns[host] = None;
+                self.start(host);
+            }
+        }
+    }
+
+    fn start(&mut self, host: usize) {
+        self.processes += 1;
+        let client = format!("{}-{}", HOSTS[host], self.processes);
+        let mut policy = without_engines();
+        policy.conflicts = ConflictRule::EvictUnstarted;
+        let service = Service::timed_by(time(), policy);
+        let lead_with = match self.mode {
+            Mode::KubeScheduler => {
+                let lease = LeaseName::of_kube_scheduler();
+                LeadWith::KubeScheduler { lease, hostname: HOSTS[host].into() }
+            }
+            Mode::OwnLease => {
+                LeadWith::Lease { lease: LeaseName::own("stowage"), identity: HOSTS[host].into() }
+            }
+        };
+        let options = Options { times: self.times, ..Options::new(lead_with, client.clone()) };
+        let shutdown = CancellationToken::new();
+        let connection = self.api.client_in_process(&client, self.times);
+        let (control_plane, tasks) = cluster::start(connection, service.clone(), options, shutdown.clone());
+        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        self.say(format!("{client} starts"));
+        self.replicas[host] = Some(Replica { client, service, extender, tasks, shutdown });
+    }
+
+    /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
+    fn scheduler_can_act(&self, host: usize) -> bool {
+        let is_cut_off = |client: &String| self.reconnects.iter().any(|(_, cut_off)| cut_off == client);
+        self.replicas[host].as_ref().is_some_and(|replica| !is_cut_off(&replica.client))
+    }
+
+    fn transitions(&self) -> u64 {
+        match &self.schedulers {
+            Some(schedulers) => schedulers.transitions(),
+            None => {
+                let lease = self.api.get("leases/stowage/stowage");
+                lease.and_then(|lease| lease["spec"]["leaseTransitions"].as_u64()).unwrap_or(0)
+            }
+        }
+    }
+
+    // ---- what is seen ----
+
+    fn note_audit(&mut self, replica: &Replica) {
+        let found = audit(replica, "stowage_conflicts_found_total");
+        if !self.proxy && found > 0 {
+            self.broken.push(format!(
+                "{} reports {found} conflicts between bound pods that are none",
+                replica.client
+            ));
+        }
+        self.tally.reported += found;
+        self.tally.remedied +=
+            replica.service.metrics.conflicts.evictions.with_label_values(&["written"]).get();
+    }
+
+    fn look(&mut self) {
+        let pods = self.api.list("pods");
+        self.note_bindings(&pods);
+        for (pod, devices) in holds(&pods) {
+            if self.seen_holds.insert((pod.clone(), devices.clone())) {
+                self.tally.held += 1;
+                self.say(format!("{pod} holds {devices:?}"));
+            }
+        }
+        for pod in &pods {
+            let is_evicted = pod["status"]["conditions"].as_array().is_some_and(|conditions| {
+                conditions.iter().any(|condition| condition["reason"] == "EvictionByEvictionAPI")
+            });
+            if is_evicted && self.leaving.insert(name(pod)) {
+                self.tally.evicted += 1;
+                self.say(format!("{} is evicted", name(pod)));
+            }
+        }
+        self.broken.append(&mut self.lies.lock());
+        self.judge(&pods);
+    }
+
+    fn note_bindings(&mut self, pods: &[Arc<Value>]) {
+        for pod in pods {
+            let written = &pod["metadata"]["annotations"];
+            let (Some(node), Some(devices)) =
+                (pod["spec"]["nodeName"].as_str(), written["stowage.dev/devices"].as_str())
+            else {
+                continue;
+            };
+            let place = format!("{node}/{devices}");
+            match self.known.insert(name(pod), place.clone()) {
+                None => {
+                    self.tally.bound += 1;
+                    let epoch = written["stowage.dev/leader-epoch"].as_str().unwrap_or("none");
+                    self.tally.epochs.insert(epoch.to_owned());
+                    // The last part is the process' own, and another one each time.
+                    let term = epoch.rsplit_once('/').map_or(epoch, |(term, _)| term);
+                    self.history.push(format!("{} {} is bound to {place} in {term}", self.at(), name(pod)));
+                }
+                Some(before) if before != place => {
+                    self.broken.push(format!("{}: {before} became {place}", name(pod)));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    fn judge(&mut self, pods: &[Arc<Value>]) {
+        for (gpu, on_it) in promised_twice(pods) {
+            let what = format!("{gpu} is promised twice: {on_it:?}");
+            if !self.twice.insert(what.clone()) {
+                continue;
+            }
+            self.say(what.clone());
+            if self.proxy {
+                self.tally.by_proxy += 1;
+            } else {
+                self.broken.push(what);
+            }
+        }
+    }
+
+    fn say(&mut self, what: String) {
+        self.history.push(format!("{} {what}", self.at()));
+    }
+
+    fn at(&self) -> String {
+        format!("{:>8.3} s", self.began.elapsed().as_secs_f64())
+    }
+}
+
+/// What a replica's audit says of bound pods that cannot all be where they are.
+fn audit(replica: &Replica, family: &str) -> u64 {
+    let kinds = ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
+    let text = replica.service.metrics.render();
+    let lines = text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
+    lines.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
+}
+
+/// One request of a scheduler's, and whether its answer is true.
+async fn ask(
+    api: Arc<ApiServer>,
+    extender: Extender,
+    pod: Arc<Value>,
+    node: String,
+    lies: Arc<Mutex<Vec<String>>>,
+) {
+    let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
+    let args = BindingArgs {
+        pod_name: name(&pod),
+        pod_namespace: "default".into(),
+        pod_uid: uid.clone(),
+        node: node.clone(),
+    };
+    let Ok(answer) = bind::bind(&extender, &args).await else { return };
+    let Some(now) = api.get(&format!("pods/default/{}", args.pod_name)) else { return };
+    if answer.error.is_empty() && now["metadata"]["uid"] == uid && now["spec"]["nodeName"] != node {
+        lies.lock().push(format!("{} was said to be bound to {node}, and is not", args.pod_name));
+    }
+}
+
+/// The process is gone: it hears and sends nothing more.
+fn die(api: &ApiServer, mut replica: Replica) {
+    api.connections().cut_off(&replica.client);
+    replica.service.gate.set_stopping();
+    replica.tasks.abort_all();
+}
+
+fn create_node(api: &ApiServer, n: usize) {
+    let labels = json!({
+        "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "NVIDIA-H100",
+    });
+    let amounts = json!({ "cpu": "64", "memory": "512Gi", "pods": "110", "stowage.dev/vram": "144Gi" });
+    let status = json!({ "allocatable": amounts, "capacity": amounts });
+    let node = json!({ "metadata": { "name": node_name(n), "labels": labels }, "status": status });
+    api.create("nodes", node).unwrap();
+}
+
+fn node_name(n: usize) -> String {
+    format!("n{n}")
+}
