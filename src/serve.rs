@@ -102,12 +102,12 @@ pub async fn serve(mut options: ServeOptions) -> Result<()> {
     let extender = Extender::new(service.clone(), control_plane, options.limits).with_agent_auth(agent_auth);
     let extender = extender.with_page_auth(page_auth);
 
+    let stop_http = CancellationToken::new();
+    stop_on_signal(stop_http.clone())?;
     info!(policy = %service.ledger().policy().digest, "the policy in force");
     say("the scheduler", &doors.scheduler)?;
     say("agents", &doors.agents)?;
     say("operators", &doors.operators)?;
-    let stop_http = CancellationToken::new();
-    stop_on_signal(stop_http.clone())?;
     let mut renewing = JoinSet::new();
     for renewal in renewals {
         renewing.spawn(renewal.run(service.metrics.edge.clone()));
@@ -247,12 +247,15 @@ fn listen(flag: &str, address: SocketAddr) -> Result<TcpListener> {
 /// a signal counts however busy the others are.
 fn stop_on_signal(stop: CancellationToken) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().context("no threads")?;
+    let inside = runtime.enter();
+    // From here on no signal ends the process by itself.
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    drop(inside);
     let listen = async move {
-        let mut terminate = signal(SignalKind::terminate()).expect("signal handlers can be installed");
         let mut received = async || {
             tokio::select! {
                 _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
+                _ = interrupt.recv() => {}
             }
         };
         received().await;

@@ -5,6 +5,7 @@
 //! `-- copies` times no more than the copy of the books that each plan begins with, `-- limits` pods for which only so many may be
 //! evicted in a minute and how long a run takes while fifty thousand wait, `-- beside` filter while they do.
 
+#[cfg(feature = "service")]
 mod beside;
 mod cluster;
 mod limits;
@@ -35,9 +36,10 @@ const FIRST_WAITING: usize = 10_000_000;
 type Part = (&'static str, &'static [fn()]);
 
 fn main() {
-    let parts: [Part; 4] = [
+    let parts: &[Part] = &[
         ("copies", &[queues::time_copies]),
         ("limits", &[limits::time_limits]),
+        #[cfg(feature = "service")]
         ("beside", &[beside::time_filter_beside_planner]),
         ("plans", &[time_decisions, compare_prices, queues::time_plans]),
     ];
