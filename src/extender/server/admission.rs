@@ -148,6 +148,25 @@ mod tests {
     }
 
     #[test]
+    fn s1_a_newcomer_is_not_the_one_who_makes_room_beside_peers_that_asked_once_and_went_silent() {
+        let admission = Admission::new(8, 4);
+        let silent: Vec<Place> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
+        silent.iter().for_each(|place| drop(place.peer.begin_request()));
+        let newcomer = admission.admit(source(1)).unwrap();
+        let _another = admission.admit(source(2)).unwrap();
+        assert!(!newcomer.peer.displaced.is_cancelled(), "of another source");
+        assert!(silent[0].peer.displaced.is_cancelled());
+
+        let admission = Admission::new(8, 2);
+        let silent = admission.admit(source(1)).unwrap();
+        drop(silent.peer.begin_request());
+        let newcomer = admission.admit(source(1)).unwrap();
+        let _another = admission.admit(source(1)).unwrap();
+        assert!(!newcomer.peer.displaced.is_cancelled(), "of the same source: it has had no time to ask");
+        assert!(silent.peer.displaced.is_cancelled());
+    }
+
+    #[test]
     fn of_all_sources_together_there_are_no_more_than_the_address_may_have() {
         let admission = Admission::new(1, 2);
         let busy: Vec<_> = (1..=2)
