@@ -1,8 +1,8 @@
 //! Which connection has a place at an address, and which one gives its place up for a newer one.
 //!
 //! An address is never full of connections that ask nothing: where the places of a source, or all places, are taken, a
-//! newcomer gets that of the oldest connection which has not sent a request yet, from the source with the most connections;
-//! if all have, of the one that has been idle for longest. Only where all are in the middle of a request is it refused. So a
+//! newcomer gets one from the source with the most connections: that of the oldest which had its time to ask and has sent no
+//! request, or else of the one that has been idle for longest. Only where all are in the middle of a request is it refused. So a
 //! client that asks as soon as it is connected is heard, however many connect and say nothing.
 
 use super::peer::{Cause, Peer, Standing};
@@ -66,10 +66,10 @@ impl Places {
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
         let standings = self.peers.iter().enumerate().filter(|(_, peer)| may(peer)).map(|(place, peer)| {
             let (standing, since) = peer.standing();
-            (standing, Reverse(self.of(peer.source)), since, place)
+            (standing == Standing::Busy, Reverse(self.of(peer.source)), standing, since, place)
         });
-        let (standing, .., place) = standings.min()?;
-        if standing == Standing::Busy {
+        let (is_busy, .., place) = standings.min()?;
+        if is_busy {
             return None;
         }
         let peer = self.peers.swap_remove(place);

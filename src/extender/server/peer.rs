@@ -17,6 +17,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
@@ -97,11 +98,15 @@ enum Stage {
     Idle,
 }
 
+/// A handshake and a head take two or three times the way there and back.
+const TIME_TO_ASK: Duration = Duration::from_secs(1);
+
 /// How readily a connection makes room for a newer one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
-    /// It has not sent one whole head yet.
+    /// It has had its time to send a whole head, and has not.
     Unproven,
+    /// Between two requests, or so new that its first may be on its way.
     Idle,
     /// It never makes room.
     Busy,
@@ -121,6 +126,7 @@ pub struct Peer {
 struct State {
     stage: Stage,
     since: Instant,
+    opened: Instant,
     /// When a write began to wait for the client to read.
     stalled: Option<Instant>,
     /// It has sent a whole head.
@@ -129,7 +135,9 @@ struct State {
 
 impl Peer {
     pub fn new(source: IpAddr) -> Arc<Self> {
-        let state = State { stage: Stage::Handshake, since: Instant::now(), stalled: None, is_proven: false };
+        let now = Instant::now();
+        let state =
+            State { stage: Stage::Handshake, since: now, opened: now, stalled: None, is_proven: false };
         Arc::new(Self {
             source,
             displaced: CancellationToken::new(),
@@ -148,7 +156,8 @@ impl Peer {
         let state = self.state.lock();
         let standing = match state.stage {
             Stage::Request => Standing::Busy,
-            _ if !state.is_proven => Standing::Unproven,
+            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => Standing::Unproven,
+            _ if !state.is_proven => Standing::Idle,
             Stage::Idle => Standing::Idle,
             Stage::Handshake | Stage::Silent | Stage::Head => Standing::Busy,
         };
