@@ -189,12 +189,9 @@ fn held(
             Sharing::Shared => entry.demand.per_gpu,
         };
         let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
-        let still_there = victims.filter(|victim| {
-            victim.node() == Some(node)
-                && !victim.demand.asks_plugin()
-                && victim.devices().is_none_or(|devices| devices.iter().any(|uuid| is_named(device, uuid)))
-        });
-        wanted(holder).minus(still_there.map(|victim| wanted(victim)).sum())
+        // One whose record names GPUs that are gone is counted on all, as everywhere.
+        let still_there = victims.filter_map(|victim| part(victim, node, device, capacity, devices));
+        wanted(holder).minus(still_there.map(|part| part.amount).sum())
     })
     .sum()
 }
