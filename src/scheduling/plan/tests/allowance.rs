@@ -107,3 +107,20 @@ fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
     cluster.ledger.release(&uid("large"));
     assert!(cluster.plan().contains(&"small on n after job-02".to_owned()), "it does not wait any more");
 }
+
+#[test]
+fn b13_what_was_found_of_a_kind_is_said_of_all_its_pods_though_the_budget_is_spent() {
+    let mut cluster = full(Policy::default(), &["m", "n"]);
+    // Nobody leaves for these; of each kind the first costs a look at every node.
+    for n in 0..6 {
+        cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
+    }
+    let (pending, roomy) = (cluster.ledger.pending(64), roomy(&cluster.ledger));
+    let bounds = Bounds { free: 1, evictions: u64::MAX, ..Bounds::NONE };
+    let plan = plan_within(cluster.ledger.clone(), &roomy, &pending, bounds);
+    assert_eq!(
+        plan.steps.into_iter().map(said).collect::<Vec<_>>(),
+        ["pod-0 waits: no-room", "pod-3 waits: no-room"]
+    );
+    assert_eq!(plan.left_over, ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid));
+}
