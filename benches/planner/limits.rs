@@ -17,7 +17,7 @@ use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
 /// What the planner of a running Stowage gives one run.
-const STEPS: u64 = 80_000;
+const STEPS: u64 = 50_000;
 const PLACES: usize = 256;
 const LOOKED_AT: usize = 2048;
 /// From one tick to the next.

@@ -156,7 +156,7 @@ impl Why {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// In the order of the queue.
+    /// Each in the order of the queue: those that were not looked at at all, and those for which others would have to leave.
     pub left_over: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
     pub reserved: Vec<(ScopeKey, PodUid)>,
@@ -178,8 +178,12 @@ pub fn plan_within(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending], bo
     let mut rest: Vec<&Pending> = Vec::new();
     for (n, pod) in queue.iter().enumerate() {
         let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
-        let looked = if is_over { None } else { scratch.look(pod, Reach::Free) };
-        match looked {
+        // What is known of its kind is said of it, too: that takes nothing from those before it.
+        if is_over && !scratch.is_known_to_wait(pod, Reach::Free) {
+            plan.left_over.push(pod.uid.clone());
+            continue;
+        }
+        match scratch.look(pod, Reach::Free) {
             None => {
                 plan.left_over.extend(queue[n..].iter().map(|pod| pod.uid.clone()));
                 break;
@@ -191,7 +195,11 @@ pub fn plan_within(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending], bo
     let until = pace.spent().saturating_add(bounds.evictions);
     for (n, pod) in rest.iter().enumerate() {
         let is_over = n > 0 && (pace.spent() >= until || scratch.places >= bounds.places);
-        match if is_over { None } else { scratch.look(pod, Reach::Evictions) } {
+        if is_over && !scratch.is_known_to_wait(pod, Reach::Evictions) {
+            plan.left_over.push(pod.uid.clone());
+            continue;
+        }
+        match scratch.look(pod, Reach::Evictions) {
             Some(Looked::Done(steps)) => plan.steps.extend(steps),
             _ => {
                 plan.left_over.extend(rest[n..].iter().map(|pod| pod.uid.clone()));

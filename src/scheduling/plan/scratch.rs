@@ -92,6 +92,18 @@ impl<'a> Scratch<'a> {
         self.pace.goes_on(0).then_some(looked)
     }
 
+    /// Whether a look at the pod would only say what was found of its kind already: that there is no place for it.
+    pub fn is_known_to_wait(&self, pod: &Pending, reach: Reach) -> bool {
+        if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
+            return false;
+        }
+        let kind = Kind::of(pod, self.stock);
+        let is_judged = |why: &Why| !matches!(why, Why::CannotJudge(_));
+        let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
+        let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
+        is_full && (reach == Reach::Free || is_hopeless())
+    }
+
     fn look_at(&mut self, pod: &Pending, reach: Reach) -> Looked {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let group = matches!(pod.way, Way::Gated).then(|| self.group_of(&pod.uid)).flatten();
