@@ -136,7 +136,9 @@ impl Asked {
 
 /// One running process, and what it took to answer.
 struct Build {
-    connection: Connection,
+    address: String,
+    /// Made by the first request: a connection that says nothing while the others start is closed.
+    connection: Option<Connection>,
     samples: [Samples; 4],
     /// What it answered to the verb before: the next one is asked about that.
     passed: Vec<String>,
@@ -155,9 +157,9 @@ impl Build {
                 .env("RUST_LOG", "stowage::serve=info,warn"),
             &["the scheduler: http://"],
         );
-        let connection = Connection::to(&process.addresses[0]);
         Self {
-            connection,
+            address: process.addresses[0].clone(),
+            connection: None,
             samples: Default::default(),
             passed: Vec::new(),
             top: String::new(),
@@ -172,8 +174,9 @@ impl Build {
             "bind" => ("bind", cluster.bind_body(request, &self.top)),
             _ => ("filter", cluster.refused_body(request)),
         };
+        let connection = self.connection.get_or_insert_with(|| Connection::to(&self.address));
         let started = Instant::now();
-        let answer = self.connection.post(&format!("/scheduler/{path}"), &body, None);
+        let answer = connection.post(&format!("/scheduler/{path}"), &body, None);
         let took = started.elapsed();
         if request >= WARM_UP {
             self.samples[verb].add(took);
