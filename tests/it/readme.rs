@@ -1,15 +1,18 @@
-//! What the README shows in full is what is shipped.
+//! What the README and the pages in `docs` show in full is what is shipped.
 
 use std::path::Path;
 
 #[test]
-fn the_manifests_in_the_readme_are_the_shipped_ones() {
+fn the_manifests_in_the_pages_are_the_shipped_ones() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
-    for manifest in ["examples/pod.yaml", "scheduler/kube-scheduler-config.yaml"] {
+    for (page, manifest) in [
+        ("docs/pod-contract.md", "examples/pod.yaml"),
+        ("docs/kube-scheduler.md", "scheduler/kube-scheduler-config.yaml"),
+    ] {
+        let page_text = std::fs::read_to_string(root.join(page)).unwrap();
         let text = std::fs::read_to_string(root.join("manifests").join(manifest)).unwrap();
         let shown = format!("```yaml\n{}\n```", text.trim_end());
-        assert!(readme.contains(&shown), "README.md does not show manifests/{manifest} as it is");
+        assert!(page_text.contains(&shown), "{page} does not show manifests/{manifest} as it is");
     }
 }
 

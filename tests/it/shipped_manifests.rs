@@ -73,11 +73,11 @@ fn s2_a_network_policy_guards_every_port_of_the_shipped_pods() {
 
 #[test]
 fn s5_the_memory_limit_holds_the_measured_cluster_with_room() {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let rows = readme.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
+    let page = fs::read_to_string(root().join("docs/measurements.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |"));
     let rows = rows.map(|row| row.split(" | ").collect::<Vec<_>>());
     let row = rows.into_iter().find(|row| row.len() == 5 && row[0] == "5,000" && row[1] == "80,000");
-    let row = row.expect("the README's table of memory has a row of 5,000 nodes and 80,000 pods");
+    let row = row.expect("the page's table of memory has a row of 5,000 nodes and 80,000 pods");
     let peak = row[3].strip_suffix(" MiB").unwrap().parse::<u64>().unwrap();
     let applied = applied();
     let stowage = of_kind(&applied, &["Deployment"])[0];
