@@ -12,11 +12,11 @@ mod simulate;
 use crate::cluster::{self, LeadWith, LeaseName};
 use crate::control_plane::WriteTimes;
 use crate::demo::{self, Show};
-use crate::extender::request::Limits;
+use crate::extender::request::RequestLimits;
 use crate::extender::tls::TlsFiles;
 use crate::policy_file::format;
 use crate::report::NodeReport;
-use crate::serve::{self, ServeOptions, Source};
+use crate::serve::{self, ClusterSource, ServeOptions};
 use admin::AdminArgs;
 use agents::AgentsArgs;
 use anyhow::{Context, Result, bail};
@@ -237,8 +237,8 @@ impl ServeArgs {
         let admin = self.admin.validate(self.cluster.is_some(), self.insecure)?;
         let identity = self.identity.filter(|name| !name.is_empty());
         let source = match self.cluster {
-            Some(dump) => Source::Dump(dump),
-            None => Source::ApiServer {
+            Some(dump) => ClusterSource::Dump(dump),
+            None => ClusterSource::ApiServer {
                 kubeconfig: self.kubeconfig,
                 lead_with: lead_with(self.lead_with, self.lease.as_deref(), identity.as_deref())?,
                 identity: identity.unwrap_or_else(|| "stowage".into()),
@@ -247,7 +247,8 @@ impl ServeArgs {
             },
         };
         let body = usize::from(self.body_limit) << 20;
-        let limits = Limits { body, connections: self.connections.limits(), ..Limits::default() };
+        let limits =
+            RequestLimits { body, connections: self.connections.limits(), ..RequestLimits::default() };
         let policy = self.policy.validate()?;
         Ok(ServeOptions { source, listen: self.listen, admin, tls, agents, limits, policy })
     }

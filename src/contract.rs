@@ -17,12 +17,12 @@ pub use budget::budget;
 pub use shown::{shown_bound, shown_hold};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::decision::{Placement, Reservation};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::node::NodeIdentity;
 use crate::scheduling::plugin::{PluginDevices, PluginResource};
-use crate::scheduling::policy::{Judgement, Mode, Policy, Traits};
+use crate::scheduling::policy::{Classification, Mode, PodTraits, Policy};
 use crate::scheduling::request::{
     ContainerRequest, ContainerRole, Demand, MAX_GPUS, PluginAmount, PodRequest, RequestError, Sharing,
 };
@@ -99,7 +99,10 @@ pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
 }
 
 /// The same, with someone who may know such pods already to judge it.
-pub fn judged_demand(pod: &Pod, judge: impl FnOnce(&Traits) -> Judgement) -> Result<Demand, RequestError> {
+pub fn judged_demand(
+    pod: &Pod,
+    judge: impl FnOnce(&PodTraits) -> Classification,
+) -> Result<Demand, RequestError> {
     let demand = with_request(pod, |request| Demand::judged(request, judge))?;
     Ok(Demand { models: models::gpu_models(pod), ..demand })
 }
@@ -126,7 +129,12 @@ pub fn waits_for_its_end(pod: &Pod) -> bool {
 ///
 /// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
 /// all it could mean. For how long it has run is told by wall time, `now`.
-pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp) -> Option<Seen> {
+pub fn seen(
+    pod: &Pod,
+    policy: &Policy,
+    hold: Option<Reservation>,
+    now: jiff::Timestamp,
+) -> Option<PodObservation> {
     if !asks_for_gpu(pod) || is_finished(pod) {
         return None;
     }
@@ -135,8 +143,8 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy)?;
         let hold = hold.filter(|_| !demand.asks_plugin());
-        let state = SeenState::Waiting(SeenWaiting { hold, ..waiting(pod) });
-        return Some(Seen { uid, key, demand, state, shown });
+        let state = ObservedPhase::Waiting(ObservedWaiting { hold, ..waiting(pod) });
+        return Some(PodObservation { uid, key, demand, state, shown });
     };
     let node = NodeName::parse(node).ok()?;
     let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
@@ -145,19 +153,19 @@ pub fn seen(pod: &Pod, policy: &Policy, hold: Option<Hold>, now: jiff::Timestamp
     let demand = devices.as_ref().map_or(demand.clone(), |devices| as_granted(pod, demand, devices));
     let ran =
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
-    let state = SeenState::Bound { node, devices, starting: is_starting(pod), ran };
-    Some(Seen { uid, key, demand, state, shown })
+    let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
+    Some(PodObservation { uid, key, demand, state, shown })
 }
 
 /// What keeps a pod without a node from the scheduler, and where it is to go; without its hold.
-pub fn waiting(pod: &Pod) -> SeenWaiting {
+pub fn waiting(pod: &Pod) -> ObservedWaiting {
     let Gates { ours, others } = gates(pod);
     let gate = match (ours, others) {
-        (_, true) => Gate::Others,
-        (true, false) => Gate::Planned,
-        (false, false) => Gate::Open,
+        (_, true) => SchedulingGate::Others,
+        (true, false) => SchedulingGate::Planned,
+        (false, false) => SchedulingGate::Open,
     };
-    SeenWaiting { hold: None, gate, nominated: nominated(pod) }
+    ObservedWaiting { hold: None, gate, nominated: nominated(pod) }
 }
 
 /// All that a pod could mean, for one that must be counted although it cannot be understood.
@@ -332,7 +340,7 @@ fn annotations(
 /// What a hold condition's message says; JSON, so that a person and a program can read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HoldMessage {
+pub struct ReservationMessage {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
     pub victims: Arc<[PodUid]>,
@@ -343,7 +351,7 @@ pub struct HoldMessage {
     pub epoch: Option<LeaderEpoch>,
 }
 
-impl HoldMessage {
+impl ReservationMessage {
     pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
         PodCondition {
             type_: HOLD_CONDITION.into(),

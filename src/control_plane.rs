@@ -8,7 +8,8 @@ mod write_times;
 pub use write_times::{DEFAULT_DEADLINE, WriteTimes};
 
 pub use acts::{
-    EvictionMark, EvictionOutcome, EvictionReason, HoldChange, Nomination, PlanState, StatusChange, Touch,
+    EvictionCondition, EvictionOutcome, EvictionReason, NominationChange, PlanState, ReservationChange,
+    StatusChange, Touch,
 };
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
@@ -45,7 +46,7 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// Evicts through the Eviction API, disruption budgets and all. Before it, the pod is told why in its status; after
     /// it, in an Event. A pod of another UID is left alone. Until it is tried again the pod keeps what it was told; whoever
-    /// gives up writes [`EvictionMark::CalledOff`].
+    /// gives up writes [`EvictionCondition::CalledOff`].
     fn evict<'a>(
         &'a self,
         key: &'a PodKey,
@@ -62,7 +63,7 @@ pub trait ControlPlane: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
     /// Tells whoever looks at the pod (an Event). Never waits; drops the notice rather than hold anyone up.
-    fn notify(&self, notice: Notice);
+    fn notify(&self, notice: PodEvent);
 }
 
 /// One pod, to be bound.
@@ -119,17 +120,17 @@ pub enum ControlPlaneError {
 
 /// Something a person who looks at the pod should read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notice {
+pub struct PodEvent {
     pub key: PodKey,
     pub uid: PodUid,
-    pub kind: NoticeKind,
+    pub kind: PodEventReason,
     /// With figures; may differ from one notice to the next of the same kind.
     pub text: String,
 }
 
 /// One Event is published per pod and kind in a while, of most kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum NoticeKind {
+pub enum PodEventReason {
     Refused,
     NotUnderstood,
     RoomHeld,
@@ -158,7 +159,7 @@ pub enum NoticeKind {
     PolicyRefused,
 }
 
-impl NoticeKind {
+impl PodEventReason {
     /// The Event's reason.
     pub fn reason(self) -> &'static str {
         match self {
@@ -213,14 +214,14 @@ pub struct AgentIdentity {
 
 /// Something operators look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Page {
+pub enum OperatorPage {
     /// It shows the whole cluster: its path.
     OfCluster(&'static str),
     /// It is about this pod.
     OfPod(PodKey),
 }
 
-impl std::fmt::Display for Page {
+impl std::fmt::Display for OperatorPage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::OfCluster(path) => write!(f, "get the non-resource URL {path}"),
@@ -235,7 +236,7 @@ pub trait PageAuthority: Send + Sync + 'static {
     fn may_see<'a>(
         &'a self,
         token: &'a str,
-        page: &'a Page,
+        page: &'a OperatorPage,
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>>;
 }
 

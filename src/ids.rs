@@ -42,7 +42,7 @@ macro_rules! name {
 
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(Name($what)).map(Self)
+                deserializer.deserialize_str(NameVisitor($what)).map(Self)
             }
         }
 
@@ -128,9 +128,9 @@ impl fmt::Display for PodKey {
 }
 
 /// Reads a name of this kind. Straight from the text: an agent's report has a hundred names, and five thousand come a second.
-struct Name(&'static str);
+struct NameVisitor(&'static str);
 
-impl Visitor<'_> for Name {
+impl Visitor<'_> for NameVisitor {
     type Value = Arc<str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ mod reading;
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::Health;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use crate::units::{Bytes, Millis};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -36,10 +36,10 @@ pub struct NodeReport {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub models: Vec<ModelReport>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub findings: Vec<Finding>,
+    pub findings: Vec<ReportFinding>,
     /// Parts that could not be sampled this time, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingPart>,
 }
 
 /// A GPU or MIG slice.
@@ -154,7 +154,7 @@ pub enum EngineState {
 #[serde(rename_all = "camelCase")]
 pub struct ModelReport {
     pub model: ModelId,
-    pub tier: Tier,
+    pub tier: ModelTier,
     /// What is there, in bytes of weights; 0 if that is not known.
     #[serde(default)]
     pub bytes: Bytes,
@@ -165,7 +165,7 @@ pub struct ModelReport {
 /// Something that is not as it was meant.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "kind")]
-pub enum Finding {
+pub enum ReportFinding {
     /// A pod's processes run on other GPUs than its Binding recorded.
     Drift { pod: PodUid, recorded: Vec<GpuUuid>, actual: Vec<GpuUuid> },
     /// A pod's processes use more VRAM than it was granted.
@@ -175,14 +175,14 @@ pub enum Finding {
 /// A part of the report that could not be sampled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub struct Missing {
-    pub part: Part,
+pub struct MissingPart {
+    pub part: ReportPart,
     pub reason: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Part {
+pub enum ReportPart {
     /// NVML.
     Gpus,
     /// Which process is on which GPU.

@@ -1,15 +1,15 @@
 //! `stowage serve`: puts the edges together, runs them until told to stop, and takes them down in order.
 
 use crate::cluster::dump::{Dump, DumpControlPlane};
-use crate::cluster::index::Index;
+use crate::cluster::index::ClusterIndex;
 use crate::cluster::{self, AccessReviews, AgentAccount, LeadWith, TokenReviews, conflicts, upkeep};
 use crate::control_plane::{AgentAuthority, ControlPlane, WriteTimes};
 use crate::extender::page_auth::PageAuth;
-use crate::extender::renewal::{Files, Renewal};
+use crate::extender::renewal::{CertificateFiles, Renewal};
 use crate::extender::reports::{AgentAuth, TokenGuard};
-use crate::extender::request::Limits;
+use crate::extender::request::RequestLimits;
 use crate::extender::server::limits::raise_descriptors;
-use crate::extender::server::{Door, Doors};
+use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::tls::{ServerFiles, Tls, TlsFiles};
 use crate::extender::{Extender, server};
 use crate::policy_watch::{self, LastGood, OwnPod, PolicyWatch};
@@ -28,12 +28,12 @@ use tracing::{info, warn};
 
 #[derive(Debug)]
 pub struct ServeOptions {
-    pub source: Source,
+    pub source: ClusterSource,
     pub listen: SocketAddr,
     pub admin: AdminOptions,
     pub tls: Option<TlsFiles>,
     pub agents: AgentsOptions,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     pub policy: PolicyOptions,
 }
 
@@ -68,7 +68,7 @@ pub struct AdminOptions {
 
 /// Where the cluster is.
 #[derive(Debug)]
-pub enum Source {
+pub enum ClusterSource {
     ApiServer {
         kubeconfig: Option<PathBuf>,
         lead_with: LeadWith,
@@ -133,30 +133,32 @@ fn policy(options: &PolicyOptions) -> Result<(Policy, Option<PolicyWatch>)> {
 }
 
 /// The addresses, and the certificates that are to be read again.
-fn doors(options: &ServeOptions) -> Result<(Doors, Vec<Renewal>)> {
+fn doors(options: &ServeOptions) -> Result<(Endpoints, Vec<Renewal>)> {
     let scheduler = listen("--listen", options.listen)?;
     let agents = listen("--agents", options.agents.listen)?;
     let operators = listen("--admin", options.admin.listen)?;
     let mut renewals = Vec::new();
-    let mut tls = |address, flag, files: Option<Files>| -> Result<Option<Tls>> {
+    let mut tls = |address, flag, files: Option<CertificateFiles>| -> Result<Option<Tls>> {
         let Some(files) = files else { return Ok(None) };
         let (renewal, tls) = Renewal::load(address, flag, files)?;
         renewals.push(renewal);
         Ok(Some(tls))
     };
-    let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(Files::Mutual))?;
-    let agents_tls = tls("agents", "--agents-tls-cert", options.agents.tls.clone().map(Files::Server))?;
-    let operators_tls = tls("operators", "--admin-tls-cert", options.admin.tls.clone().map(Files::Server))?;
-    let doors = Doors {
-        scheduler: Door { listener: scheduler, tls: scheduler_tls },
-        agents: Door { listener: agents, tls: agents_tls },
-        operators: Door { listener: operators, tls: operators_tls },
+    let scheduler_tls = tls("scheduler", "--tls-cert", options.tls.clone().map(CertificateFiles::Mutual))?;
+    let agents_tls =
+        tls("agents", "--agents-tls-cert", options.agents.tls.clone().map(CertificateFiles::Server))?;
+    let operators_tls =
+        tls("operators", "--admin-tls-cert", options.admin.tls.clone().map(CertificateFiles::Server))?;
+    let doors = Endpoints {
+        scheduler: Endpoint { listener: scheduler, tls: scheduler_tls },
+        agents: Endpoint { listener: agents, tls: agents_tls },
+        operators: Endpoint { listener: operators, tls: operators_tls },
     };
     Ok((doors, renewals))
 }
 
 /// As many descriptors as there may be, and no more connections than those allow.
-fn fit_descriptors(limits: &mut Limits) {
+fn fit_descriptors(limits: &mut RequestLimits) {
     let Some(descriptors) = raise_descriptors() else { return };
     let fitted = limits.connections.fit(descriptors);
     if fitted != limits.connections {
@@ -169,7 +171,7 @@ fn fit_descriptors(limits: &mut Limits) {
     limits.connections = fitted;
 }
 
-fn say(who: &str, door: &Door) -> Result<()> {
+fn say(who: &str, door: &Endpoint) -> Result<()> {
     let scheme = if door.tls.is_some() { "https" } else { "http" };
     info!("{who}: {scheme}://{}", door.listener.local_addr()?);
     Ok(())
@@ -181,8 +183,8 @@ async fn connect(
     shutdown: &CancellationToken,
 ) -> Result<Connected> {
     match &options.source {
-        Source::Dump(path) => load(path, service, shutdown),
-        Source::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
+        ClusterSource::Dump(path) => load(path, service, shutdown),
+        ClusterSource::ApiServer { kubeconfig, lead_with, identity, cdi_kind, times } => {
             let client = cluster::connect(kubeconfig.as_deref(), *times).await?;
             // Connections of their own: however many tokens are shown, a Binding does not wait behind them.
             let reviews = cluster::connect(kubeconfig.as_deref(), *times).await?;
@@ -198,7 +200,7 @@ async fn connect(
                 true => PageAuth::by(Arc::new(AccessReviews::new(reviews)), service.clone()),
                 false => PageAuth::Anyone,
             };
-            let mut options = cluster::Options::new(lead_with.clone(), identity.clone());
+            let mut options = cluster::ClusterOptions::new(lead_with.clone(), identity.clone());
             options.cdi_kind.clone_from(cdi_kind);
             options.times = *times;
             let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
@@ -209,7 +211,7 @@ async fn connect(
 
 fn load(path: &Path, service: &Arc<Service>, shutdown: &CancellationToken) -> Result<Connected> {
     let dump = Dump::read(path)?;
-    let mut index = Index::default();
+    let mut index = ClusterIndex::default();
     let control_plane = Arc::new(DumpControlPlane::load(&dump, service, &mut index)?);
     drop(dump);
     let totals = service.ledger().totals();

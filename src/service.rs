@@ -8,19 +8,19 @@ mod judge;
 mod ledger_guard;
 mod standing;
 
-pub use contact::Contact;
-pub use gate::{Gate, Tenure};
+pub use contact::ApiServerContact;
+pub use gate::{Leadership, Tenure};
 pub use ledger_guard::LedgerGuard;
-pub use standing::{PolicyStanding, RefusedPolicy, Standing};
+pub use standing::{PolicyStanding, PolicyStatus, RefusedPolicy};
 
 use crate::scheduling::conflicts::Conflicts;
-use crate::scheduling::ledger::{Judgements, Ledger};
-use crate::scheduling::memo::Memo;
-use crate::scheduling::policy::{Judgement, Policy, Traits};
-use crate::scheduling::stock::StockView;
+use crate::scheduling::ledger::{Classifications, Ledger};
+use crate::scheduling::memo::ScoreCache;
+use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use crate::scheduling::stock::ClusterFilters;
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
-use judge::{Judge, Remembered};
+use judge::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -28,14 +28,14 @@ use std::time::Duration;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
-    stock: Mutex<StockView>,
-    memo: Mutex<Memo>,
+    stock: Mutex<ClusterFilters>,
+    memo: Mutex<ScoreCache>,
     conflicts: Mutex<Conflicts>,
-    judge: Judge,
+    judge: Classifier,
     pub clock: Clock,
-    pub gate: Gate,
+    pub gate: Leadership,
     pub standing: PolicyStanding,
-    pub contact: Contact,
+    pub contact: ApiServerContact,
     pub metrics: Metrics,
 }
 
@@ -60,14 +60,14 @@ impl Service {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
         Arc::new(Self {
-            judge: Judge::of(policy.clone()),
+            judge: Classifier::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
             stock: Mutex::default(),
             memo: Mutex::default(),
             conflicts: Mutex::default(),
-            gate: Gate::new(clock),
+            gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
-            contact: Contact::default(),
+            contact: ApiServerContact::default(),
             clock,
             metrics,
         })
@@ -83,12 +83,12 @@ impl Service {
 
     /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
     /// the ledger while this is locked, or the other way round.
-    pub fn stock(&self) -> MutexGuard<'_, StockView> {
+    pub fn stock(&self) -> MutexGuard<'_, ClusterFilters> {
         self.stock.lock()
     }
 
     /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
-    pub fn memo(&self) -> MutexGuard<'_, Memo> {
+    pub fn memo(&self) -> MutexGuard<'_, ScoreCache> {
         self.memo.lock()
     }
 
@@ -98,7 +98,7 @@ impl Service {
     }
 
     /// What the policy in force makes of a pod.
-    pub fn judge(&self, traits: &Traits) -> Judgement {
+    pub fn judge(&self, traits: &PodTraits) -> Classification {
         self.judge.judge(traits)
     }
 
@@ -106,7 +106,7 @@ impl Service {
     /// Takes a while on a large cluster: not for a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
         let traits = self.ledger().to_judge();
-        let mut judged = Judgements::default();
+        let mut judged = Classifications::default();
         for traits in traits {
             judged.entry(traits).or_insert_with_key(|traits| policy.judge(traits));
         }

@@ -5,7 +5,7 @@
 
 use peak_alloc::PeakAlloc;
 use std::fmt::Write as _;
-use stowage::scheduling::policy::{Expression, ExpressionError, Subject, Traits};
+use stowage::scheduling::policy::{Expression, ExpressionError, ExpressionPod, PodTraits};
 
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
@@ -16,9 +16,9 @@ const SEED: u64 = 0x5707_a6e5;
 const GENERATED: usize = 1000;
 
 /// SplitMix64: the same expressions on every machine.
-struct Dice(u64);
+struct ExpressionDice(u64);
 
-impl Dice {
+impl ExpressionDice {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -54,7 +54,7 @@ fn doubling(levels: usize, text: &str) -> String {
     format!("{all}x{} == ''{}", levels.saturating_sub(1), ")".repeat(levels))
 }
 
-fn nested(dice: &mut Dice) -> String {
+fn nested(dice: &mut ExpressionDice) -> String {
     let (levels, list) =
         (1 + dice.below(6), dice.one_of(&["pod.resources", "[1,2,3,4,5,6,7,8]", "['a','b']"]));
     let kind = dice.one_of(&["all", "exists", "exists_one"]);
@@ -62,7 +62,7 @@ fn nested(dice: &mut Dice) -> String {
     format!("{opened}x0 == x{}{}", levels - 1, ")".repeat(levels))
 }
 
-fn gathered(dice: &mut Dice) -> String {
+fn gathered(dice: &mut ExpressionDice) -> String {
     let mut list = dice.one_of(&["pod.resources", "[1,2,3]", "[pod.model,pod.namespace]"]).to_owned();
     for level in 0..dice.below(5) {
         list = match dice.below(4) {
@@ -75,7 +75,7 @@ fn gathered(dice: &mut Dice) -> String {
     format!("size({list}) > 0")
 }
 
-fn joined(dice: &mut Dice) -> String {
+fn joined(dice: &mut ExpressionDice) -> String {
     let mut text = dice.one_of(&TEXTS).to_owned();
     for _ in 0..dice.below(9) {
         text = format!("({text}+{text})");
@@ -87,7 +87,7 @@ fn joined(dice: &mut Dice) -> String {
     )
 }
 
-fn deep(dice: &mut Dice) -> String {
+fn deep(dice: &mut ExpressionDice) -> String {
     let levels = dice.below(500);
     let (open, close) =
         [("(", ")"), ("!", ""), ("[", "]"), ("-", ""), ("pod.exclusive?true:", ""), ("size([", "])")]
@@ -99,7 +99,7 @@ fn deep(dice: &mut Dice) -> String {
     }
 }
 
-fn huge(dice: &mut Dice) -> String {
+fn huge(dice: &mut ExpressionDice) -> String {
     let size = dice.below(1400);
     match dice.below(5) {
         0 => format!("pod.model == '{}'", "a".repeat(size)),
@@ -111,8 +111,8 @@ fn huge(dice: &mut Dice) -> String {
 }
 
 /// Anything that may stand in a class, of any depth.
-fn condition(dice: &mut Dice, depth: usize) -> String {
-    let next = |dice: &mut Dice| condition(dice, depth.saturating_sub(1));
+fn condition(dice: &mut ExpressionDice, depth: usize) -> String {
+    let next = |dice: &mut ExpressionDice| condition(dice, depth.saturating_sub(1));
     match if depth == 0 { 3 + dice.below(5) } else { dice.below(8) } {
         0 => format!("({} && {})", next(dice), next(dice)),
         1 => format!("({} || !{})", next(dice), next(dice)),
@@ -132,7 +132,7 @@ fn condition(dice: &mut Dice, depth: usize) -> String {
     }
 }
 
-fn generate(dice: &mut Dice) -> String {
+fn generate(dice: &mut ExpressionDice) -> String {
     match dice.below(8) {
         0 => {
             let levels = 1 + dice.below(30);
@@ -151,9 +151,9 @@ fn generate(dice: &mut Dice) -> String {
 }
 
 /// As much as a pod may show: texts of the longest kind, and alike, so that a comparison goes to the end.
-fn largest(labels: usize, text: usize) -> Traits {
+fn largest(labels: usize, text: usize) -> PodTraits {
     let long = "a".repeat(text);
-    let mut pod = Traits {
+    let mut pod = PodTraits {
         namespace: long.clone(),
         priority_class: long.clone(),
         model: long.clone(),
@@ -161,7 +161,7 @@ fn largest(labels: usize, text: usize) -> Traits {
         gpus: u32::MAX,
         priority: i32::MIN,
         vram: stowage::units::Bytes(u64::MAX),
-        ..Traits::default()
+        ..PodTraits::default()
     };
     pod.labels = (0..labels).map(|n| (format!("{n:063}"), "a".repeat(63))).collect();
     pod.labels.insert("a".into(), "a".repeat(63));
@@ -170,7 +170,7 @@ fn largest(labels: usize, text: usize) -> Traits {
 }
 
 /// What came of one expression.
-enum Outcome {
+enum ExpressionOutcome {
     Refused(ExpressionError),
     /// Evaluated for every pod: the most memory that took at once, beyond what was in use before.
     Evaluated {
@@ -180,14 +180,14 @@ enum Outcome {
     },
 }
 
-fn try_out(text: &str, pods: &[Traits]) -> Outcome {
+fn try_out(text: &str, pods: &[PodTraits]) -> ExpressionOutcome {
     let expression = match Expression::compile(text) {
         Ok(expression) => expression,
-        Err(error) => return Outcome::Refused(error),
+        Err(error) => return ExpressionOutcome::Refused(error),
     };
     let mut most = 0;
     for pod in pods {
-        let subject = Subject::new(pod);
+        let subject = ExpressionPod::new(pod);
         // What a pod takes as a value is the same for every expression, and made by the first.
         let _ = expression.holds_for(&subject);
         let before = MEMORY.current_usage();
@@ -196,23 +196,23 @@ fn try_out(text: &str, pods: &[Traits]) -> Outcome {
         most = most.max(MEMORY.peak_usage().saturating_sub(before));
     }
     let cost = expression.cost();
-    Outcome::Evaluated { most, bound: cost.bytes, steps: cost.steps }
+    ExpressionOutcome::Evaluated { most, bound: cost.bytes, steps: cost.steps }
 }
 
 fn check_all() -> (usize, usize) {
-    let pods = [largest(300, 512), largest(0, 253), largest(12_000, 253), Traits::default()];
-    let mut dice = Dice(SEED);
+    let pods = [largest(300, 512), largest(0, 253), largest(12_000, 253), PodTraits::default()];
+    let mut dice = ExpressionDice(SEED);
     let bombs = [25, 30, 33].map(|levels| doubling(levels, "pod.priorityClass"));
     let generated = (0..GENERATED).map(|_| generate(&mut dice)).collect::<Vec<_>>();
     let (mut refused, mut evaluated) = (0, 0);
     for text in bombs.iter().chain(&generated) {
         match try_out(text, &pods) {
-            Outcome::Refused(error) => {
+            ExpressionOutcome::Refused(error) => {
                 refused += 1;
                 assert!(text.get(error.at.clone()).is_some(), "{text}: {:?} is no place in it", error.at);
                 assert!(!error.message.is_empty() && !error.help.is_empty(), "{text}");
             }
-            Outcome::Evaluated { most, bound, steps } => {
+            ExpressionOutcome::Evaluated { most, bound, steps } => {
                 evaluated += 1;
                 assert!(steps <= 10_000 && bound <= 4 << 20, "{text}");
                 // A small value has its box, its type and its place in a list beside it.

@@ -16,12 +16,12 @@ mod sink;
 mod world;
 
 use cores::OneCore;
-use server::Server;
+use server::ServeProcess;
 use sink::Sink;
 use std::time::{Duration, Instant};
 use stowage::report::NodeReport;
 use stowage::units::Bytes;
-use world::{ENGINES, World};
+use world::{AgentHost, ENGINES};
 
 /// Not counted: the pods are listed, the engines found, the models looked for.
 const WARM_UP: usize = 5;
@@ -35,10 +35,10 @@ fn main() {
     let folder = tempfile::tempdir().expect("a folder for the node");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let (world, mut sink) = runtime.block_on(async {
-        let world = World::make(folder.path()).await;
+        let world = AgentHost::make(folder.path()).await;
         (world, Sink::start().await)
     });
-    let agent = Server::start(
+    let agent = ServeProcess::start(
         cores.command(env!("CARGO_BIN_EXE_stowage")).args(world.arguments()).args(["--extender", &sink.url]),
         &["reporting every "],
     );

@@ -3,7 +3,7 @@
 use crate::page;
 use axum::Router;
 use axum::routing::get;
-use mock_nvml::{Gpu, Mock, Process, Script};
+use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu};
 use serde_json::json;
 use std::fs::{create_dir_all, write};
 use std::path::{Path, PathBuf};
@@ -15,13 +15,13 @@ pub const MODELS: usize = 6;
 const NODE: &str = "gpu-node-0";
 const GIB: u64 = 1 << 30;
 
-pub struct World {
+pub struct AgentHost {
     folder: PathBuf,
     nvml: Mock,
     _api: ApiServer,
 }
 
-impl World {
+impl AgentHost {
     pub async fn make(folder: &Path) -> Self {
         let api = ApiServer::start().await.expect("a port");
         let config = json!({
@@ -146,22 +146,22 @@ fn model(cache: &Path, place: usize) {
     write(snapshot.join("config.json"), "{}").expect("a file");
 }
 
-fn script() -> Script {
-    let process = |pod: usize| Process {
+fn script() -> NvmlScript {
+    let process = |pod: usize| GpuProcess {
         pid: pid(pod),
         used: Some(30 * GIB),
         mps: false,
         graphics: false,
         both: false,
     };
-    let gpu = |place: usize| Gpu {
+    let gpu = |place: usize| ScriptedGpu {
         uuid: gpu_uuid(place),
         pci_bus_id: format!("00000000:{:02X}:00.0", 0x10 + place),
         used: 60 * GIB,
         utilization: 70,
         processes: vec![process(place), process(place + GPUS)],
         nvlink: Some(0),
-        ..Gpu::default()
+        ..ScriptedGpu::default()
     };
-    Script { gpus: (0..GPUS).map(gpu).collect(), ..Script::default() }
+    NvmlScript { gpus: (0..GPUS).map(gpu).collect(), ..NvmlScript::default() }
 }

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 const GIB: u64 = 1 << 30;
 pub const GPUS: usize = 8;
 
-pub struct Cluster {
+pub struct BenchCluster {
     nodes: usize,
     waiting: usize,
 }
 
-impl Cluster {
+impl BenchCluster {
     pub fn new(nodes: usize, waiting: usize) -> Self {
         Self { nodes, waiting }
     }

@@ -6,11 +6,11 @@ use std::net::TcpStream;
 /// Tells the floor how large an answer to write.
 pub const ANSWER_SIZE: &str = "x-answer-size";
 
-pub struct Connection {
+pub struct KeptConnection {
     stream: BufReader<TcpStream>,
 }
 
-impl Connection {
+impl KeptConnection {
     pub fn to(address: &str) -> Self {
         let stream = TcpStream::connect(address).expect("the server listens");
         stream.set_nodelay(true).expect("TCP has no delay");

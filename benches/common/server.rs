@@ -8,13 +8,13 @@ use std::time::Duration;
 /// The kernel tells CPU time in hundredths of a second, whatever its own clock (`USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
-pub struct Server {
+pub struct ServeProcess {
     process: Child,
     /// In the order in which they were asked for.
     pub addresses: Vec<String>,
 }
 
-impl Server {
+impl ServeProcess {
     /// Starts it and waits until it has said all of `says`, in this order, each followed by an address.
     pub fn start(command: &mut Command, says: &[&str]) -> Self {
         let mut process =
@@ -69,7 +69,7 @@ pub fn cpu(process: &str) -> Duration {
     TICK * ticks.sum::<u32>()
 }
 
-impl Drop for Server {
+impl Drop for ServeProcess {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -19,11 +19,11 @@ mod samples;
 #[allow(dead_code, reason = "each bench asks its part")]
 mod server;
 
-use cluster::Cluster;
-use connection::Connection;
-use peers::{Attack, Tally};
+use cluster::BenchCluster;
+use connection::KeptConnection;
+use peers::{Attack, PeerTally};
 use samples::Samples;
-use server::Server;
+use server::ServeProcess;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,9 +40,9 @@ fn main() {
     let (seconds, connections) = (flag("--seconds", 20), flag("--connections", 2000) as usize);
     let phase = Duration::from_secs(seconds);
     let folder = tempfile::tempdir().expect("a folder for the dump");
-    let (cluster, dump) = (Cluster::new(NODES, 64), folder.path().join("cluster.json"));
+    let (cluster, dump) = (BenchCluster::new(NODES, 64), folder.path().join("cluster.json"));
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
-    let stowage = Server::start(
+    let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
@@ -82,12 +82,12 @@ fn flag(flag: &str, default: u64) -> u64 {
 }
 
 /// How many requests, and what they took.
-type Asked = (usize, Samples);
+type RequestSamples = (usize, Samples);
 
 /// Filters at a steady pace, mostly over one connection, as the scheduler does; every answer is looked at.
-fn ask(stowage: &Server, cluster: &Cluster, phase: Duration) -> Asked {
+fn ask(stowage: &ServeProcess, cluster: &BenchCluster, phase: Duration) -> RequestSamples {
     let (mut samples, started) = (Samples::default(), Instant::now());
-    let (mut asked, mut kept) = (0, Connection::to(&stowage.addresses[0]));
+    let (mut asked, mut kept) = (0, KeptConnection::to(&stowage.addresses[0]));
     for round in 0.. {
         if started.elapsed() >= phase {
             break;
@@ -95,7 +95,7 @@ fn ask(stowage: &Server, cluster: &Cluster, phase: Duration) -> Asked {
         let body = cluster.filter_body(round % 64);
         let begun = Instant::now();
         if round % ANEW == 0 {
-            kept = Connection::to(&stowage.addresses[0]);
+            kept = KeptConnection::to(&stowage.addresses[0]);
         }
         let answer = kept.post("/scheduler/filter", &body, None);
         samples.add(begun.elapsed());
@@ -107,11 +107,11 @@ fn ask(stowage: &Server, cluster: &Cluster, phase: Duration) -> Asked {
 }
 
 fn under_attack(
-    stowage: &Server,
-    cluster: &Cluster,
+    stowage: &ServeProcess,
+    cluster: &BenchCluster,
     connections: usize,
     phase: Duration,
-) -> (Asked, Tally, u64) {
+) -> (RequestSamples, PeerTally, u64) {
     let (is_over, most) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let attackers: Vec<_> = stowage
@@ -130,13 +130,13 @@ fn under_attack(
         let samples = ask(stowage, cluster, phase);
         is_over.store(true, Ordering::Relaxed);
         let tallies = attackers.into_iter().map(|attacker| attacker.join().expect("an attacker ends"));
-        let tally = tallies.fold(Tally::default(), Tally::plus);
+        let tally = tallies.fold(PeerTally::default(), PeerTally::plus);
         (samples, tally, most.load(Ordering::Relaxed))
     })
 }
 
 /// What the service says it dropped, over all addresses and reasons but one: who is only idle is not refused.
-fn dropped(stowage: &Server) -> u64 {
+fn dropped(stowage: &ServeProcess) -> u64 {
     let page = peers::page(&stowage.addresses[2], "/metrics");
     let lines = page.lines().filter(|line| line.starts_with("stowage_connections_dropped_total{"));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()

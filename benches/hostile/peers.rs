@@ -22,17 +22,17 @@ pub struct Attack {
     asks: &'static str,
     connections: usize,
     runtime: Runtime,
-    tally: Tally,
+    tally: PeerTally,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Tally {
+pub struct PeerTally {
     pub opened: u64,
     /// By the other side.
     pub closed: u64,
 }
 
-impl Tally {
+impl PeerTally {
     pub fn plus(self, other: Self) -> Self {
         Self { opened: self.opened + other.opened, closed: self.closed + other.closed }
     }
@@ -41,10 +41,10 @@ impl Tally {
 impl Attack {
     pub fn new(address: SocketAddr, asks: &'static str, connections: usize) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        Self { address, asks, connections, runtime, tally: Tally::default() }
+        Self { address, asks, connections, runtime, tally: PeerTally::default() }
     }
 
-    pub fn run(mut self, is_over: &AtomicBool) -> Tally {
+    pub fn run(mut self, is_over: &AtomicBool) -> PeerTally {
         let mut peers: Vec<Option<TcpStream>> = (0..self.connections).map(|_| None).collect();
         while !is_over.load(Ordering::Relaxed) {
             for (number, peer) in peers.iter_mut().enumerate() {

@@ -14,16 +14,16 @@ use std::sync::Arc;
 use std::time::Instant;
 use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
-use stowage::scheduling::memo::Memo;
+use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use stowage::scheduling::memo::ScoreCache;
 use stowage::scheduling::node::{Node, NodeKind};
-use stowage::scheduling::policy::{Limit, Policy};
-use stowage::scheduling::rank::{self, Attempt, Score, shortlist};
+use stowage::scheduling::policy::{Policy, TenantLimit};
+use stowage::scheduling::rank::{self, ScheduleAttempt, Score, shortlist};
 use stowage::scheduling::request::{
-    Companion, ContainerRequest, ContainerRole, Demand, PluginAmount, PodRequest,
+    ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };
 use stowage::scheduling::snapshot::Snapshot;
-use stowage::scheduling::worth::Worth;
+use stowage::scheduling::worth::PackingModel;
 use stowage::units::{Bytes, MilliCpu, Millis};
 
 const GPUS: u32 = 8;
@@ -33,7 +33,7 @@ const SIZES: [u64; 8] = [6, 10, 14, 18, 24, 30, 40, 60];
 
 fn main() {
     let asked = std::env::args().skip(1).find_map(|arg| arg.parse().ok());
-    let mut cluster = Cluster::new(asked.unwrap_or(5000));
+    let mut cluster = PackedCluster::new(asked.unwrap_or(5000));
     let names: Vec<String> = cluster.nodes.iter().map(NodeName::to_string).collect();
     println!("{} nodes × {GPUS} GPUs, {} pods", names.len(), cluster.pods);
     println!("{:<32}{:>12}{:>12}", "", "p50", "p99");
@@ -42,13 +42,13 @@ fn main() {
     cluster.measure("what free VRAM is worth", &names);
 }
 
-struct Cluster {
+struct PackedCluster {
     ledger: Ledger,
     nodes: Vec<NodeName>,
     pods: usize,
 }
 
-impl Cluster {
+impl PackedCluster {
     /// Each GPU about half full, each another way.
     fn new(nodes: usize) -> Self {
         let mut ledger = Ledger::new(Arc::new(Policy::default()));
@@ -57,7 +57,8 @@ impl Cluster {
         for (n, name) in cluster.nodes.iter().enumerate() {
             ledger.set_node(name, NodeKind::Stowage, None);
             ledger.report_devices(name, (0..GPUS).map(|gpu| device(n, gpu)).collect()).expect("eight GPUs");
-            let left = Companion { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
+            let left =
+                HostResources { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
             ledger.set_spare(name, Some(left));
         }
         cluster.ledger = ledger;
@@ -72,11 +73,11 @@ impl Cluster {
     fn place(&mut self, demand: &Demand, node: &NodeName) {
         let uid = PodUid::parse(&format!("pod-{}", self.pods)).expect("a UID");
         self.pods += 1;
-        self.ledger.see(Seen {
+        self.ledger.see(PodObservation {
             key: PodKey::parse("llm", uid.as_str()).expect("a key"),
             uid: uid.clone(),
             demand: demand.clone(),
-            state: SeenState::Waiting(SeenWaiting::default()),
+            state: ObservedPhase::Waiting(ObservedWaiting::default()),
             shown: None,
         });
         if self.ledger.assume(&uid, node).is_ok() {
@@ -88,7 +89,7 @@ impl Cluster {
     fn learn(&mut self) {
         let snapshot = self.ledger.snapshot();
         let start = Instant::now();
-        let worth = Worth::learn(self.ledger.mix(), snapshot.nodes().iter().map(Node::site));
+        let worth = PackingModel::learn(self.ledger.mix(), snapshot.nodes().iter().map(Node::site));
         println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
         assert!(worth.is_learned());
         drop(snapshot);
@@ -97,7 +98,7 @@ impl Cluster {
 
     fn measure(&mut self, policy_name: &str, names: &[String]) {
         let [mut first, mut scoring, mut cold, mut warm, mut pass] = [(); 5].map(|()| Samples::default());
-        let mut memo = Memo::default();
+        let mut memo = ScoreCache::default();
         let demand = demand(10);
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
@@ -112,7 +113,7 @@ impl Cluster {
             drop(snapshot);
             let node = self.nodes[round * 17 % self.nodes.len()].clone();
             let cpu = MilliCpu(5000 + round as u64);
-            self.ledger.set_spare(&node, Some(Companion { cpu, memory: Bytes::gib(500) }));
+            self.ledger.set_spare(&node, Some(HostResources { cpu, memory: Bytes::gib(500) }));
             let snapshot = self.ledger.snapshot();
             warm.add(timed(|| memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
             pass.add(timed(|| memo.best(&snapshot, &demand, &policy)));
@@ -134,8 +135,8 @@ fn asked(names: &[String]) -> impl ExactSizeIterator<Item = &str> {
     names.iter().map(String::as_str)
 }
 
-fn attempt(policy: &Policy) -> Attempt<'_> {
-    Attempt { limit: 4, just_failed: None, own_room: None, policy, allowance: Limit::default() }
+fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
+    ScheduleAttempt { limit: 4, just_failed: None, own_room: None, policy, allowance: TenantLimit::default() }
 }
 
 /// The best node, without anything remembered or looked up.

@@ -7,18 +7,18 @@ mod requests;
 
 use crate::samples::Samples;
 use parking_lot::Mutex;
-use requests::Cluster;
+use requests::BenchCluster;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::Index;
+use stowage::cluster::index::ClusterIndex;
 use stowage::cluster::upkeep;
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::ExtenderArgs;
 use stowage::extender::{Extender, filter};
 use stowage::ids::{PodKey, PodUid};
-use stowage::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{Planning, Policy};
 use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use stowage::scheduling::stock::Requirements;
@@ -39,14 +39,14 @@ pub fn time_filter_beside_planner() {
     let _inside = runtime.enter();
     let mut policy = Policy::default();
     policy.planning = Planning { gated_at_most: Millis::seconds(1_000_000), ..Planning::default() };
-    let cluster = Cluster::new(NODES, FILTERS);
+    let cluster = BenchCluster::new(NODES, FILTERS);
     let service = Service::new(policy);
-    let mut index = Index::default();
+    let mut index = ClusterIndex::default();
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
     let control_plane =
         Arc::new(DumpControlPlane::load(&dump, &service, &mut index).expect("the dump is one"));
     drop(dump);
-    let extender = Extender::new(service.clone(), control_plane.clone(), Limits::default());
+    let extender = Extender::new(service.clone(), control_plane.clone(), RequestLimits::default());
     runtime.spawn(upkeep::run(service.clone(), Arc::new(Mutex::new(index)), control_plane));
     let (mut idle, mut busy) = (Samples::default(), Samples::default());
     for round in 0..2 * ROUNDS {
@@ -102,9 +102,15 @@ fn gate(service: &Service, n: usize) {
     let request = PodRequest { priority: -1000, ..PodRequest::plain("llm", &containers) };
     let mut ledger = service.ledger();
     let demand = Demand::of(&request, ledger.policy()).expect("a pod that can be understood");
-    let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
+    let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
     let key = PodKey::parse("llm", &format!("gated-{n}")).expect("a name");
-    ledger.see(Seen { uid: uid(n), key, demand, state: SeenState::Waiting(waiting), shown: None });
+    ledger.see(PodObservation {
+        uid: uid(n),
+        key,
+        demand,
+        state: ObservedPhase::Waiting(waiting),
+        shown: None,
+    });
     drop(ledger);
     service.stock().set_waiting(uid(n), Requirements::default());
 }

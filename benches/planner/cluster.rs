@@ -4,16 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
-use stowage::scheduling::budget::Budget;
+use stowage::scheduling::budget::DisruptionBudget;
 use stowage::scheduling::device::{Device, Health};
-use stowage::scheduling::ledger::{Gate, Ledger, Seen, SeenState, SeenWaiting};
-use stowage::scheduling::loading::{Holding, Tier};
+use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
+use stowage::scheduling::loading::{ModelTier, NodeModel};
 use stowage::scheduling::node::NodeKind;
 use stowage::scheduling::policy::{EvictionRates, Policy};
-use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
+use stowage::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use stowage::scheduling::selector::{Requirement, Selector};
-use stowage::scheduling::stake::{GroupKey, GroupKind, Shown, Stake, Stamp};
+use stowage::scheduling::stake::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+};
 use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis, Moment};
 
@@ -23,7 +25,7 @@ const GIB: u64 = 1 << 30;
 const CAPACITY: u64 = 72 * GIB;
 const NOW: Moment = Moment(1_000_000_000_000);
 
-pub struct Cluster {
+pub struct FullCluster {
     pub ledger: Ledger,
     pub nodes: Vec<NodeName>,
     pub residents: usize,
@@ -36,7 +38,7 @@ pub enum Waits {
     InAGroupOf(u32),
 }
 
-impl Cluster {
+impl FullCluster {
     /// Filled until `load` hundredths of the VRAM are promised, with jobs of `least` to `most` GiB.
     pub fn new(nodes: usize, load: u64, sizes: (u64, u64), seed: u64) -> Self {
         let mut policy = Policy::default();
@@ -93,31 +95,37 @@ impl Cluster {
             kind: GroupKind::JobSet,
             name: format!("set-{}", n / 40).into(),
         });
-        let stake =
-            Stake { group, owner: OwnerUid::parse(&format!("owner-{}", n / 8)).ok(), ..Stake::default() };
+        let stake = DisruptionInfo {
+            group,
+            owner: OwnerUid::parse(&format!("owner-{}", n / 8)).ok(),
+            ..DisruptionInfo::default()
+        };
         let stamp = match self.dice.below(3) {
-            0 => Stamp::None,
-            _ => Stamp::Ago(minutes(&mut self.dice, 240)),
+            0 => CheckpointAge::None,
+            _ => CheckpointAge::Ago(minutes(&mut self.dice, 240)),
         };
         let ran = Some(minutes(&mut self.dice, 2880));
         let devices = Some(Arc::from([uuid(node, gpu)]));
-        let state = SeenState::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
-        let shown = Some(Shown { stake, stamp, leaving: None });
-        self.ledger.see(Seen { uid: uid(n), key: key(n), demand, state, shown });
+        let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
+        let shown = Some(ObservedDisruptionInfo { stake, stamp, leaving: None });
+        self.ledger.see(PodObservation { uid: uid(n), key: key(n), demand, state, shown });
     }
 
     /// A pod that waits for room.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
-        let state = SeenState::Waiting(SeenWaiting::default());
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown: None });
+        let state = ObservedPhase::Waiting(ObservedWaiting::default());
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown: None });
         uid(name)
     }
 
     /// A pod behind the planner's gate.
     pub fn gated(&mut self, name: usize, vram: Bytes, priority: i32, waits: Waits) {
         let demand = self.demand(name, vram.0, 1, priority, None);
-        let state = SeenState::Waiting(SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() });
+        let state = ObservedPhase::Waiting(ObservedWaiting {
+            gate: SchedulingGate::Planned,
+            ..ObservedWaiting::default()
+        });
         let group_size = match waits {
             Waits::Alone => None,
             Waits::InAGroupOf(size) => Some(size),
@@ -127,9 +135,9 @@ impl Cluster {
             kind: GroupKind::Stowage,
             name: "group".into(),
         });
-        let stake = Stake { group, group_size, ..Stake::default() };
-        let shown = Some(Shown { stake, ..Shown::default() });
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown });
+        let stake = DisruptionInfo { group, group_size, ..DisruptionInfo::default() };
+        let shown = Some(ObservedDisruptionInfo { stake, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown });
     }
 
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
@@ -154,15 +162,15 @@ impl Cluster {
                 uuid: uuid(n, g),
                 used: Some(Bytes::ZERO),
                 attributed: Vec::new(),
-                pressure: Pressure::NONE,
+                pressure: EngineLoad::NONE,
             };
             let models: BTreeSet<usize> = (0..6).map(|_| self.dice.below(40)).collect();
-            let holding = |model: usize| Holding {
+            let holding = |model: usize| NodeModel {
                 model: ModelId::parse(&format!("model-{model}")).expect("a name"),
-                tier: Tier::Disk,
+                tier: ModelTier::Disk,
                 bytes: Bytes::gib(8 + model as u64),
             };
-            let reading = Reading {
+            let reading = NodeReading {
                 sampled: NOW,
                 gpus: (0..GPUS).map(gpu).collect(),
                 holdings: models.into_iter().map(holding).collect(),
@@ -176,7 +184,7 @@ impl Cluster {
         for app in (0..self.residents / 20).step_by(10) {
             let selector = Selector::All(vec![Requirement::is("app", &format!("app-{app}"))]);
             let name = format!("budget-{app}");
-            self.ledger.set_budget(Budget { namespace: "llm".into(), name, selector, allowed: 1 });
+            self.ledger.set_budget(DisruptionBudget { namespace: "llm".into(), name, selector, allowed: 1 });
         }
     }
 }

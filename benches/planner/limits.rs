@@ -4,15 +4,15 @@
 //!
 //! And how long one run takes when fifty thousand pods wait.
 
-use crate::cluster::{Cluster, Waits};
+use crate::cluster::{FullCluster, Waits};
 use crate::queues::stock;
 use crate::samples::Samples;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
-use stowage::scheduling::plan::{Bounds, Plan, Step, Why, plan_within};
+use stowage::scheduling::plan::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
 use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
-use stowage::scheduling::stock::StockSnapshot;
+use stowage::scheduling::stock::FilterSnapshot;
 use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
@@ -42,7 +42,7 @@ fn by_default() -> Policy {
 
 /// Two jobs of 36 GiB on each GPU; one of them is enough for each GPU of a pod.
 fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
-    let mut cluster = Cluster::by(by_default(), nodes, 100, (36, 36), 51);
+    let mut cluster = FullCluster::by(by_default(), nodes, 100, (36, 36), 51);
     let vram = Bytes::gib(30 * u64::from(gpus));
     let waiting: BTreeSet<PodUid> = (0..pods).map(|n| cluster.wait(FIRST + n, vram, gpus, 100)).collect();
     let snapshot = cluster.ledger.snapshot();
@@ -61,12 +61,12 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
         took += time;
         for step in &plan.steps {
             match step {
-                Step::Place(places) => {
+                PlanStep::Place(places) => {
                     evicted += places.iter().map(|place| place.hold.victims.len()).sum::<usize>();
                     placed.extend(places.iter().map(|place| place.uid.clone()));
                 }
-                Step::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
-                Step::Wake { .. } => {}
+                PlanStep::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
+                PlanStep::Wake { .. } => {}
             }
         }
         told.retain(|uid, _| !placed.contains(uid));
@@ -74,7 +74,11 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
         cluster.pass(TICK);
     }
     assert!(evicted <= 60, "{evicted} pods are evicted within a minute");
-    assert!(told.values().all(|why| matches!(why, Why::EvictionLimit(_))), "{:?}", told.values().next());
+    assert!(
+        told.values().all(|why| matches!(why, WaitReason::EvictionLimit(_))),
+        "{:?}",
+        told.values().next()
+    );
     assert_eq!(placed.len(), helped, "{evicted} evicted");
     println!(
         "{what:<50}{} helped, {} wait for the next minute; {:.0} ms in all, the longest run {:.0} ms",
@@ -87,7 +91,7 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
 
 /// Every run of some rounds in which nearly all find no place; and for how long the books are locked for it.
 fn many_wait(what: &str, kinds: usize, priority: i32) {
-    let mut cluster = Cluster::by(by_default(), 5000, 100, (36, 36), 52);
+    let mut cluster = FullCluster::by(by_default(), 5000, 100, (36, 36), 52);
     for n in 0..50_000 {
         // Of a whole GPU and less; nothing is free.
         let vram = Bytes((40 << 30) + ((n % kinds) as u64 * (1 << 28)));
@@ -123,11 +127,11 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
     );
 }
 
-fn bounds() -> Bounds<'static> {
-    Bounds { free: STEPS, evictions: STEPS, places: PLACES, is_stopped: &|| false }
+fn bounds() -> PlanBounds<'static> {
+    PlanBounds { free: STEPS, evictions: STEPS, places: PLACES, is_stopped: &|| false }
 }
 
-fn one_run(cluster: &mut Cluster, stock: &StockSnapshot) -> (Plan, Duration) {
+fn one_run(cluster: &mut FullCluster, stock: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
     let queue = cluster.ledger.pending(LOOKED_AT);
     let scratch = cluster.ledger.scratch();
@@ -136,20 +140,20 @@ fn one_run(cluster: &mut Cluster, stock: &StockSnapshot) -> (Plan, Duration) {
 }
 
 /// As the planner does it, but for what the API server is told.
-fn put_into_force(cluster: &mut Cluster, plan: &Plan) {
+fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
     let ledger = &mut cluster.ledger;
     let generation = ledger.generation();
     ledger.put_back(&plan.left_over);
     for step in &plan.steps {
         match step {
-            Step::Place(places) => {
+            PlanStep::Place(places) => {
                 for place in places {
                     place.take(ledger).expect("nothing has changed since");
                     ledger.note_ordered(&place.hold.victims);
                 }
             }
-            Step::Wake { uid, .. } => ledger.note_woken(uid),
-            Step::Wait { uid, .. } => ledger.note_sought(uid, generation),
+            PlanStep::Wake { uid, .. } => ledger.note_woken(uid),
+            PlanStep::Wait { uid, .. } => ledger.note_sought(uid, generation),
         }
     }
 }

@@ -14,14 +14,15 @@ mod queues;
 #[expect(dead_code, reason = "one thread takes these times")]
 mod samples;
 
-use cluster::Cluster;
+use cluster::FullCluster;
 use samples::Samples;
 use std::hint::black_box;
 use std::time::Instant;
 use stowage::ids::{NodeName, PodUid};
-use stowage::scheduling::decision::Hold;
+use stowage::scheduling::decision::Reservation;
 use stowage::scheduling::preempt::{
-    Effort, Price, Resident, Room, Rules, VictimSet, cheapest, cheapest_among, discharge, seen,
+    BudgetRules, EvictionCost, PotentialVictim, PreemptionCandidate, SearchEffort, VictimSet, cheapest,
+    cheapest_among, discharge, seen,
 };
 use stowage::scheduling::request::Demand;
 use stowage::sim::random::Random;
@@ -33,10 +34,10 @@ const COMPARISONS: usize = 100;
 const FIRST_WAITING: usize = 10_000_000;
 
 /// What is timed under one name on the command line.
-type Part = (&'static str, &'static [fn()]);
+type BenchGroup = (&'static str, &'static [fn()]);
 
 fn main() {
-    let parts: &[Part] = &[
+    let parts: &[BenchGroup] = &[
         ("copies", &[queues::time_copies]),
         ("limits", &[limits::time_limits]),
         #[cfg(feature = "service")]
@@ -52,7 +53,7 @@ fn main() {
 
 fn time_decisions() {
     // Eight pods a node: 4,000 in all, and no room for most that come.
-    let mut cluster = Cluster::new(500, 100, (40, 60), 42);
+    let mut cluster = FullCluster::new(500, 100, (40, 60), 42);
     println!("{} nodes of 8 GPUs, {} residents", cluster.nodes.len(), cluster.residents);
     let (mut whole, mut claims, mut prospects_only, mut searches) =
         (Samples::default(), Samples::default(), Samples::default(), Samples::default());
@@ -69,9 +70,13 @@ fn time_decisions() {
         let prospects = cluster.ledger.prospects(&claim, &demand);
         let gathered = start.elapsed();
         let mut survey = cluster.ledger.survey(&claim, &demand);
-        let set = cheapest_among(prospects, &demand, Rules::Keep, Effort::default(), |node: &NodeName| {
-            seen(survey.room(node)?, &demand)
-        });
+        let set = cheapest_among(
+            prospects,
+            &demand,
+            BudgetRules::Keep,
+            SearchEffort::default(),
+            |node: &NodeName| seen(survey.room(node)?, &demand),
+        );
         let took = start.elapsed();
         if let Some(set) = &set {
             assert!(can_be_held(&mut cluster, &uid, set), "{set:?}");
@@ -104,19 +109,19 @@ fn time_decisions() {
     }
 }
 
-fn decide(cluster: &Cluster, uid: &PodUid) -> Option<VictimSet> {
+fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
     let demand = &cluster.ledger.entry(uid)?.demand;
     let claim = cluster.ledger.claim(uid);
     let mut survey = cluster.ledger.survey(&claim, demand);
     let prospects = cluster.ledger.prospects(&claim, demand);
-    cheapest_among(prospects, demand, Rules::Keep, Effort::default(), |node: &NodeName| {
+    cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::default(), |node: &NodeName| {
         seen(survey.room(node)?, demand)
     })
 }
 
-fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {
+fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
     let devices = &cluster.ledger.node(&set.node).expect("it is there").devices;
-    let hold = Hold {
+    let hold = Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
         victims: set.everyone().into(),
@@ -129,7 +134,7 @@ fn can_be_held(cluster: &mut Cluster, uid: &PodUid, set: &VictimSet) -> bool {
 
 /// Lost GPU-seconds of the same hundred pods by four ways, on 200 nodes filled to nine tenths with small jobs.
 fn compare_prices() {
-    let mut cluster = Cluster::new(200, 90, (2, 30), 43);
+    let mut cluster = FullCluster::new(200, 90, (2, 30), 43);
     println!("{} nodes of 8 GPUs at 90 %, {} residents", cluster.nodes.len(), cluster.residents);
     let mut dice = Random::seeded(8, 0);
     let (mut sums, mut inexact) = ([0u64; 4], 0);
@@ -138,11 +143,12 @@ fn compare_prices() {
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
         let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
         let rooms = cluster.ledger.rooms_for(&cluster.ledger.claim(&uid), &cluster.nodes);
-        let ours = cheapest(&rooms, &demand, Rules::Keep, Effort::default());
+        let ours = cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::default());
         let Some(ours) = ours else { continue };
-        let long = cheapest(&rooms, &demand, Rules::Keep, Effort::UNLIMITED).expect("one was found");
-        let greedy: Vec<Price> = rooms.iter().filter_map(|room| greedy(room, &demand)).collect();
-        let least = |prices: &[Price]| prices.iter().min().map_or(0, |price| price.cost);
+        let long =
+            cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::UNLIMITED).expect("one was found");
+        let greedy: Vec<EvictionCost> = rooms.iter().filter_map(|room| greedy(room, &demand)).collect();
+        let least = |prices: &[EvictionCost]| prices.iter().min().map_or(0, |price| price.cost);
         inexact += usize::from(!ours.exact);
         assert!(long.exact && long.price <= ours.price);
         assert!(greedy.iter().all(|price| long.price <= *price));
@@ -159,16 +165,16 @@ fn compare_prices() {
 }
 
 /// On the best single GPU, pods that are alone leave, the cheapest first, until the pod fits.
-fn greedy(room: &Room, demand: &Demand) -> Option<Price> {
+fn greedy(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let on = |gpu: usize| {
-        let mut there: Vec<&Resident> = room
+        let mut there: Vec<&PotentialVictim> = room
             .candidates
             .iter()
             .filter(|one| one.gang.is_none() && one.budgets.is_empty() && one.gpus.contains(gpu))
             .collect();
         there.sort_by_key(|one| (one.priority, one.loss.total()));
         let mut state = room.gpus.clone();
-        let mut price = Price::default();
+        let mut price = EvictionCost::default();
         for one in there {
             if state[gpu].has_room(demand) {
                 break;

@@ -1,13 +1,13 @@
 //! Whole plans: a thousand gated pods onto a thousand nodes, a group of 250, and pods that cannot be made to fit; without the
 //! API's part.
 
-use crate::cluster::{Cluster, Waits};
+use crate::cluster::{FullCluster, Waits};
 use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
-use stowage::scheduling::plan::{Step, plan};
-use stowage::scheduling::stock::{Amounts, Machine, Requirements, StockSnapshot, StockView};
+use stowage::scheduling::plan::{PlanStep, plan};
+use stowage::scheduling::stock::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
@@ -16,7 +16,7 @@ const FIRST: usize = 20_000_000;
 /// which copy what they change.
 pub fn time_copies() {
     for nodes in [500, 1000] {
-        let mut cluster = Cluster::new(nodes, 100, (4, 14), 50);
+        let mut cluster = FullCluster::new(nodes, 100, (4, 14), 50);
         for n in 0..1000 {
             cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
         }
@@ -51,7 +51,7 @@ pub fn time_plans() {
 }
 
 fn one_kind_of_pod() {
-    let mut cluster = Cluster::new(1000, 50, (8, 24), 44);
+    let mut cluster = FullCluster::new(1000, 50, (8, 24), 44);
     for n in 0..1000 {
         cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::Alone);
     }
@@ -59,7 +59,7 @@ fn one_kind_of_pod() {
 }
 
 fn many_kinds_of_pods() {
-    let mut cluster = Cluster::new(1000, 50, (8, 24), 45);
+    let mut cluster = FullCluster::new(1000, 50, (8, 24), 45);
     for n in 0..1000 {
         cluster.gated(FIRST + n, Bytes::gib(10 + n as u64 % 25), n as i32 % 4, Waits::Alone);
     }
@@ -67,12 +67,12 @@ fn many_kinds_of_pods() {
 }
 
 fn a_group() {
-    let mut cluster = Cluster::new(500, 50, (8, 24), 46);
+    let mut cluster = FullCluster::new(500, 50, (8, 24), 46);
     for n in 0..250 {
         cluster.gated(FIRST + n, Bytes::gib(30), 0, Waits::InAGroupOf(250));
     }
     told("a group of 250, 500 nodes", &mut cluster, 250);
-    let mut cluster = Cluster::new(500, 97, (8, 24), 47);
+    let mut cluster = FullCluster::new(500, 97, (8, 24), 47);
     for n in 0..250 {
         cluster.gated(FIRST + n, Bytes::gib(60), 100, Waits::InAGroupOf(250));
     }
@@ -80,12 +80,12 @@ fn a_group() {
 }
 
 fn nothing_fits() {
-    let mut cluster = Cluster::new(500, 97, (8, 24), 48);
+    let mut cluster = FullCluster::new(500, 97, (8, 24), 48);
     for n in 0..250 {
         cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::InAGroupOf(250));
     }
     told("a group of 250 that cannot be made to fit", &mut cluster, 0);
-    let mut cluster = Cluster::new(500, 97, (8, 24), 49);
+    let mut cluster = FullCluster::new(500, 97, (8, 24), 49);
     for n in 0..250 {
         cluster.gated(FIRST + n, Bytes::gib(60), -1000, Waits::Alone);
     }
@@ -93,7 +93,7 @@ fn nothing_fits() {
 }
 
 /// The copy of the books counts: it is made for each plan, while the books are locked.
-fn told(what: &str, cluster: &mut Cluster, expected: usize) {
+fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
     let stock = stock(cluster);
     cluster.ledger.snapshot();
     let start = Instant::now();
@@ -103,7 +103,7 @@ fn told(what: &str, cluster: &mut Cluster, expected: usize) {
     let steps = black_box(plan(scratch, &stock, &queue));
     let took = start.elapsed();
     let placed: usize =
-        steps.iter().map(|step| if let Step::Place(places) = step { places.len() } else { 0 }).sum();
+        steps.iter().map(|step| if let PlanStep::Place(places) = step { places.len() } else { 0 }).sum();
     assert!(placed >= expected * 9 / 10, "{placed} of {expected} were placed");
     let millis = |time: Duration| time.as_secs_f64() * 1000.0;
     println!(
@@ -115,10 +115,10 @@ fn told(what: &str, cluster: &mut Cluster, expected: usize) {
 }
 
 /// Nodes with CPU for everyone.
-pub fn stock(cluster: &Cluster) -> StockSnapshot {
-    let mut view = StockView::default();
+pub fn stock(cluster: &FullCluster) -> FilterSnapshot {
+    let mut view = ClusterFilters::default();
     for name in &cluster.nodes {
-        view.set_machine(Machine {
+        view.set_machine(FilterNode {
             name: name.clone(),
             labels: Default::default(),
             taints: [].into(),

@@ -1,30 +1,32 @@
 //! What a report costs without its way: the same bodies as function calls, all nodes in turn, so that each finds the memory
 //! as cold as after a second. The fastest round counts, as the one the machine disturbed least.
 
-use crate::cluster::Cluster;
-use crate::node::{Caches, Node};
+use crate::cluster::BenchCluster;
+use crate::node::{Caches, ReportingNode};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::Index;
+use stowage::cluster::index::ClusterIndex;
 use stowage::extender::Extender;
 use stowage::extender::reports::{Sender, reports};
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 
 const ROUNDS: usize = 8;
 
-pub fn print(cluster: &Cluster) {
+pub fn print(cluster: &BenchCluster) {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let service = Service::new(Policy::default());
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
-    let control_plane =
-        Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()).expect("the dump is one"));
-    let extender = Extender::new(service, control_plane, Limits::default());
-    let mut nodes: Vec<Node> = (0..cluster.nodes()).map(|place| Node::new(place, 0)).collect();
+    let control_plane = Arc::new(
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).expect("the dump is one"),
+    );
+    let extender = Extender::new(service, control_plane, RequestLimits::default());
+    let mut nodes: Vec<ReportingNode> =
+        (0..cluster.nodes()).map(|place| ReportingNode::new(place, 0)).collect();
     let mut least = Duration::MAX;
     for _ in 0..ROUNDS {
         let bodies: Vec<Vec<u8>> = nodes.iter_mut().map(|node| node.next(Caches::Mixed)).collect();

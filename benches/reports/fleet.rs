@@ -1,6 +1,6 @@
 //! The agents: one a node, each with its own kept-alive connection, each reporting once a second at a moment of its own.
 
-use crate::node::{Caches, Node};
+use crate::node::{Caches, ReportingNode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,12 +15,12 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// All agents, on a thread of their own.
 pub struct Fleet {
     reporting: watch::Sender<bool>,
-    pub tally: Arc<Tally>,
+    pub tally: Arc<ReportTally>,
 }
 
 /// What has been taken so far, by what the extender answered.
 #[derive(Default)]
-pub struct Tally {
+pub struct ReportTally {
     pub reports: AtomicU64,
     pub bytes: AtomicU64,
     /// From sending to the answer, summed up.
@@ -31,7 +31,7 @@ impl Fleet {
     /// Connects them; none reports before [`Fleet::report`].
     pub fn connect(nodes: usize, address: String) -> Self {
         let (reporting, is_reporting) = watch::channel(false);
-        let tally = Arc::new(Tally::default());
+        let tally = Arc::new(ReportTally::default());
         let (of_agents, (ready, connected)) = (tally.clone(), std::sync::mpsc::channel());
         std::thread::spawn(move || {
             let runtime =
@@ -41,7 +41,7 @@ impl Fleet {
                 for place in 0..nodes {
                     let stream = TcpStream::connect(&address).await.expect("the extender listens to agents");
                     stream.set_nodelay(true).expect("TCP has no delay");
-                    let agent = Agent { node: Node::new(place, 1), stream, answer: Vec::new() };
+                    let agent = FleetAgent { node: ReportingNode::new(place, 1), stream, answer: Vec::new() };
                     agents.spawn(agent.run(place, is_reporting.clone(), of_agents.clone()));
                 }
                 ready.send(()).expect("somebody waits");
@@ -66,15 +66,15 @@ impl Fleet {
     }
 }
 
-struct Agent {
-    node: Node,
+struct FleetAgent {
+    node: ReportingNode,
     stream: TcpStream,
     answer: Vec<u8>,
 }
 
-impl Agent {
+impl FleetAgent {
     /// Until the fleet is dropped.
-    async fn run(mut self, place: usize, mut reporting: watch::Receiver<bool>, tally: Arc<Tally>) {
+    async fn run(mut self, place: usize, mut reporting: watch::Receiver<bool>, tally: Arc<ReportTally>) {
         let phase =
             Duration::from_micros(Random::seeded(place as u64, 0).below(PERIOD.as_micros() as usize) as u64);
         while reporting.wait_for(|reporting| *reporting).await.is_ok() {
@@ -88,7 +88,7 @@ impl Agent {
         }
     }
 
-    async fn report(&mut self, tally: &Tally) {
+    async fn report(&mut self, tally: &ReportTally) {
         let body = self.node.next(Caches::Mixed);
         let mut request = format!(
             "POST /v1/reports HTTP/1.1\r\nhost: stowage\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -22,13 +22,13 @@ mod samples;
 #[allow(dead_code, reason = "each bench asks its part")]
 mod server;
 
-use cluster::Cluster;
-use connection::Connection;
+use cluster::BenchCluster;
+use connection::KeptConnection;
 use cores::OneCore;
 use fleet::Fleet;
-use node::{Caches, Node};
-use phase::{Measured, Scheduler};
-use server::Server;
+use node::{Caches, ReportingNode};
+use phase::{Measured, SteadyScheduler};
+use server::ServeProcess;
 use std::path::Path;
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ const FADE: Duration = Duration::from_secs(7);
 
 fn main() {
     let nodes = std::env::args().skip(1).find_map(|arg| arg.parse().ok()).unwrap_or(5000);
-    let cluster = Cluster::new(nodes, 0);
+    let cluster = BenchCluster::new(nodes, 0);
     let folder = tempfile::tempdir().expect("a folder for the dump");
     let dump = folder.path().join("cluster.json");
     std::fs::write(&dump, cluster.dump()).expect("the dump is written");
@@ -53,7 +53,7 @@ fn main() {
     decides_by_reports(&cluster, &server);
 
     let fleet = Fleet::connect(nodes, server.addresses[1].clone());
-    let mut scheduler = Scheduler::new(&cluster, &server.addresses[0]);
+    let mut scheduler = SteadyScheduler::new(&cluster, &server.addresses[0]);
     phase::header(&scheduler);
     let (mut without, mut with) = (Measured::default(), Measured::default());
     scheduler.ask_for(SETTLE, &server, &fleet.tally);
@@ -70,8 +70,8 @@ fn main() {
     println!("resident memory of `stowage serve`: {} MiB", server.resident_mib());
 }
 
-fn start(cores: &OneCore, dump: &Path) -> Server {
-    Server::start(
+fn start(cores: &OneCore, dump: &Path) -> ServeProcess {
+    ServeProcess::start(
         cores
             .command(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
@@ -84,10 +84,10 @@ fn start(cores: &OneCore, dump: &Path) -> Server {
 }
 
 /// A node whose caches are full is refused, and taken again when they are not: what is timed is what is believed.
-fn decides_by_reports(cluster: &Cluster, server: &Server) {
-    let mut scheduler = Connection::to(&server.addresses[0]);
-    let mut agent = Connection::to(&server.addresses[1]);
-    let mut node = Node::new(0, 0);
+fn decides_by_reports(cluster: &BenchCluster, server: &ServeProcess) {
+    let mut scheduler = KeptConnection::to(&server.addresses[0]);
+    let mut agent = KeptConnection::to(&server.addresses[1]);
+    let mut node = ReportingNode::new(0, 0);
     let mut report_and_ask = |caches| {
         agent.post("/v1/reports", &node.next(caches), None);
         let answer = scheduler.post("/scheduler/filter", &cluster.filter_body_for(0, 0), None);

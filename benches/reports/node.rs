@@ -12,7 +12,7 @@ const MIB: u64 = 1 << 20;
 const CONTEXT: u64 = 480 * MIB;
 const RESERVED: u64 = 611 * MIB;
 
-pub struct Node {
+pub struct ReportingNode {
     place: usize,
     report: NodeReport,
 }
@@ -25,7 +25,7 @@ pub enum Caches {
     Full,
 }
 
-impl Node {
+impl ReportingNode {
     /// `boot`: the how manieth start of its agent this is.
     pub fn new(place: usize, boot: usize) -> Self {
         let models = (0..6).map(|m| {

@@ -1,10 +1,10 @@
 //! The scheduler's filters at a steady pace, and what a stretch of them measured.
 
-use crate::cluster::{self, Cluster};
-use crate::connection::Connection;
-use crate::fleet::Tally;
+use crate::cluster::{self, BenchCluster};
+use crate::connection::KeptConnection;
+use crate::fleet::ReportTally;
 use crate::samples::Samples;
-use crate::server::Server;
+use crate::server::ServeProcess;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use stowage::sim::random::Random;
@@ -14,9 +14,9 @@ const PACE_MICROS: u64 = 10_000;
 /// The smaller of the two requests: as many names as pass the scheduler's own filters where it asks about some only.
 const SOME: usize = 1000;
 
-pub struct Scheduler<'a> {
-    cluster: &'a Cluster,
-    connection: Connection,
+pub struct SteadyScheduler<'a> {
+    cluster: &'a BenchCluster,
+    connection: KeptConnection,
     round: usize,
     pauses: Random,
 }
@@ -39,13 +39,13 @@ pub struct Measured {
     micros: u64,
 }
 
-impl<'a> Scheduler<'a> {
-    pub fn new(cluster: &'a Cluster, address: &str) -> Self {
-        Self { cluster, connection: Connection::to(address), round: 1, pauses: Random::seeded(7, 0) }
+impl<'a> SteadyScheduler<'a> {
+    pub fn new(cluster: &'a BenchCluster, address: &str) -> Self {
+        Self { cluster, connection: KeptConnection::to(address), round: 1, pauses: Random::seeded(7, 0) }
     }
 
     /// Asks for so long.
-    pub fn ask_for(&mut self, time: Duration, server: &Server, tally: &Tally) -> Measured {
+    pub fn ask_for(&mut self, time: Duration, server: &ServeProcess, tally: &ReportTally) -> Measured {
         let (cpu, reports, bytes, micros) = (server.cpu(), &tally.reports, &tally.bytes, &tally.micros);
         let [reports_before, bytes_before, micros_before] =
             [reports, bytes, micros].map(|count| count.load(Ordering::Relaxed));
@@ -106,7 +106,7 @@ impl Measured {
     }
 }
 
-pub fn header(scheduler: &Scheduler<'_>) {
+pub fn header(scheduler: &SteadyScheduler<'_>) {
     let nodes = scheduler.cluster.nodes();
     let (some, all) = (format!("filter {}:", SOME.min(nodes)), format!("filter {nodes}:"));
     println!("{:<10}{:>11}{:>9}{:>11}{:>8}{some:>20}{all:>20}", "", "", "", "answered", "one");

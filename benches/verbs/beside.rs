@@ -9,10 +9,10 @@
 //! "Within 5 %" means: the interval's upper end is at most 1.05, or at most that of this build against itself where that is
 //! larger. The exit code is 0 if every verb is.
 
-use crate::cluster::{self, Cluster};
-use crate::connection::Connection;
+use crate::cluster::{self, BenchCluster};
+use crate::connection::KeptConnection;
 use crate::samples::Samples;
-use crate::server::Server;
+use crate::server::ServeProcess;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
@@ -28,13 +28,13 @@ const WITHIN: f64 = 1.05;
 const MISSES: f64 = 0.05;
 const VERBS: [&str; 4] = ["filter", "prioritize", "bind", "filter, all refused"];
 
-pub struct Asked {
+pub struct BesideArgs {
     other: PathBuf,
     rounds: usize,
     sizes: Vec<usize>,
 }
 
-impl Asked {
+impl BesideArgs {
     /// `None` unless the arguments name another build; an error says what is wrong with them.
     pub fn of(arguments: impl IntoIterator<Item = String>) -> Result<Option<Self>, String> {
         let (mut other, mut rounds, mut sizes) = (None, ROUNDS, Vec::new());
@@ -87,7 +87,7 @@ impl Asked {
 
     /// The verbs that are slower.
     fn compare_at(&self, nodes: usize, dump: &Path) -> Vec<String> {
-        let cluster = Cluster::new(nodes, REQUESTS + WARM_UP);
+        let cluster = BenchCluster::new(nodes, REQUESTS + WARM_UP);
         std::fs::write(dump, cluster.dump()).expect("the dump is written");
         let mut ratios: [[Vec<f64>; 2]; 4] = Default::default();
         for round in 0..self.rounds {
@@ -116,7 +116,7 @@ impl Asked {
     }
 
     /// Per verb: the ratio of this build to the other, and of this build to itself.
-    fn round(&self, round: usize, cluster: &Cluster, dump: &Path) -> [[f64; 2]; 4] {
+    fn round(&self, round: usize, cluster: &BenchCluster, dump: &Path) -> [[f64; 2]; 4] {
         let this = Path::new(env!("CARGO_BIN_EXE_stowage"));
         let mut builds = [&*self.other, this, this].map(|binary| Build::start(binary, dump));
         for request in 0..REQUESTS + WARM_UP {
@@ -138,18 +138,18 @@ impl Asked {
 struct Build {
     address: String,
     /// Made by the first request: a connection that says nothing while the others start is closed.
-    connection: Option<Connection>,
+    connection: Option<KeptConnection>,
     samples: [Samples; 4],
     /// What it answered to the verb before: the next one is asked about that.
     passed: Vec<String>,
     top: String,
-    _process: Server,
+    _process: ServeProcess,
 }
 
 impl Build {
     /// With the options that every build has.
     fn start(binary: &Path, dump: &Path) -> Self {
-        let process = Server::start(
+        let process = ServeProcess::start(
             Command::new(binary)
                 .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
                 .args(["--admin", "127.0.0.1:0", "--cluster"])
@@ -167,14 +167,14 @@ impl Build {
         }
     }
 
-    fn ask(&mut self, verb: usize, request: usize, cluster: &Cluster) {
+    fn ask(&mut self, verb: usize, request: usize, cluster: &BenchCluster) {
         let (path, body) = match VERBS[verb] {
             "filter" => ("filter", cluster.filter_body(request)),
             "prioritize" => ("prioritize", cluster.prioritize_body(request, &self.passed)),
             "bind" => ("bind", cluster.bind_body(request, &self.top)),
             _ => ("filter", cluster.refused_body(request)),
         };
-        let connection = self.connection.get_or_insert_with(|| Connection::to(&self.address));
+        let connection = self.connection.get_or_insert_with(|| KeptConnection::to(&self.address));
         let started = Instant::now();
         let answer = connection.post(&format!("/scheduler/{path}"), &body, None);
         let took = started.elapsed();

@@ -4,7 +4,7 @@
 //! The rules are the dearest there are: nothing but an expression in each, so that no cheap condition spares any, and the pod's
 //! own comes last or near it as often as first. Every eighth request is the first of its kind and is judged by all of them.
 
-use crate::cluster::Cluster;
+use crate::cluster::BenchCluster;
 use crate::samples::Samples;
 use crate::{ROUNDS, WARM_UP, extender};
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use stowage::extender::wire::ExtenderArgs;
 use stowage::extender::{Extender, filter};
 use stowage::policy_file::{SourceText, load};
-use stowage::scheduling::policy::{Policy, Traits};
+use stowage::scheduling::policy::{PodTraits, Policy};
 
 const CLASSES: usize = 50;
 /// Kinds of pods: each class has five of its own.
@@ -21,7 +21,7 @@ const KINDS: usize = CLASSES * 5;
 /// How often the policy is changed to learn what that takes.
 const CHANGES: usize = 5;
 
-pub fn beside_default(cluster: &Cluster) {
+pub fn beside_default(cluster: &BenchCluster) {
     let default = extender(cluster, Policy::default());
     let ruled = extender(cluster, ruled());
     let (mut by_default, mut by_rules) = (Samples::default(), Samples::default());
@@ -74,7 +74,7 @@ fn ruled() -> Policy {
 /// Each of the classes has taken its own.
 fn assert_classified(extender: &Extender) {
     let ledger = extender.service.ledger();
-    let class = |traits: &Traits| ledger.policy().class(ledger.policy().judge(traits).class).name.clone();
+    let class = |traits: &PodTraits| ledger.policy().class(ledger.policy().judge(traits).class).name.clone();
     let asked =
         ledger.entries().into_values().filter(|entry| entry.demand.traits.labels.contains_key("team"));
     let mut classes: Vec<String> = asked
@@ -106,7 +106,7 @@ fn report_judging(extender: &Extender) {
     let policy = extender.service.ledger().policy().clone();
     let mut samples = Samples::default();
     for kind in 0..KINDS {
-        let traits = Traits { labels: labels(kind), ..Traits::default() };
+        let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };
         let started = Instant::now();
         let judgement = policy.judge(&traits);
         samples.add(started.elapsed());
@@ -120,7 +120,7 @@ fn report_judging(extender: &Extender) {
 }
 
 /// How long a change of policy takes, and the longest that a filter waits for its answer meanwhile.
-fn report_change(extender: &Extender, cluster: &Cluster) {
+fn report_change(extender: &Extender, cluster: &BenchCluster) {
     let mut changes = Samples::default();
     let is_over = AtomicBool::new(false);
     let body = cluster.filter_body_with(0, &labels(0));

@@ -7,8 +7,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use std::hint::black_box;
-use stowage::extender::request::{Limits, json, parse, read_body};
-use stowage::extender::server::accept::{self, Address};
+use stowage::extender::request::{RequestLimits, json, parse, read_body};
+use stowage::extender::server::accept::{self, ServedAddress};
 use stowage::extender::wire::{BindingArgs, ExtenderArgs};
 use stowage::telemetry::Metrics;
 use tokio_util::sync::CancellationToken;
@@ -24,20 +24,20 @@ pub fn serve_floor() {
             .route("/scheduler/filter", post(args))
             .route("/scheduler/prioritize", post(args))
             .route("/scheduler/bind", post(binding));
-        let address = Address::plain("floor", &Metrics::new());
+        let address = ServedAddress::plain("floor", &Metrics::new());
         accept::serve(listener, address, router, CancellationToken::new()).await.expect("it serves");
     });
 }
 
 async fn args(headers: HeaderMap, body: Body) -> Response {
-    let body = read_body(&headers, body, Limits::default()).await.expect("a body");
+    let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
     let args: ExtenderArgs<'_> = parse(&body).expect("a request");
     black_box(&args);
     answer(&headers)
 }
 
 async fn binding(headers: HeaderMap, body: Body) -> Response {
-    let body = read_body(&headers, body, Limits::default()).await.expect("a body");
+    let body = read_body(&headers, body, RequestLimits::default()).await.expect("a body");
     let args: BindingArgs = parse(&body).expect("a request");
     black_box(&args);
     answer(&headers)

@@ -21,19 +21,19 @@ mod samples;
 #[allow(dead_code, reason = "each bench asks its part")]
 mod server;
 
-use cluster::Cluster;
-use connection::Connection;
-use report::Row;
+use cluster::BenchCluster;
+use connection::KeptConnection;
+use report::VerbRow;
 use samples::Samples;
-use server::Server;
+use server::ServeProcess;
 use std::hint::black_box;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::Index;
-use stowage::extender::request::Limits;
+use stowage::cluster::index::ClusterIndex;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::{BindingArgs, ExtenderArgs};
 use stowage::extender::{Extender, bind, filter, prioritize};
 use stowage::scheduling::policy::Policy;
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         http::serve_floor();
         return ExitCode::SUCCESS;
     }
-    match beside::Asked::of(std::env::args().skip(1)) {
+    match beside::BesideArgs::of(std::env::args().skip(1)) {
         Ok(Some(asked)) => asked.compare(),
         Ok(None) => {
             beside_floor();
@@ -68,13 +68,13 @@ fn beside_floor() {
     let sizes = if asked.is_empty() { vec![100, 1000, 5000] } else { asked };
     let folder = tempfile::tempdir().expect("a folder for the dump");
     for nodes in sizes {
-        let cluster = Cluster::new(nodes, ROUNDS + WARM_UP);
+        let cluster = BenchCluster::new(nodes, ROUNDS + WARM_UP);
         println!(
             "\n{nodes} nodes × 8 GPUs, {} pods resident, all {nodes} names in each request",
             cluster.resident()
         );
         report::header();
-        in_process(&cluster).iter().for_each(Row::print);
+        in_process(&cluster).iter().for_each(VerbRow::print);
         classes::beside_default(&cluster);
         let dump = folder.path().join("cluster.json");
         std::fs::write(&dump, cluster.dump()).expect("the dump is written");
@@ -82,15 +82,16 @@ fn beside_floor() {
     }
 }
 
-fn extender(cluster: &Cluster, policy: Policy) -> Extender {
+fn extender(cluster: &BenchCluster, policy: Policy) -> Extender {
     let service = Service::new(policy);
     let dump = Dump::of(cluster.dump(), Path::new("bench"));
-    let control_plane =
-        Arc::new(DumpControlPlane::load(&dump, &service, &mut Index::default()).expect("the dump is one"));
-    Extender::new(service, control_plane, Limits::default())
+    let control_plane = Arc::new(
+        DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).expect("the dump is one"),
+    );
+    Extender::new(service, control_plane, RequestLimits::default())
 }
 
-fn in_process(cluster: &Cluster) -> Vec<Row> {
+fn in_process(cluster: &BenchCluster) -> Vec<VerbRow> {
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let _inside = runtime.enter();
     let extender = extender(cluster, Policy::default());
@@ -138,8 +139,8 @@ fn in_process(cluster: &Cluster) -> Vec<Row> {
     rows.finish()
 }
 
-fn over_loopback(cluster: &Cluster, dump: &Path) {
-    let stowage = Server::start(
+fn over_loopback(cluster: &BenchCluster, dump: &Path) {
+    let stowage = ServeProcess::start(
         Command::new(env!("CARGO_BIN_EXE_stowage"))
             .args(["serve", "--listen", "127.0.0.1:0", "--agents", "127.0.0.1:0"])
             .args(["--admin", "127.0.0.1:0", "--cluster"])
@@ -148,14 +149,14 @@ fn over_loopback(cluster: &Cluster, dump: &Path) {
         &["the scheduler: http://"],
     );
     let this = std::env::current_exe().expect("this program has a path");
-    let floor = Server::start(Command::new(this).env(FLOOR, "1"), &["floor: http://"]);
+    let floor = ServeProcess::start(Command::new(this).env(FLOOR, "1"), &["floor: http://"]);
     let at_start = stowage.resident_mib();
-    let mut asked = Connection::to(&stowage.addresses[0]);
-    let mut floor = Connection::to(&floor.addresses[0]);
+    let mut asked = KeptConnection::to(&stowage.addresses[0]);
+    let mut floor = KeptConnection::to(&floor.addresses[0]);
     let mut rows = Rows::new("loopback");
     for round in 0..ROUNDS + WARM_UP {
         let counts = round >= WARM_UP;
-        let mut both = |row: &mut Row, verb: &str, body: &[u8]| {
+        let mut both = |row: &mut VerbRow, verb: &str, body: &[u8]| {
             let path = format!("/scheduler/{verb}");
             let (asked, floor) = (&mut asked, &mut floor);
             row.pair(counts, || asked.post(&path, body, None), |size| floor.post(&path, body, Some(size)))
@@ -168,7 +169,7 @@ fn over_loopback(cluster: &Cluster, dump: &Path) {
         let answer = both(&mut rows.refused, "filter", &cluster.refused_body(round));
         cluster::assert_all_refused(&answer, cluster.nodes());
     }
-    rows.finish().iter().for_each(Row::print);
+    rows.finish().iter().for_each(VerbRow::print);
     println!(
         "resident memory of `stowage serve`: {at_start} MiB at start, {} MiB after",
         stowage.resident_mib()
@@ -177,15 +178,15 @@ fn over_loopback(cluster: &Cluster, dump: &Path) {
 
 /// One row per verb.
 struct Rows {
-    filter: Row,
-    prioritize: Row,
-    bind: Row,
-    refused: Row,
+    filter: VerbRow,
+    prioritize: VerbRow,
+    bind: VerbRow,
+    refused: VerbRow,
 }
 
 impl Rows {
     fn new(way: &'static str) -> Self {
-        let row = |verb| Row { way, verb, stowage: Samples::default(), floor: Samples::default() };
+        let row = |verb| VerbRow { way, verb, stowage: Samples::default(), floor: Samples::default() };
         Self {
             filter: row("filter"),
             prioritize: row("prioritize"),
@@ -194,12 +195,12 @@ impl Rows {
         }
     }
 
-    fn finish(self) -> Vec<Row> {
+    fn finish(self) -> Vec<VerbRow> {
         vec![self.filter, self.prioritize, self.bind, self.refused]
     }
 }
 
-impl Row {
+impl VerbRow {
     /// Times the verb and then its floor, which is told the size of the verb's answer.
     fn pair(
         &mut self,

@@ -2,7 +2,7 @@
 
 use crate::samples::Samples;
 
-pub struct Row {
+pub struct VerbRow {
     pub way: &'static str,
     pub verb: &'static str,
     pub stowage: Samples,
@@ -16,7 +16,7 @@ pub fn header() {
     );
 }
 
-impl Row {
+impl VerbRow {
     pub fn print(&self) {
         let (p50, p99) = (self.stowage.percentile(50), self.stowage.percentile(99));
         let (floor50, floor99) = (self.floor.percentile(50), self.floor.percentile(99));

@@ -1,19 +1,19 @@
 //! Pods that show as much as they can, to be classified by whatever policy there is. Nothing here knows what a policy says.
 
-use stowage::scheduling::policy::Traits;
+use stowage::scheduling::policy::PodTraits;
 use stowage::units::Bytes;
 
 /// The plainest pod; the largest that expressions are evaluated for, whose texts are `a` or what the policy itself is
 /// written in; and one beyond that.
-pub fn pods(data: &[u8]) -> Vec<Traits> {
+pub fn pods(data: &[u8]) -> Vec<PodTraits> {
     let said: String =
         String::from_utf8_lossy(data).chars().filter(|c| c.is_ascii_graphic()).take(253).collect();
-    vec![Traits::default(), large("a".repeat(253), 300), large(said, 100), large("a".repeat(512), 5000)]
+    vec![PodTraits::default(), large("a".repeat(253), 300), large(said, 100), large("a".repeat(512), 5000)]
 }
 
-fn large(text: String, labels: usize) -> Traits {
+fn large(text: String, labels: usize) -> PodTraits {
     let value: String = text.chars().take(63).collect();
-    let mut pod = Traits {
+    let mut pod = PodTraits {
         namespace: text.clone(),
         priority_class: text.clone(),
         model: text.clone(),
@@ -22,7 +22,7 @@ fn large(text: String, labels: usize) -> Traits {
         gpus: u32::MAX,
         vram: Bytes(u64::MAX),
         kv_cache: Bytes(u64::MAX),
-        ..Traits::default()
+        ..PodTraits::default()
     };
     pod.labels = (0..labels).map(|n| (format!("{n:063}"), value.clone())).collect();
     pod.labels.extend(["a", "app", "team", "x"].map(|key| (key.into(), value.clone())));

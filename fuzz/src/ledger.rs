@@ -10,19 +10,19 @@ use stowage::contract;
 use stowage::ids::{GpuModel, GpuUuid, LeaderEpoch, NodeName, PodUid};
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::audit::{Violation, audit};
-use stowage::scheduling::budget::Budget;
-use stowage::scheduling::decision::Hold;
+use stowage::scheduling::budget::DisruptionBudget;
+use stowage::scheduling::decision::Reservation;
 use stowage::scheduling::device::{Device, GpuSet, Health};
-use stowage::scheduling::ledger::{Assumption, Judgements, Ledger};
-use stowage::scheduling::loading::Holdings;
+use stowage::scheduling::ledger::{AssumeResult, Classifications, Ledger};
+use stowage::scheduling::loading::NodeModelSet;
 use stowage::scheduling::node::{NodeIdentity, NodeKind};
 use stowage::scheduling::policy::Policy;
-use stowage::scheduling::preempt::{Rules, cheapest_victims};
-use stowage::scheduling::reading::{GpuReading, Pressure, Reading};
+use stowage::scheduling::preempt::{BudgetRules, cheapest_victims};
+use stowage::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::scheduling::selector::{Requirement, Selector};
 use stowage::units::{Bytes, Millis, Moment, Percent};
 
-type Pod = k8s_openapi::api::core::v1::Pod;
+type ApiPod = k8s_openapi::api::core::v1::Pod;
 
 const PODS: u8 = 16;
 const NODES: u8 = 4;
@@ -42,33 +42,33 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
 /// What a replica has sent and the API server has not applied yet.
 enum Write {
     Binding { by: usize, term: i32, uid: PodUid, annotations: BTreeMap<String, String>, node: NodeName },
-    Hold { term: i32, uid: PodUid, hold: Hold },
+    Hold { term: i32, uid: PodUid, hold: Reservation },
 }
 
 /// What a watch brings.
 #[derive(Clone)]
-enum Event {
-    Pod(Box<Pod>, Option<Hold>),
+enum FuzzedEvent {
+    Pod(Box<ApiPod>, Option<Reservation>),
     Gone(PodUid),
 }
 
 /// One process of Stowage.
-struct Replica {
+struct FuzzedReplica {
     ledger: Ledger,
-    events: VecDeque<Event>,
+    events: VecDeque<FuzzedEvent>,
 }
 
-struct World {
+struct LedgerRace {
     now: Moment,
     policy: usize,
     /// How often a pod of each number was deleted: no UID is used again.
     deleted: [u32; PODS as usize],
     /// What the API server has: the pod, and the hold that its condition describes.
-    pods: BTreeMap<PodUid, (Pod, Option<Hold>)>,
+    pods: BTreeMap<PodUid, (ApiPod, Option<Reservation>)>,
     nodes: BTreeMap<NodeName, (NodeIdentity, Vec<Device>)>,
-    budget: Option<Budget>,
+    budget: Option<DisruptionBudget>,
     writes: VecDeque<Write>,
-    replicas: [Replica; REPLICAS],
+    replicas: [FuzzedReplica; REPLICAS],
     /// Which of them acts, and how often that has changed.
     acting: usize,
     term: i32,
@@ -78,7 +78,7 @@ struct World {
 
 /// Applies four bytes a step.
 pub fn ledger(data: &[u8]) {
-    let mut world = World::new();
+    let mut world = LedgerRace::new();
     for step in data.chunks_exact(4) {
         world.apply([step[0], step[1], step[2], step[3]]);
         for replica in &mut world.replicas {
@@ -94,10 +94,10 @@ pub fn ledger(data: &[u8]) {
     }
 }
 
-impl World {
+impl LedgerRace {
     fn new() -> Self {
         let replica =
-            || Replica { ledger: Ledger::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
+            || FuzzedReplica { ledger: Ledger::new(Arc::new(POLICIES[0].clone())), events: VecDeque::new() };
         let mut first = replica();
         first.ledger.begin_leading(epoch(0));
         Self {
@@ -136,7 +136,7 @@ impl World {
             9 => {
                 self.pods.remove(&uid);
                 self.deleted[usize::from(pod % PODS)] += 1;
-                self.tell(Event::Gone(uid));
+                self.tell(FuzzedEvent::Gone(uid));
             }
             10 => self.pass(Millis(u64::from(amount) * 500)),
             11 | 12 => self.describe(name, node, amount),
@@ -170,13 +170,13 @@ impl World {
         self.tell_pod(uid);
     }
 
-    fn tell(&mut self, event: Event) {
+    fn tell(&mut self, event: FuzzedEvent) {
         self.replicas.iter_mut().for_each(|replica| replica.events.push_back(event.clone()));
     }
 
     fn tell_pod(&mut self, uid: &PodUid) {
         if let Some((pod, hold)) = self.pods.get(uid) {
-            self.tell(Event::Pod(Box::new(pod.clone()), hold.clone()));
+            self.tell(FuzzedEvent::Pod(Box::new(pod.clone()), hold.clone()));
         }
     }
 
@@ -197,7 +197,7 @@ impl World {
     fn assume(&mut self, uid: &PodUid, node: &NodeName) {
         let (by, term) = (self.acting, self.term);
         let ledger = &mut self.replicas[by].ledger;
-        let Ok(Assumption::New(placement)) = ledger.assume(uid, node) else { return };
+        let Ok(AssumeResult::New(placement)) = ledger.assume(uid, node) else { return };
         let entry = ledger.entry(uid).expect("it was just assumed");
         let epoch = epoch(term);
         let binding = contract::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
@@ -211,11 +211,11 @@ impl World {
         let ledger = &mut self.replicas[self.acting].ledger;
         let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
         let Some(room) = ledger.room_for(&ledger.claim(uid), node) else { return };
-        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let devices = &ledger.node(node).expect("the node has room").devices;
         let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
         let deadline = now + Millis::seconds(30);
-        let hold = Hold { node: node.clone(), devices, victims: set.everyone().into(), deadline };
+        let hold = Reservation { node: node.clone(), devices, victims: set.everyone().into(), deadline };
         // Refused if the pod does not wait, or holds room already.
         if ledger.hold(uid, hold.clone()).is_ok() {
             self.writes.push_back(Write::Hold { term, uid: uid.clone(), hold });
@@ -312,7 +312,7 @@ impl World {
     fn reload(&mut self, policy: usize) {
         self.policy = policy % POLICIES.len();
         for replica in &mut self.replicas {
-            replica.ledger.set_policy(POLICIES[self.policy].clone(), &Judgements::default());
+            replica.ledger.set_policy(POLICIES[self.policy].clone(), &Classifications::default());
         }
     }
 
@@ -323,12 +323,12 @@ impl World {
             uuid: device.uuid.clone(),
             used: (amount % 7 > 0).then(|| Bytes::gib(u64::from(amount % 90))),
             attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
-            pressure: Pressure::of(Percent::new(amount % 101), Some(u32::from(amount))),
+            pressure: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
         };
-        let reading = Reading {
+        let reading = NodeReading {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
             gpus: devices.iter().map(gpu).collect(),
-            holdings: Holdings::default(),
+            holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
         };
         self.replicas.iter_mut().for_each(|replica| replica.ledger.read(name, reading.clone()));
@@ -352,7 +352,7 @@ impl World {
     fn set_budget(&mut self, amount: u8) {
         let selector = Selector::All(vec![Requirement::is("app", "a1")]);
         let allowed = u32::from(amount % 3);
-        let budget = Budget { namespace: "default".into(), name: "b".into(), selector, allowed };
+        let budget = DisruptionBudget { namespace: "default".into(), name: "b".into(), selector, allowed };
         self.budget = (amount < 200).then_some(budget);
         for replica in &mut self.replicas {
             match &self.budget {
@@ -428,15 +428,15 @@ impl World {
         let replica = &mut self.replicas[place];
         for event in replica.events.drain(..count.min(replica.events.len())).collect::<Vec<_>>() {
             match event {
-                Event::Pod(pod, hold) => replica.see(&pod, hold),
-                Event::Gone(uid) => drop(replica.ledger.release(&uid)),
+                FuzzedEvent::Pod(pod, hold) => replica.see(&pod, hold),
+                FuzzedEvent::Gone(uid) => drop(replica.ledger.release(&uid)),
             }
         }
     }
 }
 
-impl Replica {
-    fn see(&mut self, pod: &Pod, hold: Option<Hold>) {
+impl FuzzedReplica {
+    fn see(&mut self, pod: &ApiPod, hold: Option<Reservation>) {
         let seen = contract::seen(pod, self.ledger.policy(), hold, jiff::Timestamp::UNIX_EPOCH);
         if let Some(seen) = seen {
             self.ledger.see(seen);
@@ -456,7 +456,12 @@ fn epoch(term: i32) -> LeaderEpoch {
 }
 
 /// The API server applies a Binding, unless the pod has a node.
-fn bind(pod: &mut Pod, hold: &mut Option<Hold>, node: &NodeName, annotations: BTreeMap<String, String>) {
+fn bind(
+    pod: &mut ApiPod,
+    hold: &mut Option<Reservation>,
+    node: &NodeName,
+    annotations: BTreeMap<String, String>,
+) {
     let spec = pod.spec.get_or_insert_default();
     if spec.node_name.is_none() {
         spec.node_name = Some(node.to_string());
@@ -465,7 +470,7 @@ fn bind(pod: &mut Pod, hold: &mut Option<Hold>, node: &NodeName, annotations: BT
     }
 }
 
-fn pod(uid: &str, number: u8, amount: u8) -> Pod {
+fn pod(uid: &str, number: u8, amount: u8) -> ApiPod {
     let pod = serde_json::json!({
         "metadata": {
             "name": uid, "namespace": "default", "uid": uid,

@@ -14,7 +14,7 @@ pub struct Blocking<T> {
 
 /// What came of asking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asked<T> {
+pub enum BlockingResult<T> {
     Answer(T),
     /// It is still at it.
     Hangs,
@@ -38,20 +38,22 @@ impl<T: Send + 'static> Blocking<T> {
     }
 
     /// Asks, and waits this long at most. An answer that comes later is taken by the next call.
-    pub async fn ask(&mut self, patience: Duration) -> Asked<T> {
+    pub async fn ask(&mut self, patience: Duration) -> BlockingResult<T> {
         if !self.is_asked {
             match self.questions.try_send(()) {
                 Ok(()) => self.is_asked = true,
-                Err(TrySendError::Full(())) | Err(TrySendError::Disconnected(())) => return Asked::Gone,
+                Err(TrySendError::Full(())) | Err(TrySendError::Disconnected(())) => {
+                    return BlockingResult::Gone;
+                }
             }
         }
         match tokio::time::timeout(patience, self.answers.recv()).await {
             Ok(Some(answer)) => {
                 self.is_asked = false;
-                Asked::Answer(answer)
+                BlockingResult::Answer(answer)
             }
-            Ok(None) => Asked::Gone,
-            Err(_) => Asked::Hangs,
+            Ok(None) => BlockingResult::Gone,
+            Err(_) => BlockingResult::Hangs,
         }
     }
 }
@@ -68,18 +70,18 @@ mod tests {
     async fn a_source_that_hangs_is_given_up_for_now_and_heard_later() {
         let (release, released) = channel::<u32>();
         let mut source = Blocking::start("test", move || released.recv().unwrap()).unwrap();
-        assert_eq!(source.ask(SHORT).await, Asked::Hangs);
-        assert_eq!(source.ask(SHORT).await, Asked::Hangs, "it is not asked twice");
+        assert_eq!(source.ask(SHORT).await, BlockingResult::Hangs);
+        assert_eq!(source.ask(SHORT).await, BlockingResult::Hangs, "it is not asked twice");
         release.send(7).unwrap();
-        assert_eq!(source.ask(LONG).await, Asked::Answer(7));
+        assert_eq!(source.ask(LONG).await, BlockingResult::Answer(7));
         release.send(8).unwrap();
-        assert_eq!(source.ask(LONG).await, Asked::Answer(8));
+        assert_eq!(source.ask(LONG).await, BlockingResult::Answer(8));
     }
 
     #[tokio::test]
     async fn a_source_that_panics_is_gone() {
         let mut source = Blocking::<u32>::start("test", || panic!("on purpose")).unwrap();
-        assert_eq!(source.ask(LONG).await, Asked::Gone);
-        assert_eq!(source.ask(LONG).await, Asked::Gone);
+        assert_eq!(source.ask(LONG).await, BlockingResult::Gone);
+        assert_eq!(source.ask(LONG).await, BlockingResult::Gone);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodUid};
-use crate::report::{Finding, GpuReport};
+use crate::report::{GpuReport, ReportFinding};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 const CONTEXT: Bytes = Bytes::mib(512);
 
 /// What is not as it was meant, in order of the pods.
-pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<Finding> {
+pub fn findings(pods: &[PodOnNode], gpus: &[GpuReport]) -> Vec<ReportFinding> {
     let used = used_by_pod(gpus);
     let found = pods.iter().filter_map(|pod| Some((pod, used.get(&pod.uid)?)));
     found.flat_map(|(pod, used)| drift(pod, used, gpus).into_iter().chain(over_grant(pod, used))).collect()
@@ -47,7 +47,7 @@ fn used_by_pod(gpus: &[GpuReport]) -> BTreeMap<&PodUid, BTreeMap<&GpuUuid, Used>
     used
 }
 
-fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -> Option<Finding> {
+fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -> Option<ReportFinding> {
     let recorded = pod.devices.as_ref()?;
     // A record made before any agent spoke names the card by its index.
     let is_recorded = |gpu: &GpuUuid| {
@@ -57,18 +57,18 @@ fn drift(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>, gpus: &[GpuReport]) -
         })
     };
     let is_elsewhere = used.keys().any(|gpu| !is_recorded(gpu));
-    is_elsewhere.then(|| Finding::Drift {
+    is_elsewhere.then(|| ReportFinding::Drift {
         pod: pod.uid.clone(),
         recorded: recorded.clone(),
         actual: used.keys().map(|gpu| (*gpu).clone()).collect(),
     })
 }
 
-fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>) -> Option<Finding> {
+fn over_grant(pod: &PodOnNode, used: &BTreeMap<&GpuUuid, Used>) -> Option<ReportFinding> {
     let granted_bytes = pod.granted?;
     let used_bytes: Bytes = used.values().map(|used| used.bytes).sum();
     let contexts = CONTEXT.times(used.values().map(|used| used.processes).sum());
-    (used_bytes > granted_bytes + contexts).then(|| Finding::OverGrant {
+    (used_bytes > granted_bytes + contexts).then(|| ReportFinding::OverGrant {
         pod: pod.uid.clone(),
         granted_bytes,
         used_bytes,
@@ -126,13 +126,15 @@ mod tests {
         let found = findings(&[pod(&["GPU-a"], 20)], &gpus(&[], &[10]));
         let uuids = |uuid| vec![GpuUuid::parse(uuid).unwrap()];
         let pod = PodUid::parse("x").unwrap();
-        assert_eq!(found, [Finding::Drift { pod, recorded: uuids("GPU-a"), actual: uuids("GPU-b") }]);
+        assert_eq!(found, [ReportFinding::Drift { pod, recorded: uuids("GPU-a"), actual: uuids("GPU-b") }]);
     }
 
     #[test]
     fn a_context_beyond_the_grant_is_usual_and_more_is_told() {
         assert_eq!(findings(&[pod(&["GPU-a"], 10)], &gpus(&[10], &[])), []);
         let found = findings(&[pod(&["GPU-a"], 10)], &gpus(&[12], &[]));
-        assert!(matches!(found[..], [Finding::OverGrant { used_bytes, .. }] if used_bytes == Bytes::gib(12)));
+        assert!(
+            matches!(found[..], [ReportFinding::OverGrant { used_bytes, .. }] if used_bytes == Bytes::gib(12))
+        );
     }
 }

@@ -3,10 +3,11 @@
 use super::pods::PodOnNode;
 use crate::ids::PodUid;
 use crate::report::{
-    EngineReport, EngineState, Finding, GpuReport, Missing, ModelReport, NodeReport, Part, ProcessReport,
+    EngineReport, EngineState, GpuReport, MissingPart, ModelReport, NodeReport, ProcessReport, ReportFinding,
+    ReportPart,
 };
 use crate::scheduling::device::Health;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use crate::units::{Bytes, Millis};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
@@ -166,45 +167,45 @@ fn model_table(models: &[ModelReport]) -> Table {
     table
 }
 
-fn tier(tier: Tier) -> &'static str {
+fn tier(tier: ModelTier) -> &'static str {
     match tier {
-        Tier::Partial => "on disk, in part",
-        Tier::Disk => "on disk",
-        Tier::PageCache => "in page cache",
-        Tier::Sleeping => "in a sleeping engine",
-        Tier::Loading => "being loaded",
-        Tier::Resident => "in a GPU",
+        ModelTier::Partial => "on disk, in part",
+        ModelTier::Disk => "on disk",
+        ModelTier::PageCache => "in page cache",
+        ModelTier::Sleeping => "in a sleeping engine",
+        ModelTier::Loading => "being loaded",
+        ModelTier::Resident => "in a GPU",
     }
 }
 
-fn finding_line(finding: &Finding, names: &Names<'_>) -> String {
+fn finding_line(finding: &ReportFinding, names: &Names<'_>) -> String {
     let list =
         |uuids: &[crate::ids::GpuUuid]| uuids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     match finding {
-        Finding::Drift { pod, recorded, actual } => {
+        ReportFinding::Drift { pod, recorded, actual } => {
             format!("{} was given {} and runs on {}", pod_name(pod, names), list(recorded), list(actual))
         }
-        Finding::OverGrant { pod, granted_bytes, used_bytes } => {
+        ReportFinding::OverGrant { pod, granted_bytes, used_bytes } => {
             format!("{} was granted {granted_bytes} and uses {used_bytes}", pod_name(pod, names))
         }
     }
 }
 
 /// What is missing, and why.
-pub fn missing_line(missing: &Missing) -> String {
+pub fn missing_line(missing: &MissingPart) -> String {
     format!("{}: {}", part(missing.part), missing.reason)
 }
 
 /// What a person calls a part of a report.
-pub fn part(part: Part) -> &'static str {
+pub fn part(part: ReportPart) -> &'static str {
     match part {
-        Part::Gpus => "GPUs",
-        Part::Processes => "processes on the GPUs",
-        Part::Owners => "whose a process is",
-        Part::Pods => "pods of this node",
-        Part::Engines => "engines",
-        Part::Models => "models",
-        Part::Other => "something",
+        ReportPart::Gpus => "GPUs",
+        ReportPart::Processes => "processes on the GPUs",
+        ReportPart::Owners => "whose a process is",
+        ReportPart::Pods => "pods of this node",
+        ReportPart::Engines => "engines",
+        ReportPart::Models => "models",
+        ReportPart::Other => "something",
     }
 }
 

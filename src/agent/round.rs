@@ -3,15 +3,15 @@
 //! Each source may fail alone; the report then says which part is missing and why. Sources that can hang are given a part of
 //! the second that a round has.
 
-use super::blocking::{Asked, Blocking};
-use super::engines::Engines;
+use super::blocking::{Blocking, BlockingResult};
+use super::engines::EngineWatcher;
 use super::findings::{findings, gpus_of_pods};
 use super::models::{self, ModelScan, ModelSource};
 use super::nvml::{GpuSample, GpuSource};
 use super::ownership::OwnerSource;
 use super::pods::{PodOnNode, PodSource};
 use crate::ids::NodeName;
-use crate::report::{GpuReport, Missing, NodeReport, Part};
+use crate::report::{GpuReport, MissingPart, NodeReport, ReportPart};
 use crate::units::Millis;
 use std::io;
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ const GPU_PATIENCE: Duration = Duration::from_millis(300);
 const MODEL_PATIENCE: Duration = Duration::from_millis(50);
 
 /// Where the figures come from.
-pub struct Sources {
+pub struct ReportSources {
     pub gpus: Box<dyn GpuSource>,
     pub owners: Box<dyn OwnerSource>,
     pub pods: Box<dyn PodSource>,
     pub models: Box<dyn ModelSource>,
-    pub engines: Engines,
+    pub engines: EngineWatcher,
 }
 
 /// One node, sampled round after round.
@@ -41,7 +41,7 @@ pub struct Rounds {
     models: Blocking<ModelScan>,
     /// The scan's last answer.
     scanned: ModelScan,
-    engines: Engines,
+    engines: EngineWatcher,
 }
 
 /// A report, and when its ages were right.
@@ -54,8 +54,8 @@ pub struct Round {
 
 impl Rounds {
     /// `boot_id` must be another one at each start.
-    pub fn new(node: NodeName, boot_id: String, sources: Sources) -> io::Result<Self> {
-        let Sources { mut gpus, owners, pods, mut models, engines } = sources;
+    pub fn new(node: NodeName, boot_id: String, sources: ReportSources) -> io::Result<Self> {
+        let ReportSources { mut gpus, owners, pods, mut models, engines } = sources;
         Ok(Self {
             node,
             boot_id,
@@ -110,39 +110,42 @@ impl Rounds {
         round
     }
 
-    fn pods(&mut self, missing: &mut Vec<Missing>) -> Vec<PodOnNode> {
+    fn pods(&mut self, missing: &mut Vec<MissingPart>) -> Vec<PodOnNode> {
         self.pods.pods().unwrap_or_else(|reason| {
-            missing.push(Missing { part: Part::Pods, reason });
+            missing.push(MissingPart { part: ReportPart::Pods, reason });
             Vec::new()
         })
     }
 
-    async fn sample(&mut self, missing: &mut Vec<Missing>) -> Option<GpuSample> {
+    async fn sample(&mut self, missing: &mut Vec<MissingPart>) -> Option<GpuSample> {
         let reason = match self.gpus.ask(GPU_PATIENCE).await {
-            Asked::Answer(Ok(sample)) => {
+            BlockingResult::Answer(Ok(sample)) => {
                 missing.extend(sample.missing.iter().cloned());
                 return Some(sample);
             }
-            Asked::Answer(Err(reason)) => reason,
+            BlockingResult::Answer(Err(reason)) => reason,
             // Without how long: a reason that changes is news, and this is none.
-            Asked::Hangs => {
+            BlockingResult::Hangs => {
                 "the driver does not answer; if it stays so, the node's kernel log says more".into()
             }
-            Asked::Gone => "the thread that asks the driver has failed; restart the agent".into(),
+            BlockingResult::Gone => "the thread that asks the driver has failed; restart the agent".into(),
         };
-        missing.push(Missing { part: Part::Gpus, reason });
+        missing.push(MissingPart { part: ReportPart::Gpus, reason });
         None
     }
 
-    async fn scan(&mut self, missing: &mut Vec<Missing>) {
+    async fn scan(&mut self, missing: &mut Vec<MissingPart>) {
         match self.models.ask(MODEL_PATIENCE).await {
-            Asked::Answer(scan) => self.scanned = scan,
+            BlockingResult::Answer(scan) => self.scanned = scan,
             // A first scan of a large disk takes its time.
-            Asked::Hangs => {}
-            Asked::Gone => self.scanned.problems = vec!["the thread that looks for models has failed".into()],
+            BlockingResult::Hangs => {}
+            BlockingResult::Gone => {
+                self.scanned.problems = vec!["the thread that looks for models has failed".into()]
+            }
         }
         let problems = self.scanned.problems.iter();
-        missing.extend(problems.map(|reason| Missing { part: Part::Models, reason: reason.clone() }));
+        missing
+            .extend(problems.map(|reason| MissingPart { part: ReportPart::Models, reason: reason.clone() }));
     }
 }
 

@@ -1,16 +1,16 @@
 //! `stowage agent`: round after round, out to every replica, until told to stop; or one look for a person.
 
-use super::engines::Engines;
-use super::engines::limits::Limits;
+use super::engines::EngineWatcher;
+use super::engines::limits::EngineLimits;
 use super::models::ModelSource;
 use super::nvml::GpuSource;
 use super::ownership::OwnerSource;
 use super::pods::PodSource;
 use super::print;
-use super::publish::{Outcome, PublishState, Publisher};
-use super::round::{Round, Rounds, Sources};
+use super::publish::{PublishOutcome, PublishState, Publisher};
+use super::round::{ReportSources, Round, Rounds};
 use crate::ids::NodeName;
-use crate::report::{Missing, Part};
+use crate::report::{MissingPart, ReportPart};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -104,15 +104,15 @@ async fn tell(mut publisher: Publisher, round: Round) -> Result<()> {
     // What each replica's line says already is not said again.
     let others = problems.iter().filter(|problem| !lines.iter().any(|line| line.contains(problem.as_str())));
     others.chain(&lines).for_each(|line| eprintln!("{line}"));
-    let is_taken = replicas.values().any(|replica| replica.latest == Outcome::Accepted);
+    let is_taken = replicas.values().any(|replica| replica.latest == PublishOutcome::Accepted);
     ensure!(is_taken, "nobody took the report");
     Ok(())
 }
 
 fn start(options: AgentOptions) -> Result<(Rounds, Option<Publisher>)> {
     let AgentOptions { node, gpus, owners, pods, models, publisher, .. } = options;
-    let engines = Engines::new(Limits::default());
-    let sources = Sources { gpus, owners, pods, models, engines };
+    let engines = EngineWatcher::new(EngineLimits::default());
+    let sources = ReportSources { gpus, owners, pods, models, engines };
     Ok((Rounds::new(node, boot_id(), sources).context("no thread")?, publisher))
 }
 
@@ -124,11 +124,12 @@ fn boot_id() -> String {
 }
 
 /// Logs what is missing when that changes, not each second.
-fn tell_news(missing: &[Missing], known: &mut Vec<Missing>) {
+fn tell_news(missing: &[MissingPart], known: &mut Vec<MissingPart>) {
     for news in missing.iter().filter(|missing| !known.contains(missing)) {
         warn!("missing: {}", print::missing_line(news));
     }
-    let parts = |list: &[Missing]| -> BTreeSet<Part> { list.iter().map(|missing| missing.part).collect() };
+    let parts =
+        |list: &[MissingPart]| -> BTreeSet<ReportPart> { list.iter().map(|missing| missing.part).collect() };
     for part in parts(known).difference(&parts(missing)) {
         info!("no longer missing: {}", print::part(*part));
     }

@@ -4,7 +4,7 @@
 //! Stowage's own, so that the tokens which people and Prometheus have already will do.
 
 use super::token_review::{LIMIT, unavailable};
-use crate::control_plane::{AuthError, Page, PageAuthority};
+use crate::control_plane::{AuthError, OperatorPage, PageAuthority};
 use crate::units::Millis;
 use futures::future::BoxFuture;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus, UserInfo};
@@ -25,7 +25,7 @@ impl AccessReviews {
         Self { client }
     }
 
-    async fn decide(&self, token: &str, page: &Page) -> Result<(), AuthError> {
+    async fn decide(&self, token: &str, page: &OperatorPage) -> Result<(), AuthError> {
         let question = TokenReview {
             spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
             ..TokenReview::default()
@@ -46,7 +46,7 @@ impl PageAuthority for AccessReviews {
     fn may_see<'a>(
         &'a self,
         token: &'a str,
-        page: &'a Page,
+        page: &'a OperatorPage,
     ) -> BoxFuture<'a, Result<Option<Millis>, AuthError>> {
         Box::pin(async move {
             self.decide(token, page).await?;
@@ -74,7 +74,7 @@ fn known(status: TokenReviewStatus) -> Result<UserInfo, AuthError> {
     Err(AuthError::Invalid(why.unwrap_or_else(|| "it gives no reason".into())))
 }
 
-fn question_about(user: UserInfo, page: &Page) -> SubjectAccessReview {
+fn question_about(user: UserInfo, page: &OperatorPage) -> SubjectAccessReview {
     let mut spec = SubjectAccessReviewSpec {
         user: user.username,
         groups: user.groups,
@@ -83,11 +83,11 @@ fn question_about(user: UserInfo, page: &Page) -> SubjectAccessReview {
         ..SubjectAccessReviewSpec::default()
     };
     match page {
-        Page::OfCluster(path) => {
+        OperatorPage::OfCluster(path) => {
             spec.non_resource_attributes =
                 Some(NonResourceAttributes { path: Some((*path).into()), verb: Some("get".into()) });
         }
-        Page::OfPod(pod) => {
+        OperatorPage::OfPod(pod) => {
             spec.resource_attributes = Some(ResourceAttributes {
                 namespace: Some(pod.namespace.to_string()),
                 name: Some(pod.name.to_string()),
@@ -113,7 +113,7 @@ mod tests {
             groups: Some(vec!["dev".into()]),
             ..UserInfo::default()
         };
-        let pod = question_about(user(), &Page::OfPod(PodKey::parse("team-a", "llm").unwrap())).spec;
+        let pod = question_about(user(), &OperatorPage::OfPod(PodKey::parse("team-a", "llm").unwrap())).spec;
         let of_pod = pod.resource_attributes.unwrap();
         assert_eq!(
             [of_pod.verb, of_pod.resource, of_pod.namespace, of_pod.name, of_pod.group]
@@ -124,7 +124,7 @@ mod tests {
             (pod.user.as_deref(), pod.groups, pod.non_resource_attributes),
             (Some("jane"), Some(vec!["dev".into()]), None)
         );
-        let page = question_about(user(), &Page::OfCluster("/metrics")).spec;
+        let page = question_about(user(), &OperatorPage::OfCluster("/metrics")).spec;
         let of_page = page.non_resource_attributes.unwrap();
         assert_eq!((of_page.verb.as_deref(), of_page.path.as_deref()), (Some("get"), Some("/metrics")));
         assert_eq!(page.resource_attributes, None);

@@ -5,7 +5,7 @@
 //! advertised at once. Placement does not read any of this. Nodes of which a device plugin hands out the GPUs are left alone,
 //! and so are all in shadow mode.
 
-use super::index::{Index, NodeKind, NodeOnRecord};
+use super::index::{ClusterIndex, NodeKind, NodeOnRecord};
 use crate::contract::VRAM;
 use crate::control_plane::WriteTimes;
 use crate::ids::NodeName;
@@ -36,23 +36,23 @@ const LARGEST: Bytes = Bytes(i64::MAX as u64);
 const WRITES: usize = 8;
 
 /// Runs until it is dropped.
-pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<Index>>, times: WriteTimes) {
+pub async fn run(client: Client, service: Arc<Service>, index: Arc<Mutex<ClusterIndex>>, times: WriteTimes) {
     let nodes: Api<Node> = Api::all(client);
-    let mut capacity = Capacity::default();
+    let mut capacity = CapacityWriter::default();
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
         if service.gate.is_open() {
             let due = capacity.look(&service, &index.lock(), service.now());
             capacity.write(&service, &nodes, due, times.client).await;
         } else {
-            capacity = Capacity::default();
+            capacity = CapacityWriter::default();
         }
     }
 }
 
 /// What is true of a node, and what it says.
 #[derive(Debug, Clone, Copy)]
-struct Standing {
+struct NodeCapacityState {
     /// By what it shows and what its pool says.
     kind: NodeKind,
     advertised: Option<Bytes>,
@@ -63,7 +63,7 @@ struct Standing {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum CapacityAction {
     /// It says what it should, or nobody knows what it should say.
     Right,
     Advertise(Bytes),
@@ -71,39 +71,39 @@ enum Verdict {
     ByPlugin,
 }
 
-fn verdict(standing: &Standing) -> Verdict {
-    let Standing { kind, advertised, gpus, promised } = *standing;
+fn verdict(standing: &NodeCapacityState) -> CapacityAction {
+    let NodeCapacityState { kind, advertised, gpus, promised } = *standing;
     // A pod that was bound although it cannot be understood counts as more than a quantity can say.
     let bound = if promised > LARGEST { advertised.unwrap_or_default() } else { promised };
     let wanted = gpus.max(bound);
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
-        _ if gpus == Bytes::ZERO => Verdict::Right,
-        NodeKind::DevicePlugin => Verdict::ByPlugin,
-        NodeKind::Stowage if advertised == Some(wanted) => Verdict::Right,
-        NodeKind::Stowage => Verdict::Advertise(wanted),
+        _ if gpus == Bytes::ZERO => CapacityAction::Right,
+        NodeKind::DevicePlugin => CapacityAction::ByPlugin,
+        NodeKind::Stowage if advertised == Some(wanted) => CapacityAction::Right,
+        NodeKind::Stowage => CapacityAction::Advertise(wanted),
     }
 }
 
 #[derive(Debug, Default)]
-struct Capacity {
+struct CapacityWriter {
     /// Nodes that do not say what they should.
-    pending: BTreeMap<NodeName, Pending>,
+    pending: BTreeMap<NodeName, PendingPatch>,
     /// Nodes of device plugins, already reported.
     reported: BTreeSet<NodeName>,
 }
 
 /// A difference, and when to do something about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Pending {
+struct PendingPatch {
     wanted: Bytes,
     not_before: Moment,
     failures: u32,
 }
 
-impl Capacity {
+impl CapacityWriter {
     /// What is to be written now.
-    fn look(&mut self, service: &Service, index: &Index, now: Moment) -> Vec<(NodeName, Bytes)> {
+    fn look(&mut self, service: &Service, index: &ClusterIndex, now: Moment) -> Vec<(NodeName, Bytes)> {
         if service.ledger().policy().mode == Mode::Shadow {
             *self = Self::default();
             return Vec::new();
@@ -114,9 +114,9 @@ impl Capacity {
         for (name, record) in index.nodes() {
             let standing = standing(service, name, *record);
             match verdict(&standing) {
-                Verdict::Right => drop(self.pending.remove(name)),
-                Verdict::ByPlugin => self.report(name),
-                Verdict::Advertise(wanted) => {
+                CapacityAction::Right => drop(self.pending.remove(name)),
+                CapacityAction::ByPlugin => self.report(name),
+                CapacityAction::Advertise(wanted) => {
                     if self.is_due(name, wanted, record.advertised, now) {
                         due.push((name.clone(), wanted));
                     }
@@ -128,8 +128,11 @@ impl Capacity {
 
     fn is_due(&mut self, name: &NodeName, wanted: Bytes, advertised: Option<Bytes>, now: Moment) -> bool {
         let says_nothing = advertised.is_none_or(|advertised| advertised == Bytes::ZERO);
-        let fresh =
-            Pending { wanted, not_before: if says_nothing { now } else { now + SETTLED_AFTER }, failures: 0 };
+        let fresh = PendingPatch {
+            wanted,
+            not_before: if says_nothing { now } else { now + SETTLED_AFTER },
+            failures: 0,
+        };
         let pending = self.pending.entry(name.clone()).or_insert(fresh);
         if pending.wanted != wanted {
             *pending = fresh;
@@ -178,12 +181,12 @@ impl Capacity {
     }
 }
 
-fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> Standing {
+fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCapacityState {
     let ledger = service.ledger();
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
-    Standing { kind, advertised: record.advertised, gpus, promised: ledger.promised_on(name) }
+    NodeCapacityState { kind, advertised: record.advertised, gpus, promised: ledger.promised_on(name) }
 }
 
 /// Until a node is written to again, after so many failures in a row.
@@ -221,8 +224,13 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, promised: u64) -> Standing {
-        Standing { kind, advertised: advertised.map(Bytes), gpus: Bytes(gpus), promised: Bytes(promised) }
+    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, promised: u64) -> NodeCapacityState {
+        NodeCapacityState {
+            kind,
+            advertised: advertised.map(Bytes),
+            gpus: Bytes(gpus),
+            promised: Bytes(promised),
+        }
     }
 
     proptest! {
@@ -233,12 +241,12 @@ mod tests {
             promised in 0u64..10,
         ) {
             match verdict(&says(NodeKind::Stowage, advertised, gpus, promised)) {
-                Verdict::Advertise(wanted) => {
+                CapacityAction::Advertise(wanted) => {
                     prop_assert!(wanted >= Bytes(promised) && wanted >= Bytes(gpus));
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
-                Verdict::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(promised))),
-                Verdict::ByPlugin => prop_assert!(false, "the node is Stowage's"),
+                CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(promised))),
+                CapacityAction::ByPlugin => prop_assert!(false, "the node is Stowage's"),
             }
         }
     }
@@ -246,29 +254,29 @@ mod tests {
     #[test]
     fn a_lost_gpu_lowers_capacity_to_what_is_bound_and_no_further() {
         let standing = says(NodeKind::Stowage, Some(160 * GIB), 80 * GIB, 100 * GIB);
-        assert_eq!(verdict(&standing), Verdict::Advertise(Bytes::gib(100)));
+        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(100)));
     }
 
     #[test]
     fn a_bound_pod_that_cannot_be_understood_keeps_capacity_from_falling_and_does_not_raise_it() {
         let standing = says(NodeKind::Stowage, Some(90 * GIB), 80 * GIB, u64::MAX);
-        assert_eq!(verdict(&standing), Verdict::Right);
+        assert_eq!(verdict(&standing), CapacityAction::Right);
         let standing = says(NodeKind::Stowage, None, 80 * GIB, u64::MAX);
-        assert_eq!(verdict(&standing), Verdict::Advertise(Bytes::gib(80)));
+        assert_eq!(verdict(&standing), CapacityAction::Advertise(Bytes::gib(80)));
     }
 
     #[test]
     fn a_node_without_a_known_gpu_is_left_as_it_is() {
         for advertised in [None, Some(0), Some(160 * GIB)] {
-            assert_eq!(verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)), Verdict::Right);
-            assert_eq!(verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)), Verdict::Right);
+            assert_eq!(verdict(&says(NodeKind::Stowage, advertised, 0, 40 * GIB)), CapacityAction::Right);
+            assert_eq!(verdict(&says(NodeKind::DevicePlugin, advertised, 0, 0)), CapacityAction::Right);
         }
     }
 
     #[test]
     fn a_device_plugin_node_is_never_advertised_on() {
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), Verdict::ByPlugin);
-        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), Verdict::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, None, 80 * GIB, 0)), CapacityAction::ByPlugin);
+        assert_eq!(verdict(&says(NodeKind::DevicePlugin, Some(1), 80 * GIB, 0)), CapacityAction::ByPlugin);
     }
 
     #[test]
@@ -291,9 +299,9 @@ mod tests {
             let mut policy = Policy::default().with_pools(vec![pool]).unwrap();
             policy.mode = mode;
             let service = Service::new(policy);
-            let mut index = Index::default();
+            let mut index = ClusterIndex::default();
             index.reset_nodes(&service, &[node("a", "own"), node("b", "plugin")]);
-            let due = Capacity::default().look(&service, &index, service.now());
+            let due = CapacityWriter::default().look(&service, &index, service.now());
             due.into_iter().map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         assert_eq!(due(Mode::Enforce), ["a"], "the policy says that a plugin hands out b's");
@@ -302,7 +310,7 @@ mod tests {
 
     #[test]
     fn what_says_nothing_is_written_at_once_and_another_figure_once_it_has_settled() {
-        let mut capacity = Capacity::default();
+        let mut capacity = CapacityWriter::default();
         let (a, b) = (NodeName::parse("a").unwrap(), NodeName::parse("b").unwrap());
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
         assert!(capacity.is_due(&a, Bytes::gib(80), None, at(0)));
@@ -317,7 +325,7 @@ mod tests {
     fn after_a_failure_a_node_is_left_alone_for_longer_each_time() {
         assert_eq!([1, 2, 3, 6, 7, 99].map(|failures| pause(failures).0 / 1000), [1, 2, 4, 32, 60, 60]);
         let service = Service::new(Policy::default());
-        let mut capacity = Capacity::default();
+        let mut capacity = CapacityWriter::default();
         let node = NodeName::parse("a").unwrap();
         let now = service.now();
         assert!(capacity.is_due(&node, Bytes::gib(80), None, now));

@@ -5,10 +5,10 @@
 //! show. Every replica looks and counts; the one that leads tells and evicts. No lock is held but the audit's own.
 
 use crate::control_plane::{
-    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice, NoticeKind, PodOnRecord,
+    ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent, PodEventReason, PodOnRecord,
 };
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::conflicts::{Conflict, Leaver, Look};
+use crate::scheduling::conflicts::{AuditRound, ConflictVictim, GpuConflict};
 use crate::scheduling::device::Device;
 use crate::scheduling::policy::{ConflictRule, Mode};
 use crate::service::Service;
@@ -32,7 +32,7 @@ const LONGEST_PAUSE: Millis = Millis::seconds(600);
 
 /// Runs until it is dropped.
 pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
-    let mut audit = Audit::new(service, control_plane);
+    let mut audit = ConflictAudit::new(service, control_plane);
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -48,25 +48,25 @@ pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
     }
 }
 
-struct Audit {
+struct ConflictAudit {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
-    untold: VecDeque<Arc<Conflict>>,
+    untold: VecDeque<Arc<GpuConflict>>,
     /// Of pods that should leave and have been asked to.
-    tries: BTreeMap<PodUid, Try>,
-    evictions: JoinSet<(Leaver, Outcome)>,
+    tries: BTreeMap<PodUid, EvictionRetry>,
+    evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Try {
+struct EvictionRetry {
     not_before: Moment,
     failures: u32,
 }
 
 /// What became of an eviction, or why there was none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Outcome {
+enum AuditEvictionOutcome {
     Tried(EvictionOutcome),
     /// A fresh read does not show the conflict.
     Over,
@@ -74,7 +74,7 @@ enum Outcome {
     RateLimited,
 }
 
-impl Audit {
+impl ConflictAudit {
     fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) -> Self {
         Self {
             service,
@@ -106,7 +106,7 @@ impl Audit {
         self.was_open = is_open;
     }
 
-    fn look(&self, now: Moment) -> Look {
+    fn look(&self, now: Moment) -> AuditRound {
         let due = self.service.conflicts().due(now);
         let nodes = with_devices(&self.service, due);
         let mut conflicts = self.service.conflicts();
@@ -115,10 +115,10 @@ impl Audit {
         look
     }
 
-    fn queue(&mut self, begun: Vec<Arc<Conflict>>) {
+    fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
         self.untold.extend(begun);
         let events = &self.service.metrics.events;
-        let dropped = events.with_label_values(&[NoticeKind::Conflict.reason(), "dropped"]);
+        let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
         let too_many = self.untold.len().saturating_sub(UNTOLD);
         dropped.inc_by(self.untold.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
     }
@@ -129,10 +129,10 @@ impl Audit {
             let text = conflict.to_string();
             for party in &conflict.parties {
                 let (key, uid) = (party.key.clone(), party.uid.clone());
-                self.control_plane.notify(Notice {
+                self.control_plane.notify(PodEvent {
                     key,
                     uid,
-                    kind: NoticeKind::Conflict,
+                    kind: PodEventReason::Conflict,
                     text: text.clone(),
                 });
             }
@@ -162,7 +162,7 @@ impl Audit {
     }
 
     /// It counts in `evictionsPerMinute`: were the audit itself wrong, it could not empty a cluster.
-    fn have_leave(&mut self, leaver: Leaver, now: Moment) {
+    fn have_leave(&mut self, leaver: ConflictVictim, now: Moment) {
         let one = std::slice::from_ref(&leaver.uid);
         let mut ledger = self.service.ledger();
         let may = ledger.may_order(one);
@@ -171,11 +171,11 @@ impl Audit {
         }
         drop(ledger);
         if !may {
-            return self.note(&leaver, Outcome::RateLimited, now);
+            return self.note(&leaver, AuditEvictionOutcome::RateLimited, now);
         }
         // Nothing of this pod is asked again before an answer is there.
         let failures = self.tries.get(&leaver.uid).map_or(0, |one| one.failures);
-        self.tries.insert(leaver.uid.clone(), Try { not_before: now + LONGEST_PAUSE, failures });
+        self.tries.insert(leaver.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
         let control_plane = self.control_plane.clone();
         self.evictions.spawn(async move {
             let outcome = evict(&*control_plane, &leaver).await;
@@ -183,11 +183,11 @@ impl Audit {
         });
     }
 
-    fn note(&mut self, leaver: &Leaver, outcome: Outcome, now: Moment) {
+    fn note(&mut self, leaver: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
         let evictions = &self.service.metrics.conflicts.evictions;
         evictions.with_label_values(&[code(&outcome)]).inc();
-        let Leaver { uid, key, gpu, stays, .. } = leaver;
-        if outcome == Outcome::Tried(EvictionOutcome::Evicted) {
+        let ConflictVictim { uid, key, gpu, stays, .. } = leaver;
+        if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             self.service.ledger().note_evicted(uid);
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
         } else {
@@ -195,22 +195,22 @@ impl Audit {
         }
         let failures = self.tries.get(uid).map_or(0, |one| one.failures);
         let not_before = now + pause(failures);
-        self.tries.insert(uid.clone(), Try { not_before, failures: failures.saturating_add(1) });
+        self.tries.insert(uid.clone(), EvictionRetry { not_before, failures: failures.saturating_add(1) });
     }
 }
 
 /// The other pod is read first, past every cache: a watch that died silently shows what was.
-async fn evict(control_plane: &dyn ControlPlane, leaver: &Leaver) -> Outcome {
+async fn evict(control_plane: &dyn ControlPlane, leaver: &ConflictVictim) -> AuditEvictionOutcome {
     match control_plane.read_pod(&leaver.stays).await {
         Ok(Some(record)) if is_still_there(&record, leaver) => {}
-        Ok(_) | Err(ControlPlaneError::Gone) => return Outcome::Over,
-        Err(error) => return Outcome::Unread(error.to_string()),
+        Ok(_) | Err(ControlPlaneError::Gone) => return AuditEvictionOutcome::Over,
+        Err(error) => return AuditEvictionOutcome::Unread(error.to_string()),
     }
     let why = EvictionReason::Conflict { with: leaver.stays.clone(), gpu: leaver.gpu.clone() };
-    Outcome::Tried(control_plane.evict(&leaver.key, &leaver.uid, &why).await)
+    AuditEvictionOutcome::Tried(control_plane.evict(&leaver.key, &leaver.uid, &why).await)
 }
 
-fn is_still_there(record: &PodOnRecord, leaver: &Leaver) -> bool {
+fn is_still_there(record: &PodOnRecord, leaver: &ConflictVictim) -> bool {
     record.uid == leaver.stays_uid && record.node.as_ref() == Some(&leaver.node)
 }
 
@@ -222,7 +222,7 @@ fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[
     nodes.into_iter().map(|name| (name.clone(), devices(&name))).collect()
 }
 
-fn log(look: &Look) {
+fn log(look: &AuditRound) {
     for conflict in look.begun.iter().take(SAID_AT_ONCE) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
@@ -239,15 +239,17 @@ fn pause(failures: u32) -> Millis {
 }
 
 /// As a label of metrics.
-fn code(outcome: &Outcome) -> &'static str {
+fn code(outcome: &AuditEvictionOutcome) -> &'static str {
     match outcome {
-        Outcome::Tried(EvictionOutcome::Evicted) => "written",
-        Outcome::Tried(EvictionOutcome::Gone) => "gone",
-        Outcome::Tried(EvictionOutcome::TryLater { .. }) => "later",
-        Outcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
-        Outcome::Tried(EvictionOutcome::Unknown { .. }) | Outcome::Unread(_) => "unknown",
-        Outcome::RateLimited => "rate-limited",
-        Outcome::Over => "over",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) => "written",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Gone) => "gone",
+        AuditEvictionOutcome::Tried(EvictionOutcome::TryLater { .. }) => "later",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Refused { .. }) => "refused",
+        AuditEvictionOutcome::Tried(EvictionOutcome::Unknown { .. }) | AuditEvictionOutcome::Unread(_) => {
+            "unknown"
+        }
+        AuditEvictionOutcome::RateLimited => "rate-limited",
+        AuditEvictionOutcome::Over => "over",
     }
 }
 

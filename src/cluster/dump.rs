@@ -3,10 +3,10 @@
 //! Binds change the copy in memory, by the API server's own rules, and nothing outside it. For trying things out,
 //! for tests and for benchmarks.
 
-use super::index::Index;
+use super::index::ClusterIndex;
 use crate::contract;
 use crate::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
     PodOnRecord, StatusChange,
 };
 use crate::ids::{NodeName, PodKey, PodUid};
@@ -103,7 +103,7 @@ impl Dump {
         let list: List<'_> = serde_json::from_str(&self.text).map_err(json)?;
         for (item, raw) in list.items.into_iter().enumerate() {
             let kind = serde_json::from_str::<Kind>(raw.get()).map_err(json)?.kind;
-            self.object(item, kind.as_deref(), Source::Text(raw.get()))?.map(&mut visit);
+            self.object(item, kind.as_deref(), DumpItem::Text(raw.get()))?.map(&mut visit);
         }
         Ok(())
     }
@@ -122,7 +122,7 @@ impl Dump {
             });
         for (item, value) in items.enumerate() {
             let kind = value.get("kind").and_then(Value::as_str).map(str::to_owned);
-            self.object(item, kind.as_deref(), Source::Value(value))?.map(&mut visit);
+            self.object(item, kind.as_deref(), DumpItem::Value(value))?.map(&mut visit);
         }
         Ok(())
     }
@@ -132,7 +132,7 @@ impl Dump {
         &self,
         item: usize,
         kind: Option<&str>,
-        source: Source<'_>,
+        source: DumpItem<'_>,
     ) -> Result<Option<Object>, DumpError> {
         let kind = kind.ok_or_else(|| DumpError::NoKind { path: self.path.clone(), item })?;
         let object = match kind {
@@ -145,12 +145,12 @@ impl Dump {
     }
 }
 
-enum Source<'a> {
+enum DumpItem<'a> {
     Text(&'a str),
     Value(Value),
 }
 
-impl Source<'_> {
+impl DumpItem<'_> {
     fn read<T: DeserializeOwned>(self) -> Result<T, serde_json::Error> {
         match self {
             Self::Text(text) => serde_json::from_str(text),
@@ -166,7 +166,7 @@ pub struct DumpControlPlane {
 
 impl DumpControlPlane {
     /// Enters a dump into the ledger and opens the gate.
-    pub fn load(dump: &Dump, service: &Service, index: &mut Index) -> Result<Self, DumpError> {
+    pub fn load(dump: &Dump, service: &Service, index: &mut ClusterIndex) -> Result<Self, DumpError> {
         let mut pods = BTreeMap::new();
         index.begin_nodes();
         index.begin_pods(service);
@@ -266,7 +266,7 @@ impl ControlPlane for DumpControlPlane {
     }
 
     /// There is no one to send Events to; the log has to do.
-    fn notify(&self, notice: Notice) {
+    fn notify(&self, notice: PodEvent) {
         info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
     }
 }
@@ -283,7 +283,7 @@ mod tests {
             "spec": {"nodeName": "a", "containers": []}}"#;
         let budget = r#"{"kind": "PodDisruptionBudget", "metadata": {"name": "web", "namespace": "x"}}"#;
         let load = |items: &[&str]| {
-            let (service, mut index) = (Service::new(Policy::default()), Index::default());
+            let (service, mut index) = (Service::new(Policy::default()), ClusterIndex::default());
             let text = format!(r#"{{"items": [{}]}}"#, items.join(","));
             DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
             let budgets = service.ledger().budgets().len();

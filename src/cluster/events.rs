@@ -1,10 +1,10 @@
 //! Events on pods: one per pod and kind in ten minutes, so that a pod refused a thousand times says so once. What is new
-//! each time ([`NoticeKind::repeats`]) is said each time.
+//! each time ([`PodEventReason::repeats`]) is said each time.
 //!
-//! [`Notices`] is where deciders drop what they have to say, without waiting; [`publish`] is the task that writes it.
+//! [`EventRecorder`] is where deciders drop what they have to say, without waiting; [`publish`] is the task that writes it.
 //! Nothing here decides anything, and nothing is lost but words when the API server is slow.
 
-use crate::control_plane::{Notice, NoticeKind};
+use crate::control_plane::{PodEvent, PodEventReason};
 use crate::ids::PodUid;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
@@ -36,20 +36,20 @@ const INSTANCE_BYTES: usize = 128;
 const CONTROLLER: &str = "stowage.dev/scheduler";
 
 /// The near end: takes notices from anyone, at once.
-pub struct Notices {
+pub struct EventRecorder {
     service: Arc<Service>,
-    told: Mutex<Told>,
-    queue: mpsc::Sender<Notice>,
+    told: Mutex<RecentEvents>,
+    queue: mpsc::Sender<PodEvent>,
 }
 
-impl Notices {
+impl EventRecorder {
     /// Both ends.
-    pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<Notice>) {
+    pub fn new(service: Arc<Service>) -> (Self, mpsc::Receiver<PodEvent>) {
         let (queue, receiver) = mpsc::channel(WAITING);
         (Self { service, told: Mutex::default(), queue }, receiver)
     }
 
-    pub fn notify(&self, mut notice: Notice) {
+    pub fn notify(&self, mut notice: PodEvent) {
         // The scheduler's own words may be among it, and a thousand may wait.
         notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
         let (uid, kind) = (notice.uid.clone(), notice.kind);
@@ -65,15 +65,15 @@ impl Notices {
 
 /// Who was told what, lately.
 #[derive(Debug, Default)]
-struct Told {
-    since: FxHashMap<(PodUid, NoticeKind), Moment>,
+struct RecentEvents {
+    since: FxHashMap<(PodUid, PodEventReason), Moment>,
     /// In order of time.
-    order: VecDeque<(Moment, PodUid, NoticeKind)>,
+    order: VecDeque<(Moment, PodUid, PodEventReason)>,
 }
 
-impl Told {
+impl RecentEvents {
     /// Whether the pod was not told this lately. It counts as told from now on.
-    fn is_news(&mut self, uid: &PodUid, kind: NoticeKind, now: Moment) -> bool {
+    fn is_news(&mut self, uid: &PodUid, kind: PodEventReason, now: Moment) -> bool {
         self.forget_until(now);
         let key = (uid.clone(), kind);
         if self.since.contains_key(&key) {
@@ -84,7 +84,7 @@ impl Told {
         true
     }
 
-    fn forget(&mut self, uid: &PodUid, kind: NoticeKind) {
+    fn forget(&mut self, uid: &PodUid, kind: PodEventReason) {
         self.since.remove(&(uid.clone(), kind));
     }
 
@@ -106,7 +106,7 @@ pub async fn publish(
     client: Client,
     service: Arc<Service>,
     identity: String,
-    mut notices: mpsc::Receiver<Notice>,
+    mut notices: mpsc::Receiver<PodEvent>,
 ) {
     let params = PostParams::default();
     while let Some(notice) = notices.recv().await {
@@ -125,7 +125,7 @@ pub async fn publish(
     }
 }
 
-fn event(notice: &Notice, identity: &str, now: jiff::Timestamp) -> Event {
+fn event(notice: &PodEvent, identity: &str, now: jiff::Timestamp) -> Event {
     let suffix = format!(".{:x}", now.as_nanosecond());
     let namespace = notice.key.namespace.to_string();
     Event {
@@ -158,7 +158,7 @@ fn cut(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }
 
-fn count(service: &Service, kind: NoticeKind, outcome: &str) {
+fn count(service: &Service, kind: PodEventReason, outcome: &str) {
     service.metrics.events.with_label_values(&[kind.reason(), outcome]).inc();
 }
 
@@ -172,38 +172,38 @@ mod tests {
         PodUid::parse(&format!("uid-{n}")).unwrap()
     }
 
-    fn refusal(n: usize) -> Notice {
+    fn refusal(n: usize) -> PodEvent {
         let key = PodKey::parse("team-a", "llama").unwrap();
-        Notice { key, uid: uid(n), kind: NoticeKind::Refused, text: "no GPU has 40 GiB free".into() }
+        PodEvent { key, uid: uid(n), kind: PodEventReason::Refused, text: "no GPU has 40 GiB free".into() }
     }
 
     #[test]
     fn a_pod_is_told_the_same_thing_once_in_ten_minutes() {
-        let mut told = Told::default();
+        let mut told = RecentEvents::default();
         let at = |seconds| Moment(0) + Millis::seconds(seconds);
-        assert!(told.is_news(&uid(1), NoticeKind::Refused, at(0)));
-        assert!(!told.is_news(&uid(1), NoticeKind::Refused, at(599)));
-        assert!(told.is_news(&uid(1), NoticeKind::Unplaced, at(599)), "another kind is other news");
-        assert!(told.is_news(&uid(2), NoticeKind::Refused, at(599)), "another pod, too");
-        assert!(told.is_news(&uid(1), NoticeKind::Refused, at(600)));
-        assert!(!told.is_news(&uid(1), NoticeKind::Refused, at(601)));
+        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(0)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(599)));
+        assert!(told.is_news(&uid(1), PodEventReason::Unplaced, at(599)), "another kind is other news");
+        assert!(told.is_news(&uid(2), PodEventReason::Refused, at(599)), "another pod, too");
+        assert!(told.is_news(&uid(1), PodEventReason::Refused, at(600)));
+        assert!(!told.is_news(&uid(1), PodEventReason::Refused, at(601)));
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_the_oldest_goes_first() {
-        let mut told = Told::default();
+        let mut told = RecentEvents::default();
         for n in 0..REMEMBERED + 10 {
-            assert!(told.is_news(&uid(n), NoticeKind::Refused, Moment(n as u64 / 100)));
+            assert!(told.is_news(&uid(n), PodEventReason::Refused, Moment(n as u64 / 100)));
         }
         assert_eq!((told.since.len(), told.order.len()), (REMEMBERED, REMEMBERED));
-        assert!(told.is_news(&uid(0), NoticeKind::Refused, Moment(1000)));
-        assert!(!told.is_news(&uid(REMEMBERED), NoticeKind::Refused, Moment(1000)));
+        assert!(told.is_news(&uid(0), PodEventReason::Refused, Moment(1000)));
+        assert!(!told.is_news(&uid(REMEMBERED), PodEventReason::Refused, Moment(1000)));
     }
 
     #[test]
     fn a_full_queue_drops_the_notice_and_keeps_the_news() {
         let service = Service::new(Policy::default());
-        let (notices, mut receiver) = Notices::new(service.clone());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
         (0..=WAITING).for_each(|n| notices.notify(refusal(n)));
         notices.notify(refusal(0));
         let counted = |outcome| service.metrics.events.with_label_values(&["StowageNoRoom", outcome]).get();
@@ -216,8 +216,8 @@ mod tests {
     #[test]
     fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
         let service = Service::new(Policy::default());
-        let (notices, mut receiver) = Notices::new(service);
-        notices.notify(Notice { text: "ä".repeat(20_000), ..refusal(1) });
+        let (notices, mut receiver) = EventRecorder::new(service);
+        notices.notify(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
         let waiting = receiver.try_recv().unwrap();
         assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
     }
@@ -225,9 +225,9 @@ mod tests {
     #[test]
     fn each_change_of_the_policy_is_told() {
         let service = Service::new(Policy::default());
-        let (notices, mut receiver) = Notices::new(service.clone());
+        let (notices, mut receiver) = EventRecorder::new(service.clone());
         for text in ["first", "second"] {
-            notices.notify(Notice { kind: NoticeKind::PolicyRefused, text: text.into(), ..refusal(1) });
+            notices.notify(PodEvent { kind: PodEventReason::PolicyRefused, text: text.into(), ..refusal(1) });
         }
         let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
         assert_eq!(told, ["first", "second"]);
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn an_event_keeps_to_the_limits_of_the_api() {
         let key = PodKey::parse("team-a", &"x".repeat(253)).unwrap();
-        let notice = Notice { key, text: "ä".repeat(600), ..refusal(1) };
+        let notice = PodEvent { key, text: "ä".repeat(600), ..refusal(1) };
         let event = event(&notice, &"h".repeat(200), jiff::Timestamp::now());
         assert_eq!(event.metadata.name.unwrap().len(), 253);
         assert_eq!(event.note.unwrap().len(), 1024);

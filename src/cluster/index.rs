@@ -14,14 +14,14 @@ mod conflicts;
 mod stock;
 mod strays;
 
-use crate::contract::{self, HoldMessage};
-use crate::control_plane::{Notice, NoticeKind};
+use crate::contract::{self, ReservationMessage};
+use crate::control_plane::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Device;
-use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Remark};
+use crate::scheduling::ledger::{Ledger, PodPhase, PodState, PodWarning};
 pub use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::Why;
+use crate::scheduling::plan::WaitReason;
 use crate::scheduling::plugin::PluginResource;
 use crate::service::Service;
 use crate::units::Bytes;
@@ -30,35 +30,35 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
-pub struct Index {
+pub struct ClusterIndex {
     /// Which pod a name stands for now; only pods that ask for a GPU and have not ended.
     pods: FxHashMap<PodKey, PodUid>,
     nodes: BTreeMap<NodeName, NodeOnRecord>,
     /// Pods of which something remarkable stands.
-    remarks: BTreeMap<PodUid, Remark>,
+    remarks: BTreeMap<PodUid, PodWarning>,
     /// Behind the planner's gate, and nothing that the planner would place.
-    strays: BTreeMap<PodUid, (PodKey, Why)>,
+    strays: BTreeMap<PodUid, (PodKey, WaitReason)>,
     /// While a list comes in: what was known when it began and has not been in it yet.
     unlisted_pods: FxHashSet<PodUid>,
     unlisted_nodes: BTreeSet<NodeName>,
     /// By namespace and name.
     unlisted_budgets: BTreeSet<(String, String)>,
-    pods_list: List,
-    nodes_list: List,
-    budgets_list: List,
+    pods_list: ListProgress,
+    nodes_list: ListProgress,
+    budgets_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
     strangers: BTreeSet<PodUid>,
 }
 
 /// How far the latest list of a kind has come.
 #[derive(Debug, Clone, Copy, Default)]
-struct List {
+struct ListProgress {
     /// The gate's term when it began.
     term: u64,
     is_complete: bool,
 }
 
-impl List {
+impl ListProgress {
     /// What was listed in an earlier term does not count any more.
     fn expect(&mut self, term: u64) {
         if self.term < term {
@@ -75,11 +75,11 @@ pub struct NodeOnRecord {
     pub advertised: Option<Bytes>,
 }
 
-impl Index {
+impl ClusterIndex {
     // ---- pods ----
 
     /// A pod as it is now. Answers what a person who looks at it should know.
-    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<Notice> {
+    pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = contract::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
         stock::see(service, &uid, pod);
@@ -97,7 +97,7 @@ impl Index {
         let is_known = service.ledger().entry(&uid).is_some();
         self.note_stray(&uid, &key, pod, !is_known);
         self.note(service, &uid, remark);
-        (remark != Remark::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
+        (remark != PodWarning::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -135,7 +135,7 @@ impl Index {
     }
 
     /// All pods at once.
-    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<Notice> {
+    pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
         let notices = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
         self.end_pods(service);
@@ -154,7 +154,7 @@ impl Index {
     }
 
     /// What stands to be told, for a replica that has begun to lead.
-    pub fn standing(&self, service: &Service) -> Vec<Notice> {
+    pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.ledger();
         self.remarks.iter().filter_map(|(uid, remark)| notice(&ledger, uid, *remark)).collect()
     }
@@ -249,7 +249,7 @@ impl Index {
     }
 
     /// Counts a remark when it is new, not each time the pod is seen again.
-    fn note(&mut self, service: &Service, uid: &PodUid, remark: Remark) {
+    fn note(&mut self, service: &Service, uid: &PodUid, remark: PodWarning) {
         let Some(code) = code(remark) else {
             self.remarks.remove(uid);
             return;
@@ -260,8 +260,8 @@ impl Index {
     }
 
     fn strangers_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
-        let waits = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_)) && entry.hold().is_none();
-        let unknown = |uid: &PodUid, entry: &PodEntry| self.pods.get(&entry.key) != Some(uid);
+        let waits = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.hold().is_none();
+        let unknown = |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key) != Some(uid);
         let entries = ledger.entries().into_iter();
         entries
             .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
@@ -277,7 +277,7 @@ impl Index {
 }
 
 /// The pod into the books. It is read before they are locked: a filter may be waiting for them.
-fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
+fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     let policy = service.ledger().policy().clone();
     let hold = recorded_hold(service, pod);
     let holds = hold.is_some();
@@ -291,32 +291,32 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> Remark {
         Some(seen) => ledger.see(seen),
         None => {
             // It waits and has been edited into something that cannot be understood: what it asked for is void.
-            if ledger.entry(uid).is_some_and(|entry| matches!(entry.phase, Phase::Waiting(_))) {
+            if ledger.entry(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
                 ledger.release(uid);
             }
-            Remark::Nothing
+            PodWarning::Nothing
         }
     }
 }
 
-fn recorded_hold(service: &Service, pod: &Pod) -> Option<Hold> {
-    let HoldMessage { node, devices, victims, deadline, .. } = HoldMessage::read(pod)?;
-    Some(Hold { node, devices, victims, deadline: service.clock.to_moment(deadline) })
+fn recorded_hold(service: &Service, pod: &Pod) -> Option<Reservation> {
+    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
+    Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
 }
 
 /// A short name for metrics.
-fn code(remark: Remark) -> Option<&'static str> {
+fn code(remark: PodWarning) -> Option<&'static str> {
     match remark {
-        Remark::Nothing => None,
-        Remark::DevicesEdited => Some("devices-edited"),
-        Remark::DemandEdited => Some("demand-edited"),
-        Remark::Unplaced => Some("unplaced"),
-        Remark::CheckpointUnreadable => Some("checkpoint-unreadable"),
-        Remark::CheckpointAhead => Some("checkpoint-ahead"),
+        PodWarning::Nothing => None,
+        PodWarning::DevicesEdited => Some("devices-edited"),
+        PodWarning::DemandEdited => Some("demand-edited"),
+        PodWarning::Unplaced => Some("unplaced"),
+        PodWarning::CheckpointUnreadable => Some("checkpoint-unreadable"),
+        PodWarning::CheckpointAhead => Some("checkpoint-ahead"),
     }
 }
 
-fn notice(ledger: &Ledger, uid: &PodUid, remark: Remark) -> Option<Notice> {
+fn notice(ledger: &Ledger, uid: &PodUid, remark: PodWarning) -> Option<PodEvent> {
     let entry = ledger.entry(uid)?;
     let node = entry.node()?;
     let devices = || {
@@ -325,38 +325,38 @@ fn notice(ledger: &Ledger, uid: &PodUid, remark: Remark) -> Option<Notice> {
             .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
     };
     let (kind, text) = match remark {
-        Remark::Nothing => return None,
-        Remark::Unplaced => (
-            NoticeKind::Unplaced,
+        PodWarning::Nothing => return None,
+        PodWarning::Unplaced => (
+            PodEventReason::Unplaced,
             format!(
                 "The pod is on {node} and nothing records on which GPUs: Stowage did not bind it. {} are charged on every GPU of the node until an agent shows where it runs. Give it schedulerName and let Stowage place it.",
                 entry.demand.per_gpu
             ),
         ),
-        Remark::DevicesEdited => (
-            NoticeKind::EditIgnored,
+        PodWarning::DevicesEdited => (
+            PodEventReason::EditIgnored,
             format!(
                 "The annotation stowage.dev/devices was edited after the pod was bound. The edit is ignored: the pod is charged on {} of {node}.",
                 devices()
             ),
         ),
-        Remark::DemandEdited => (
-            NoticeKind::EditIgnored,
+        PodWarning::DemandEdited => (
+            PodEventReason::EditIgnored,
             format!(
                 "What the pod asks for was edited after it was bound. The edit is ignored: the pod is charged {} on each of its {} GPU(s) of {node}.",
                 entry.demand.per_gpu, entry.demand.gpus
             ),
         ),
-        Remark::CheckpointUnreadable => (
-            NoticeKind::EditIgnored,
+        PodWarning::CheckpointUnreadable => (
+            PodEventReason::EditIgnored,
             "The time of the pod's last checkpoint cannot be read, so its eviction counts as if it had never saved its work. Write stowage.dev/checkpoint-time as RFC 3339, such as 2026-03-01T12:00:00Z.".to_owned(),
         ),
-        Remark::CheckpointAhead => (
-            NoticeKind::EditIgnored,
+        PodWarning::CheckpointAhead => (
+            PodEventReason::EditIgnored,
             "The time of the pod's last checkpoint is still to come; it counts as now. Are the clocks of its node and of the control plane apart?".to_owned(),
         ),
     };
-    Some(Notice { key: entry.key.clone(), uid: uid.clone(), kind, text })
+    Some(PodEvent { key: entry.key.clone(), uid: uid.clone(), kind, text })
 }
 
 fn node_name(node: &Node) -> Option<NodeName> {

@@ -1,17 +1,17 @@
 //! Learns anew what free VRAM is worth when enough pods have come, on a thread where it keeps nobody waiting.
 
 use crate::scheduling::node::Node;
-use crate::scheduling::worth::Worth;
+use crate::scheduling::worth::PackingModel;
 use crate::service::Service;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
 
-pub struct Learning {
+pub struct PackingLearner {
     service: Arc<Service>,
     at_work: Option<JoinHandle<()>>,
 }
 
-impl Learning {
+impl PackingLearner {
     pub fn new(service: Arc<Service>) -> Self {
         Self { service, at_work: None }
     }
@@ -31,7 +31,7 @@ impl Learning {
         };
         let service = service.clone();
         self.at_work = Some(tokio::task::spawn_blocking(move || {
-            let worth = Worth::learn(&mix, snapshot.nodes().iter().map(Node::site));
+            let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
             // Before the ledger is asked for: it copies a snapshot that somebody still reads.
             drop(snapshot);
             service.ledger().set_worth(worth);
@@ -45,18 +45,18 @@ impl Learning {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::index::Index;
+    use crate::cluster::index::ClusterIndex;
     use crate::scheduling::policy::Policy;
     use serde_json::json;
 
     #[tokio::test]
     async fn what_free_vram_is_worth_is_learned_once_enough_pods_have_come() {
         let service = Service::new(Policy::default());
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let labels = json!({ "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100" });
         let node = json!({ "metadata": { "name": "a", "labels": labels }, "status": { "allocatable": { "cpu": "8", "memory": "8Gi" } } });
         index.apply_node(&service, &serde_json::from_value(node).unwrap());
-        let mut learning = Learning::new(service.clone());
+        let mut learning = PackingLearner::new(service.clone());
         for n in 0..10 {
             learning.tick();
             assert!(learning.at_work.is_none(), "{n} pods are too few");

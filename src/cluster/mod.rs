@@ -39,7 +39,7 @@ pub mod watch;
 pub use access_review::AccessReviews;
 pub use api::ApiControlPlane;
 pub use connect::connect;
-pub use index::Index;
+pub use index::ClusterIndex;
 pub use leader::{LeadWith, LeaseName};
 pub use token_review::{AgentAccount, TokenReviews};
 
@@ -51,13 +51,13 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use watch::Feed;
+use watch::WatchFeed;
 
 /// The vendor and class that NVIDIA's tools generate CDI specifications for.
 pub const CDI_KIND: &str = "runtime.nvidia.com/gpu";
 
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ClusterOptions {
     pub lead_with: LeadWith,
     /// This replica's name, in Events.
     pub identity: String,
@@ -66,7 +66,7 @@ pub struct Options {
     pub times: WriteTimes,
 }
 
-impl Options {
+impl ClusterOptions {
     pub fn new(lead_with: LeadWith, identity: String) -> Self {
         Self { lead_with, identity, cdi_kind: CDI_KIND.into(), times: WriteTimes::default() }
     }
@@ -79,15 +79,16 @@ impl Options {
 pub fn start(
     client: Client,
     service: Arc<Service>,
-    options: Options,
+    options: ClusterOptions,
     shutdown: CancellationToken,
 ) -> (Arc<ApiControlPlane>, JoinSet<()>) {
-    let Options { lead_with, identity, cdi_kind, times } = options;
-    let (notices, told) = events::Notices::new(service.clone());
+    let ClusterOptions { lead_with, identity, cdi_kind, times } = options;
+    let (notices, told) = events::EventRecorder::new(service.clone());
     let control_plane =
         Arc::new(ApiControlPlane::new(client.clone(), service.clone(), notices, cdi_kind, times));
-    let index = Arc::new(Mutex::new(Index::default()));
-    let feed = Feed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
+    let index = Arc::new(Mutex::new(ClusterIndex::default()));
+    let feed =
+        WatchFeed { service: service.clone(), index: index.clone(), control_plane: control_plane.clone() };
     let mut tasks = JoinSet::new();
     let mut run = |task: BoxFuture<'static, ()>| {
         let shutdown = shutdown.clone();

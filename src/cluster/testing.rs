@@ -1,8 +1,8 @@
 //! For tests of the edges that write: a control plane that takes note of what it is asked, and answers as it is told.
 
 use crate::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason,
-    HoldChange, Nomination, Notice, PlanState, PodOnRecord, StatusChange,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome,
+    EvictionReason, NominationChange, PlanState, PodEvent, PodOnRecord, ReservationChange, StatusChange,
 };
 use crate::ids::{PodKey, PodUid};
 use futures::future::BoxFuture;
@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 pub struct Recorder {
     /// In words, in order: `a: hold n`, `b: evict Preempted`, `a: nominate n, touch`, `a: lift`.
     written: Mutex<Vec<String>>,
-    told: Mutex<Vec<Notice>>,
+    told: Mutex<Vec<PodEvent>>,
     /// What evictions of a pod come to; those of all others succeed.
     pub evictions: Mutex<BTreeMap<String, EvictionOutcome>>,
     /// What reading a pod shows; of all others that they are gone.
@@ -43,12 +43,12 @@ impl Recorder {
 
 fn said(change: &StatusChange) -> String {
     let hold = change.hold.as_ref().map(|hold| match hold {
-        HoldChange::Held(hold) => format!("hold {}", hold.node),
-        HoldChange::Ended => "end hold".into(),
+        ReservationChange::Held(hold) => format!("hold {}", hold.node),
+        ReservationChange::Ended => "end hold".into(),
     });
     let nomination = change.nomination.as_ref().map(|nomination| match nomination {
-        Nomination::To(node) => format!("nominate {node}"),
-        Nomination::Cleared => "clear nomination".into(),
+        NominationChange::To(node) => format!("nominate {node}"),
+        NominationChange::Cleared => "clear nomination".into(),
     });
     let plan = change.plan.as_ref().map(|plan| match plan {
         PlanState::Placed { .. } => "placed".into(),
@@ -58,8 +58,8 @@ fn said(change: &StatusChange) -> String {
         PlanState::Refused { node, why } => format!("refused on {node}: {why}"),
     });
     let eviction = change.eviction.as_ref().map(|mark| match mark {
-        EvictionMark::Leaving(why) => why.reason().into(),
-        EvictionMark::CalledOff => "stays".into(),
+        EvictionCondition::Leaving(why) => why.reason().into(),
+        EvictionCondition::CalledOff => "stays".into(),
     });
     let touch = change.touch.map(|_| "touch".to_owned());
     [hold, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
@@ -114,7 +114,7 @@ impl ControlPlane for Recorder {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn notify(&self, notice: Notice) {
+    fn notify(&self, notice: PodEvent) {
         self.told.lock().push(notice);
     }
 }

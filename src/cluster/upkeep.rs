@@ -3,8 +3,8 @@
 //!
 //! It serves a real cluster and a dump alike: it writes through the port and names no client.
 
-use super::index::Index;
-use super::learning::Learning;
+use super::index::ClusterIndex;
+use super::learning::PackingLearner;
 use super::planner::{Planner, STRAYS_AT_ONCE};
 use crate::control_plane::ControlPlane;
 use crate::service::Service;
@@ -19,8 +19,12 @@ const TICK: Duration = Duration::from_millis(200);
 const SWEEP_EVERY: Millis = Millis::seconds(60);
 
 /// Runs until it is dropped.
-pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane: Arc<dyn ControlPlane>) {
-    let mut upkeep = Upkeep {
+pub async fn run(
+    service: Arc<Service>,
+    index: Arc<Mutex<ClusterIndex>>,
+    control_plane: Arc<dyn ControlPlane>,
+) {
+    let mut upkeep = LedgerUpkeep {
         next_sweep: service.now() + SWEEP_EVERY,
         planner: Planner::new(service.clone(), control_plane.clone()),
         service,
@@ -28,7 +32,7 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
         control_plane,
         was_open: false,
     };
-    let mut learning = Learning::new(upkeep.service.clone());
+    let mut learning = PackingLearner::new(upkeep.service.clone());
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -44,16 +48,16 @@ pub async fn run(service: Arc<Service>, index: Arc<Mutex<Index>>, control_plane:
     }
 }
 
-struct Upkeep {
+struct LedgerUpkeep {
     service: Arc<Service>,
-    index: Arc<Mutex<Index>>,
+    index: Arc<Mutex<ClusterIndex>>,
     control_plane: Arc<dyn ControlPlane>,
     planner: Planner,
     was_open: bool,
     next_sweep: Moment,
 }
 
-impl Upkeep {
+impl LedgerUpkeep {
     fn tick(&mut self, now: Moment) {
         let is_open = self.service.gate.is_open();
         match is_open {
@@ -95,9 +99,9 @@ mod tests {
     use serde_json::json;
 
     /// A replica whose one pod holds room of which the deadline has passed, beside one that is unplaced.
-    fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> Upkeep {
+    fn upkeep(recorder: &Arc<Recorder>, policy: Policy) -> LedgerUpkeep {
         let service = Service::new(policy);
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let resources = json!({ "limits": { "stowage.dev/vram": "40Gi" } });
         let containers = json!([{ "name": "engine", "resources": resources }]);
         let message =
@@ -116,7 +120,7 @@ mod tests {
         let pods = [holder, stray].map(|pod| serde_json::from_value(pod).unwrap());
         index.reset_pods(&service, &pods);
         service.set_synced_in(0);
-        Upkeep {
+        LedgerUpkeep {
             next_sweep: service.now() + SWEEP_EVERY,
             planner: Planner::new(service.clone(), recorder.clone()),
             index: Arc::new(Mutex::new(index)),

@@ -3,8 +3,8 @@
 //! Nothing is decided here. A watch that breaks goes on where it was, or lists anew; the index takes either. No object
 //! outlives its event.
 
-use super::index::Index;
-use crate::control_plane::{ControlPlane, Notice};
+use super::index::ClusterIndex;
+use crate::control_plane::{ControlPlane, PodEvent};
 use crate::service::Service;
 use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -28,38 +28,43 @@ const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// What every watch feeds.
 #[derive(Clone)]
-pub struct Feed {
+pub struct WatchFeed {
     pub service: Arc<Service>,
-    pub index: Arc<Mutex<Index>>,
+    pub index: Arc<Mutex<ClusterIndex>>,
     /// Whom to tell what is remarkable about a pod.
     pub control_plane: Arc<dyn ControlPlane>,
 }
 
-pub async fn pods(client: Client, feed: Feed) {
-    let taking = Taking { take: Feed::pod, fails: wait_for_it, expect_list: Index::expect_pods };
+pub async fn pods(client: Client, feed: WatchFeed) {
+    let taking =
+        WatchHandler { take: WatchFeed::pod, fails: wait_for_it, expect_list: ClusterIndex::expect_pods };
     watch(client, &feed, "pods", taking).await;
 }
 
-pub async fn nodes(client: Client, feed: Feed) {
-    let taking = Taking { take: Feed::node, fails: wait_for_it, expect_list: Index::expect_nodes };
+pub async fn nodes(client: Client, feed: WatchFeed) {
+    let taking =
+        WatchHandler { take: WatchFeed::node, fails: wait_for_it, expect_list: ClusterIndex::expect_nodes };
     watch(client, &feed, "nodes", taking).await;
 }
 
-pub async fn budgets(client: Client, feed: Feed) {
-    let taking =
-        Taking { take: Feed::budget, fails: Feed::budgets_failed, expect_list: Index::expect_budgets };
+pub async fn budgets(client: Client, feed: WatchFeed) {
+    let taking = WatchHandler {
+        take: WatchFeed::budget,
+        fails: WatchFeed::budgets_failed,
+        expect_list: ClusterIndex::expect_budgets,
+    };
     watch(client, &feed, "poddisruptionbudgets", taking).await;
 }
 
 /// What becomes of one kind of object.
-struct Taking<K> {
-    take: fn(&Feed, Event<K>),
-    fails: fn(&Feed, &watcher::Error) -> After,
-    expect_list: fn(&mut Index, u64),
+struct WatchHandler<K> {
+    take: fn(&WatchFeed, Event<K>),
+    fails: fn(&WatchFeed, &watcher::Error) -> WatchEnd,
+    expect_list: fn(&mut ClusterIndex, u64),
 }
 
 /// What becomes of a watch.
-enum After {
+enum WatchEnd {
     /// It goes on where it was, after a pause of its own.
     Retry,
     /// What it showed is not to be trusted any more: it begins anew, after a pause.
@@ -70,12 +75,12 @@ enum After {
 }
 
 /// Without pods and nodes there is nothing to do but to wait for them.
-fn wait_for_it(_: &Feed, _: &watcher::Error) -> After {
-    After::Retry
+fn wait_for_it(_: &WatchFeed, _: &watcher::Error) -> WatchEnd {
+    WatchEnd::Retry
 }
 
 /// Feeds what a watch shows, and begins it anew with a list whenever the gate asks for one.
-async fn watch<K>(client: Client, feed: &Feed, what: &'static str, taking: Taking<K>)
+async fn watch<K>(client: Client, feed: &WatchFeed, what: &'static str, taking: WatchHandler<K>)
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
@@ -85,22 +90,22 @@ where
         (taking.expect_list)(&mut feed.index.lock(), term);
         let after = one_watch(client.clone(), feed, what, &taking, &mut terms).await;
         match after {
-            After::Leads => {
+            WatchEnd::Leads => {
                 tracing::info!(what, "listing anew: what was listed before does not count any more")
             }
-            After::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
-            After::Retry | After::Ended => return,
+            WatchEnd::ListAnew => drop(tokio::time::timeout(REFUSED_PAUSE, terms.changed()).await),
+            WatchEnd::Retry | WatchEnd::Ended => return,
         }
     }
 }
 
 async fn one_watch<K>(
     client: Client,
-    feed: &Feed,
+    feed: &WatchFeed,
     what: &'static str,
-    taking: &Taking<K>,
+    taking: &WatchHandler<K>,
     terms: &mut watch::Receiver<u64>,
-) -> After
+) -> WatchEnd
 where
     K: Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned + Send + 'static,
 {
@@ -108,23 +113,23 @@ where
     loop {
         tokio::select! {
             biased;
-            Ok(()) = terms.changed() => return After::Leads,
+            Ok(()) = terms.changed() => return WatchEnd::Leads,
             event = events.next() => match event {
                 Some(Ok(event)) => {
                     feed.service.contact.heard(feed.service.now());
                     (taking.take)(feed, event);
                 }
                 Some(Err(error)) => match (taking.fails)(feed, &error) {
-                    After::Retry => {}
+                    WatchEnd::Retry => {}
                     after => return after,
                 },
-                None => return After::Ended,
+                None => return WatchEnd::Ended,
             },
         }
     }
 }
 
-impl Feed {
+impl WatchFeed {
     fn pod(&self, event: Event<Pod>) {
         let mut index = self.index.lock();
         let notice = match event {
@@ -170,8 +175,8 @@ impl Feed {
     }
 
     /// Placing pods needs no budgets: where they may not be read it goes on, and nobody is evicted.
-    fn budgets_failed(&self, error: &watcher::Error) -> After {
-        let Some(after) = after_refusal(error) else { return After::Retry };
+    fn budgets_failed(&self, error: &watcher::Error) -> WatchEnd {
+        let Some(after) = after_refusal(error) else { return WatchEnd::Retry };
         let mut index = self.index.lock();
         if index.forbid_budgets(&self.service) {
             tracing::error!(
@@ -183,7 +188,7 @@ impl Feed {
         after
     }
 
-    fn note_sync(&self, index: &Index) {
+    fn note_sync(&self, index: &ClusterIndex) {
         let gate = &self.service.gate;
         if gate.is_synced() {
             return;
@@ -196,7 +201,7 @@ impl Feed {
     }
 
     /// Of replicas that all see the same, one speaks.
-    fn tell(&self, notice: Notice) {
+    fn tell(&self, notice: PodEvent) {
         if self.service.gate.is_open() {
             self.control_plane.notify(notice);
         }
@@ -219,13 +224,13 @@ where
 
 /// What to do when nobody may read this, or nobody serves it; `None` for any other failure. A list that is refused is tried
 /// again by itself; a watch that is refused would go on as if it had shown everything meanwhile.
-fn after_refusal(error: &watcher::Error) -> Option<After> {
+fn after_refusal(error: &watcher::Error) -> Option<WatchEnd> {
     use kube::Error::Api;
     let (code, after) = match error {
-        watcher::Error::InitialListFailed(Api(status)) => (status.code, After::Retry),
+        watcher::Error::InitialListFailed(Api(status)) => (status.code, WatchEnd::Retry),
         watcher::Error::WatchStartFailed(Api(status))
         | watcher::Error::WatchFailed(Api(status))
-        | watcher::Error::WatchError(status) => (status.code, After::ListAnew),
+        | watcher::Error::WatchError(status) => (status.code, WatchEnd::ListAnew),
         _ => return None,
     };
     matches!(code, 401 | 403 | 404).then_some(after)
@@ -242,9 +247,9 @@ mod tests {
     #[test]
     fn what_was_listed_before_this_replica_leads_does_not_open_its_gate() {
         let service = Service::new(Policy::default());
-        let feed = Feed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
+        let feed = WatchFeed { service, index: Arc::default(), control_plane: Arc::new(Recorder::default()) };
         let gate = &feed.service.gate;
-        let list = |feed: &Feed, kind| {
+        let list = |feed: &WatchFeed, kind| {
             for is_done in [false, true] {
                 match kind {
                     0 => feed.pod(if is_done { Event::InitDone } else { Event::Init }),
@@ -258,8 +263,8 @@ mod tests {
 
         feed.service.set_tenure(Tenure::without_end());
         let term = gate.term();
-        let expect: [fn(&mut Index, u64); 3] =
-            [Index::expect_pods, Index::expect_nodes, Index::expect_budgets];
+        let expect: [fn(&mut ClusterIndex, u64); 3] =
+            [ClusterIndex::expect_pods, ClusterIndex::expect_nodes, ClusterIndex::expect_budgets];
         for (kind, expect) in expect.into_iter().enumerate() {
             // What the old watches still show.
             feed.pod(Event::Delete(Pod::default()));
@@ -278,8 +283,8 @@ mod tests {
     #[test]
     fn only_a_refusal_of_the_api_server_means_that_budgets_cannot_be_read() {
         let list = |code| after_refusal(&watcher::Error::InitialListFailed(refusal(code)));
-        assert!(matches!(list(403), Some(After::Retry)));
-        assert!(matches!(list(404), Some(After::Retry)));
+        assert!(matches!(list(403), Some(WatchEnd::Retry)));
+        assert!(matches!(list(404), Some(WatchEnd::Retry)));
         assert!(list(500).is_none() && list(429).is_none());
         assert!(after_refusal(&watcher::Error::NoResourceVersion).is_none());
     }
@@ -288,7 +293,7 @@ mod tests {
     fn a_watch_that_is_refused_lists_anew() {
         assert!(matches!(
             after_refusal(&watcher::Error::WatchStartFailed(refusal(403))),
-            Some(After::ListAnew)
+            Some(WatchEnd::ListAnew)
         ));
         let gone = Status::failure("too old", "Expired").with_code(410).boxed();
         assert!(after_refusal(&watcher::Error::WatchError(gone)).is_none());

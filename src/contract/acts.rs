@@ -3,7 +3,7 @@
 //! Words and shapes only. Which of them are written, and when, is decided elsewhere.
 
 use super::{HOLD_CONDITION, RETRY_CONDITION};
-use crate::control_plane::{EvictionMark, PlanState};
+use crate::control_plane::{EvictionCondition, PlanState};
 use crate::ids::NodeName;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -77,10 +77,10 @@ pub fn plan_condition(state: &PlanState, now: jiff::Timestamp) -> PodCondition {
 }
 
 /// Without a time of its own, so that an eviction tried again writes nothing anew; the pod's deletion has one.
-pub fn evicted_condition(mark: &EvictionMark) -> PodCondition {
+pub fn evicted_condition(mark: &EvictionCondition) -> PodCondition {
     let (status, reason, message) = match mark {
-        EvictionMark::Leaving(why) => ("True", why.reason(), why.to_string()),
-        EvictionMark::CalledOff => ("False", "CalledOff", "It stays.".to_owned()),
+        EvictionCondition::Leaving(why) => ("True", why.reason(), why.to_string()),
+        EvictionCondition::CalledOff => ("False", "CalledOff", "It stays.".to_owned()),
     };
     PodCondition {
         type_: EVICTED_CONDITION.into(),
@@ -154,12 +154,12 @@ mod tests {
     #[test]
     fn a_reason_told_twice_is_the_same_condition() {
         let by = PodKey::parse("team-a", "llama").unwrap();
-        let mark = EvictionMark::Leaving(EvictionReason::Preempted { by });
+        let mark = EvictionCondition::Leaving(EvictionReason::Preempted { by });
         let condition = evicted_condition(&mark);
         assert_eq!(condition, evicted_condition(&mark));
         assert_eq!(condition.last_transition_time, None);
         assert_eq!(condition.reason.as_deref(), Some("Preempted"));
         assert!(condition.message.unwrap().contains("team-a/llama"));
-        assert_eq!(evicted_condition(&EvictionMark::CalledOff).status, "False");
+        assert_eq!(evicted_condition(&EvictionCondition::CalledOff).status, "False");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What the API server's controller says of a budget is taken over; nothing is counted here.
 
-use crate::scheduling::budget::Budget;
+use crate::scheduling::budget::DisruptionBudget;
 use crate::scheduling::selector::{Requirement, Selector, UnreadableRule};
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 /// A budget as the core takes it, or `None` if it has no name.
 ///
 /// A selector that cannot be read covers the whole namespace: better to spare a pod too many.
-pub fn budget(found: &PodDisruptionBudget) -> Option<Budget> {
+pub fn budget(found: &PodDisruptionBudget) -> Option<DisruptionBudget> {
     let wanted = found.spec.as_ref().and_then(|spec| spec.selector.as_ref());
-    Some(Budget {
+    Some(DisruptionBudget {
         namespace: found.metadata.namespace.clone().unwrap_or_else(|| "default".into()),
         name: found.metadata.name.clone()?,
         selector: wanted.map_or(Selector::Nothing, |wanted| selector(wanted).unwrap_or(Selector::EVERYTHING)),
@@ -38,11 +38,11 @@ pub(super) fn selector(found: &LabelSelector) -> Result<Selector, UnreadableRule
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::policy::Traits;
+    use crate::scheduling::policy::PodTraits;
     use serde_json::{Value, json};
     use std::collections::BTreeMap;
 
-    fn read(spec: Value, status: Value) -> Budget {
+    fn read(spec: Value, status: Value) -> DisruptionBudget {
         let object = json!({
             "metadata": { "name": "chat", "namespace": "serving", "generation": 2 },
             "spec": spec,
@@ -51,9 +51,9 @@ mod tests {
         budget(&serde_json::from_value(object).unwrap()).unwrap()
     }
 
-    fn covers(budget: &Budget, app: &str) -> bool {
+    fn covers(budget: &DisruptionBudget, app: &str) -> bool {
         let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
-        budget.covers(&Traits { namespace: "serving".into(), labels, ..Traits::default() })
+        budget.covers(&PodTraits { namespace: "serving".into(), labels, ..PodTraits::default() })
     }
 
     #[test]

@@ -2,11 +2,11 @@
 //! of the pod is not asked.
 
 use super::{
-    HoldMessage, annotation, asks_device_plugin, demand, granted, granted_exclusive, recorded_devices,
+    ReservationMessage, annotation, asks_device_plugin, demand, granted, granted_exclusive, recorded_devices,
     written,
 };
 use crate::ids::{GpuUuid, NodeName, PodKey};
-use crate::scheduling::conflicts::{Grant, Kept, Part, PodShown, Since};
+use crate::scheduling::conflicts::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{MAX_GPUS, Sharing};
 use crate::units::Moment;
@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::Arc;
 
 /// A bound pod; `None` if it has no node. One without a record that can be read has no GPUs.
-pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<PodShown> {
+pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
     let node = NodeName::parse(node).ok()?;
     // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
@@ -29,7 +29,7 @@ pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<PodShown> {
         leaving: pod.metadata.deletion_timestamp.is_some(),
         since: since(pod),
     };
-    Some(PodShown { key: key.clone(), node, gpus, part: Part::Bound(grant) })
+    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Bound(grant) })
 }
 
 /// What a waiting pod's hold keeps; `None` if it has none that stands, or nobody understands what the pod asks for. `moment`
@@ -39,13 +39,13 @@ pub fn shown_hold(
     key: &PodKey,
     policy: &Policy,
     moment: impl Fn(jiff::Timestamp) -> Moment,
-) -> Option<PodShown> {
-    let HoldMessage { node, devices, victims, deadline, .. } = HoldMessage::read(pod)?;
+) -> Option<AuditedPod> {
+    let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
     let demand = demand(pod, policy).ok().filter(|demand| !demand.asks_plugin())?;
     let gpus = devices.get(..devices.len().min(MAX_GPUS as usize)).map(Arc::from)?;
     let (per_gpu, sharing) = (demand.per_gpu, demand.sharing);
-    let kept = Kept { per_gpu, sharing, victims, deadline: moment(deadline) };
-    Some(PodShown { key: key.clone(), node, gpus, part: Part::Holds(Box::new(kept)) })
+    let kept = ReservedShare { per_gpu, sharing, victims, deadline: moment(deadline) };
+    Some(AuditedPod { key: key.clone(), node, gpus, part: GpuClaim::Holds(Box::new(kept)) })
 }
 
 fn granted_sharing(pod: &Pod) -> Sharing {
@@ -102,7 +102,7 @@ mod tests {
 
     fn shown(annotations: Value, status: Value) -> (Vec<String>, Grant) {
         let shown = shown_bound(&pod(annotations, status), &PodKey::parse("default", "p").unwrap()).unwrap();
-        let Part::Bound(grant) = shown.part else { panic!("it is bound") };
+        let GpuClaim::Bound(grant) = shown.part else { panic!("it is bound") };
         (shown.gpus.iter().map(GpuUuid::to_string).collect(), grant)
     }
 

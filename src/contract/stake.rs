@@ -1,11 +1,13 @@
-//! The keys by which a pod shows what its eviction depends on, read into a [`Shown`].
+//! The keys by which a pod shows what its eviction depends on, read into a [`ObservedDisruptionInfo`].
 //!
 //! Most are other projects': a pod that already says so for them need not say it again. What cannot be read counts as not
 //! said; nothing here refuses a pod.
 
 use super::annotation;
 use crate::ids::OwnerUid;
-use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
+use crate::scheduling::stake::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
 use crate::units::Millis;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -20,62 +22,62 @@ const KUEUE_MANAGED: [&str; 2] = ["kueue.x-k8s.io/managed", "kueue.x-k8s.io/pods
 const KUEUE_QUEUE: &str = "kueue.x-k8s.io/queue-name";
 
 /// One way to say to which group a pod belongs.
-struct Words {
+struct GroupLabel {
     kind: GroupKind,
-    name: Key,
+    name: MetadataKey,
     /// A label that tells several groups of that name apart.
     part: Option<&'static str>,
-    size: Option<Key>,
+    size: Option<MetadataKey>,
 }
 
 #[derive(Clone, Copy)]
-enum Key {
+enum MetadataKey {
     Label(&'static str),
     Annotation(&'static str),
 }
 
 /// In the order in which they are believed: our own, then what names one gang, then what names a whole job.
-const GROUPS: [Words; 10] = [
+const GROUPS: [GroupLabel; 10] = [
     words(
         GroupKind::Stowage,
-        Key::Label("stowage.dev/group"),
-        Some(Key::Annotation("stowage.dev/group-min")),
+        MetadataKey::Label("stowage.dev/group"),
+        Some(MetadataKey::Annotation("stowage.dev/group-min")),
     ),
-    words(GroupKind::PodGroup, Key::Label("scheduling.x-k8s.io/pod-group"), None),
+    words(GroupKind::PodGroup, MetadataKey::Label("scheduling.x-k8s.io/pod-group"), None),
     words(
         GroupKind::PodGroup,
-        Key::Label("pod-group.scheduling.sigs.k8s.io/name"),
-        Some(Key::Label("pod-group.scheduling.sigs.k8s.io/min-available")),
+        MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/name"),
+        Some(MetadataKey::Label("pod-group.scheduling.sigs.k8s.io/min-available")),
     ),
-    Words {
+    GroupLabel {
         part: Some("leaderworkerset.sigs.k8s.io/group-index"),
         ..words(
             GroupKind::LeaderWorkerSet,
-            Key::Label("leaderworkerset.sigs.k8s.io/name"),
-            Some(Key::Annotation("leaderworkerset.sigs.k8s.io/size")),
+            MetadataKey::Label("leaderworkerset.sigs.k8s.io/name"),
+            Some(MetadataKey::Annotation("leaderworkerset.sigs.k8s.io/size")),
         )
     },
     words(
         GroupKind::KueuePodGroup,
-        Key::Label("kueue.x-k8s.io/pod-group-name"),
-        Some(Key::Annotation("kueue.x-k8s.io/pod-group-total-count")),
+        MetadataKey::Label("kueue.x-k8s.io/pod-group-name"),
+        Some(MetadataKey::Annotation("kueue.x-k8s.io/pod-group-total-count")),
     ),
-    words(GroupKind::Volcano, Key::Annotation("scheduling.k8s.io/group-name"), None),
-    words(GroupKind::Volcano, Key::Annotation("scheduling.volcano.sh/group-name"), None),
-    words(GroupKind::JobSet, Key::Label("jobset.sigs.k8s.io/jobset-name"), None),
-    words(GroupKind::KubeflowJob, Key::Label("training.kubeflow.org/job-name"), None),
-    words(GroupKind::RayCluster, Key::Label("ray.io/cluster"), None),
+    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.k8s.io/group-name"), None),
+    words(GroupKind::Volcano, MetadataKey::Annotation("scheduling.volcano.sh/group-name"), None),
+    words(GroupKind::JobSet, MetadataKey::Label("jobset.sigs.k8s.io/jobset-name"), None),
+    words(GroupKind::KubeflowJob, MetadataKey::Label("training.kubeflow.org/job-name"), None),
+    words(GroupKind::RayCluster, MetadataKey::Label("ray.io/cluster"), None),
 ];
 
-const fn words(kind: GroupKind, name: Key, size: Option<Key>) -> Words {
-    Words { kind, name, part: None, size }
+const fn words(kind: GroupKind, name: MetadataKey, size: Option<MetadataKey>) -> GroupLabel {
+    GroupLabel { kind, name, part: None, size }
 }
 
 /// What the pod shows; its ages are told by wall time, `now`.
-pub(super) fn shown(pod: &Pod, now: Timestamp) -> Shown {
+pub(super) fn shown(pod: &Pod, now: Timestamp) -> ObservedDisruptionInfo {
     let (group, group_size) = group(pod).unzip();
-    Shown {
-        stake: Stake {
+    ObservedDisruptionInfo {
+        stake: DisruptionInfo {
             do_not_disrupt: annotation(pod, DO_NOT_DISRUPT) == Some("true"),
             deletion_cost: annotation(pod, DELETION_COST)
                 .and_then(|cost| cost.parse().ok())
@@ -84,7 +86,7 @@ pub(super) fn shown(pod: &Pod, now: Timestamp) -> Shown {
             group_size: group_size.flatten(),
             owner: owner(pod),
             queue_managed: is_queue_managed(pod),
-            ..Stake::default()
+            ..DisruptionInfo::default()
         },
         stamp: stamp(pod, now),
         leaving: leaving(pod, now),
@@ -102,7 +104,7 @@ fn group(pod: &Pod) -> Option<(GroupKey, Option<u32>)> {
     })
 }
 
-impl Key {
+impl MetadataKey {
     fn of(self, pod: &Pod) -> Option<&str> {
         match self {
             Self::Label(key) => label(pod, key),
@@ -111,23 +113,27 @@ impl Key {
     }
 }
 
-fn stamp(pod: &Pod, now: Timestamp) -> Stamp {
-    let Some(text) = CHECKPOINT.iter().find_map(|key| annotation(pod, key)) else { return Stamp::None };
-    let Ok(stamp) = text.trim().parse::<Timestamp>() else { return Stamp::Unreadable };
+fn stamp(pod: &Pod, now: Timestamp) -> CheckpointAge {
+    let Some(text) = CHECKPOINT.iter().find_map(|key| annotation(pod, key)) else {
+        return CheckpointAge::None;
+    };
+    let Ok(stamp) = text.trim().parse::<Timestamp>() else { return CheckpointAge::Unreadable };
     match millis_between(stamp, now) {
-        Ok(ago) => Stamp::Ago(ago),
-        Err(ahead) => Stamp::Ahead(ahead),
+        Ok(ago) => CheckpointAge::Ago(ago),
+        Err(ahead) => CheckpointAge::Ahead(ahead),
     }
 }
 
 /// The deletion's stamp is when its grace ends.
-fn leaving(pod: &Pod, now: Timestamp) -> Option<Leaving> {
+fn leaving(pod: &Pod, now: Timestamp) -> Option<PodDeletion> {
     let ends = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
     let grace = Millis::seconds(grace.try_into().unwrap_or(0));
     Some(match millis_between(ends, now) {
-        Ok(over) => Leaving { asked_ago: grace + over, grace },
-        Err(left) => Leaving { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace: grace.max(left) },
+        Ok(over) => PodDeletion { asked_ago: grace + over, grace },
+        Err(left) => {
+            PodDeletion { asked_ago: Millis(grace.0.saturating_sub(left.0)), grace: grace.max(left) }
+        }
     })
 }
 
@@ -162,7 +168,7 @@ mod tests {
         "2026-03-01T12:00:00Z".parse().unwrap()
     }
 
-    fn of(metadata: serde_json::Value) -> Shown {
+    fn of(metadata: serde_json::Value) -> ObservedDisruptionInfo {
         let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
         shown(&pod, now())
     }
@@ -173,18 +179,18 @@ mod tests {
             "stowage.dev/checkpoint-time": "2026-03-01T11:59:00Z",
             "volcano.sh/last-checkpoint-time": "2026-03-01T11:00:00Z",
         }});
-        assert_eq!(of(both).stamp, Stamp::Ago(Millis::seconds(60)));
+        assert_eq!(of(both).stamp, CheckpointAge::Ago(Millis::seconds(60)));
         let one = json!({"annotations": {"volcano.sh/last-checkpoint-time": "2026-03-01T11:00:00+00:00"}});
-        assert_eq!(of(one).stamp, Stamp::Ago(Millis::seconds(3600)));
+        assert_eq!(of(one).stamp, CheckpointAge::Ago(Millis::seconds(3600)));
     }
 
     #[test]
     fn a_stamp_that_is_no_time_is_told_from_none_and_from_one_to_come() {
         let stamp = |text: &str| of(json!({"annotations": {"stowage.dev/checkpoint-time": text}})).stamp;
-        assert_eq!(stamp("yesterday"), Stamp::Unreadable);
-        assert_eq!(stamp(""), Stamp::Unreadable);
-        assert_eq!(stamp("2026-03-01T12:00:30Z"), Stamp::Ahead(Millis::seconds(30)));
-        assert_eq!(of(json!({})).stamp, Stamp::None);
+        assert_eq!(stamp("yesterday"), CheckpointAge::Unreadable);
+        assert_eq!(stamp(""), CheckpointAge::Unreadable);
+        assert_eq!(stamp("2026-03-01T12:00:30Z"), CheckpointAge::Ahead(Millis::seconds(30)));
+        assert_eq!(of(json!({})).stamp, CheckpointAge::None);
     }
 
     #[test]
@@ -246,6 +252,6 @@ mod tests {
             "annotations": {"karpenter.sh/do-not-disrupt": "no", "controller.kubernetes.io/pod-deletion-cost": "1e9"},
             "labels": {"kueue.x-k8s.io/managed": "false"},
         }));
-        assert_eq!(plain, Shown::default());
+        assert_eq!(plain, ObservedDisruptionInfo::default());
     }
 }

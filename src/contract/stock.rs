@@ -8,20 +8,20 @@ mod rules;
 
 use super::{gates, is_finished};
 use crate::ids::NodeName;
-use crate::scheduling::stock::machine::{Machine, Taint};
+use crate::scheduling::stock::machine::{FilterNode, Taint};
 use crate::scheduling::stock::ports::{EVERY_ADDRESS, HostPort};
-use crate::scheduling::stock::requirements::{Footprint, Requirements, Unjudged};
+use crate::scheduling::stock::requirements::{NodeFootprint, Requirements, UnsupportedRule};
 use k8s_openapi::api::core::v1::{Container, Node, Pod, PodSpec, Volume};
 use std::sync::Arc;
 
 /// A node, or `None` if it has no usable name.
-pub fn machine(node: &Node) -> Option<Machine> {
+pub fn machine(node: &Node) -> Option<FilterNode> {
     let name = NodeName::parse(node.metadata.name.as_deref()?).ok()?;
     let spec = node.spec.as_ref();
     let is_cordoned = spec.and_then(|spec| spec.unschedulable) == Some(true);
     let taints = spec.iter().flat_map(|spec| &spec.taints).flatten().filter_map(rules::taint);
     let (allocatable, pods) = amounts::of_node(node);
-    Some(Machine {
+    Some(FilterNode {
         name,
         labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
         taints: taints.chain(is_cordoned.then(Taint::unschedulable)).collect(),
@@ -31,9 +31,9 @@ pub fn machine(node: &Node) -> Option<Machine> {
 }
 
 /// What a pod takes of its node, or `None` if it is on none, or has ended. One that is being deleted counts until it is gone.
-pub fn footprint(pod: &Pod) -> Option<Footprint> {
+pub fn footprint(pod: &Pod) -> Option<NodeFootprint> {
     let spec = pod.spec.as_ref().filter(|_| !is_finished(pod))?;
-    Some(Footprint {
+    Some(NodeFootprint {
         node: NodeName::parse(spec.node_name.as_deref()?).ok()?,
         amounts: amounts::of_pod(pod),
         ports: ports(spec).collect(),
@@ -45,7 +45,7 @@ pub fn footprint(pod: &Pod) -> Option<Footprint> {
 pub fn requirements(pod: &Pod) -> Requirements {
     let preset = || {
         let node = pod.spec.as_ref()?.node_name.as_deref()?;
-        (!node.is_empty()).then_some(Unjudged::PresetNode)
+        (!node.is_empty()).then_some(UnsupportedRule::PresetNode)
     };
     let asks = successor_requirements(pod);
     Requirements { unjudged: preset().or(asks.unjudged), ..asks }
@@ -69,21 +69,21 @@ pub fn successor_requirements(pod: &Pod) -> Requirements {
 }
 
 /// The first of what filters nodes in ways not known here.
-fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<Unjudged> {
+fn unjudged(pod: &Pod, spec: &PodSpec) -> Option<UnsupportedRule> {
     let spreads = || {
         let mut constraints = spec.topology_spread_constraints.iter().flatten();
         constraints.any(|constraint| constraint.when_unsatisfiable != "ScheduleAnyway")
     };
     if gates(pod).others {
-        Some(Unjudged::SchedulingGate)
+        Some(UnsupportedRule::SchedulingGate)
     } else if rules::requires_pods_near_or_far(spec) {
-        Some(Unjudged::InterPodAffinity)
+        Some(UnsupportedRule::InterPodAffinity)
     } else if spreads() {
-        Some(Unjudged::TopologySpread)
+        Some(UnsupportedRule::TopologySpread)
     } else if spec.resource_claims.iter().flatten().next().is_some() {
-        Some(Unjudged::ResourceClaims)
+        Some(UnsupportedRule::ResourceClaims)
     } else if spec.volumes.iter().flatten().any(may_be_bound_to_a_place) {
-        Some(Unjudged::Volumes)
+        Some(UnsupportedRule::Volumes)
     } else {
         None
     }

@@ -2,7 +2,7 @@
 //! pod's status. Data and the words that people read of it; nothing here talks to anyone or decides.
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -97,23 +97,23 @@ pub enum EvictionOutcome {
 /// What is to be written of one pod's status, all of it in one request. [`Default`] changes nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusChange {
-    pub hold: Option<HoldChange>,
-    pub nomination: Option<Nomination>,
+    pub hold: Option<ReservationChange>,
+    pub nomination: Option<NominationChange>,
     pub touch: Option<Touch>,
     pub plan: Option<PlanState>,
-    pub eviction: Option<EvictionMark>,
+    pub eviction: Option<EvictionCondition>,
 }
 
 /// What the condition `stowage.dev/Hold` is to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HoldChange {
-    Held(Hold),
+pub enum ReservationChange {
+    Held(Reservation),
     Ended,
 }
 
 /// What `status.nominatedNodeName` is to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Nomination {
+pub enum NominationChange {
     To(NodeName),
     Cleared,
 }
@@ -142,23 +142,23 @@ pub enum PlanState {
 
 /// What the condition `stowage.dev/Evicted` is to say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EvictionMark {
+pub enum EvictionCondition {
     Leaving(EvictionReason),
     /// It stays after all.
     CalledOff,
 }
 
 impl StatusChange {
-    pub fn hold(hold: Hold) -> Self {
-        Self { hold: Some(HoldChange::Held(hold)), ..Self::default() }
+    pub fn hold(hold: Reservation) -> Self {
+        Self { hold: Some(ReservationChange::Held(hold)), ..Self::default() }
     }
 
     pub fn end_hold() -> Self {
-        Self { hold: Some(HoldChange::Ended), ..Self::default() }
+        Self { hold: Some(ReservationChange::Ended), ..Self::default() }
     }
 
     pub fn end_hold_and_nomination() -> Self {
-        Self { nomination: Some(Nomination::Cleared), ..Self::end_hold() }
+        Self { nomination: Some(NominationChange::Cleared), ..Self::end_hold() }
     }
 
     /// So that the scheduler looks at the pod again.
@@ -178,16 +178,16 @@ impl StatusChange {
         Self::default().and_plan(state)
     }
 
-    pub fn eviction(mark: EvictionMark) -> Self {
+    pub fn eviction(mark: EvictionCondition) -> Self {
         Self { eviction: Some(mark), ..Self::default() }
     }
 
     pub fn and_nominate(self, node: NodeName) -> Self {
-        Self { nomination: Some(Nomination::To(node)), ..self }
+        Self { nomination: Some(NominationChange::To(node)), ..self }
     }
 
     pub fn and_clear_nomination(self) -> Self {
-        Self { nomination: Some(Nomination::Cleared), ..self }
+        Self { nomination: Some(NominationChange::Cleared), ..self }
     }
 
     pub fn and_touch(self) -> Self {
@@ -247,7 +247,10 @@ mod tests {
         let nominated = StatusChange::nominate(node).and_touch();
         assert_eq!(nominated.kind(), "nomination");
         assert_eq!(nominated.and_plan(PlanState::Waiting { why: "why".into() }).kind(), "nomination");
-        assert_eq!(StatusChange { hold: Some(HoldChange::Ended), ..StatusChange::touch() }.kind(), "hold");
+        assert_eq!(
+            StatusChange { hold: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
+            "hold"
+        );
         assert_eq!(StatusChange::touch().kind(), "wake");
         assert!(StatusChange::default().is_empty() && !StatusChange::touch().is_empty());
     }

@@ -5,12 +5,12 @@
 
 use super::api_server::ApiServer;
 use super::hardware::{Hardware, SimulatedGpus, SimulatedModels, SimulatedOwners};
-use super::machine::Machine;
-use crate::agent::engines::Engines;
-use crate::agent::engines::limits::Limits;
+use super::machine::DemoMachine;
+use crate::agent::engines::EngineWatcher;
+use crate::agent::engines::limits::EngineLimits;
 use crate::agent::pods::watched::WatchedPods;
 use crate::agent::publish::Publisher;
-use crate::agent::round::{Rounds, Sources};
+use crate::agent::round::{ReportSources, Rounds};
 use crate::ids::NodeName;
 use anyhow::Result;
 use std::net::SocketAddr;
@@ -23,13 +23,13 @@ use tokio::time::MissedTickBehavior;
 const EVERY: Duration = Duration::from_millis(500);
 
 /// Running agents; dropping this stops them.
-pub struct Agents {
+pub struct DemoAgents {
     _tasks: JoinSet<()>,
 }
 
-impl Agents {
+impl DemoAgents {
     /// Must be called inside a tokio runtime.
-    pub fn start(machines: &[Machine], api: &Arc<ApiServer>, stowage: SocketAddr) -> Result<Self> {
+    pub fn start(machines: &[DemoMachine], api: &Arc<ApiServer>, stowage: SocketAddr) -> Result<Self> {
         let mut tasks = JoinSet::new();
         for machine in machines {
             let publisher = Publisher::new(vec![format!("http://{stowage}").parse()?], None, None)?;
@@ -39,15 +39,15 @@ impl Agents {
     }
 }
 
-fn rounds(machine: Machine, api: &Arc<ApiServer>) -> Result<Rounds> {
+fn rounds(machine: DemoMachine, api: &Arc<ApiServer>) -> Result<Rounds> {
     let node = NodeName::parse(machine.node)?;
     let hardware = Hardware::new(machine, api.clone());
-    let sources = Sources {
+    let sources = ReportSources {
         gpus: Box::new(SimulatedGpus(hardware.clone())),
         owners: Box::new(SimulatedOwners(hardware)),
         pods: Box::new(WatchedPods::start(api.client("agent")?, &node)),
         models: Box::new(SimulatedModels(machine)),
-        engines: Engines::new(Limits::default()),
+        engines: EngineWatcher::new(EngineLimits::default()),
     };
     Ok(Rounds::new(node, "demo".into(), sources)?)
 }

@@ -2,8 +2,8 @@
 //! which the ledger's can be held.
 
 use super::api_server::ApiServer;
-use super::machine::Machine;
-use super::reported::Engines;
+use super::machine::DemoMachine;
+use super::reported::ReportedEngines;
 use crate::contract::{VRAM, written};
 use crate::ids::PodUid;
 use serde_json::Value;
@@ -47,7 +47,7 @@ pub struct GpuView {
     /// Name and bytes, in order of arrival.
     pub pods: Vec<(PodView, u64)>,
     /// What agents say of its engines, for whoever asks them: the chronicle does not.
-    pub engines: Option<Engines>,
+    pub engines: Option<ReportedEngines>,
 }
 
 /// Remembers what it has told.
@@ -82,7 +82,7 @@ impl Chronicle {
     }
 
     /// Every GPU with its pods, in the order in which they came.
-    pub fn gpus(&self, machines: &[Machine]) -> Vec<GpuView> {
+    pub fn gpus(&self, machines: &[DemoMachine]) -> Vec<GpuView> {
         let all = machines.iter().flat_map(|machine| (0..machine.gpus).map(move |index| (machine, index)));
         all.map(|(machine, index)| {
             let uuid = machine.uuid(index);

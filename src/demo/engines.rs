@@ -14,7 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How busy an engine is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
+pub struct StubEngineLoad {
     pub kv_percent: u8,
     pub waiting: u64,
     pub running: u64,
@@ -23,7 +23,7 @@ pub struct Load {
 /// A running engine; dropping this stops it.
 pub struct FakeEngine {
     port: u16,
-    load: Arc<Mutex<Load>>,
+    load: Arc<Mutex<StubEngineLoad>>,
     _stop: DropGuard,
 }
 
@@ -32,7 +32,12 @@ const BLOCKS: u32 = 4096;
 
 impl FakeEngine {
     /// The engine of a pod in the namespace `default`. Its port is open at once; it serves from when the pod runs.
-    pub async fn start(api: Arc<ApiServer>, pod: &str, model: &str, load: Load) -> io::Result<Self> {
+    pub async fn start(
+        api: Arc<ApiServer>,
+        pod: &str,
+        model: &str,
+        load: StubEngineLoad,
+    ) -> io::Result<Self> {
         let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();
         let (stop, load) = (CancellationToken::new(), Arc::new(Mutex::new(load)));
@@ -50,7 +55,7 @@ impl FakeEngine {
     }
 
     /// Puts it on its page. Answers what stood there.
-    pub fn set(&self, load: Load) -> Load {
+    pub fn set(&self, load: StubEngineLoad) -> StubEngineLoad {
         std::mem::replace(&mut *self.load.lock(), load)
     }
 }
@@ -61,8 +66,8 @@ fn health(api: &ApiServer, pod: &str) -> StatusCode {
 }
 
 /// What a vLLM of version 0.12 or later prints, as far as anybody here reads it.
-fn page(model: &str, load: Load) -> String {
-    let Load { kv_percent, waiting, running } = load;
+fn page(model: &str, load: StubEngineLoad) -> String {
+    let StubEngineLoad { kv_percent, waiting, running } = load;
     let kv = f64::from(kv_percent) / 100.0;
     let series = format!("engine=\"0\",model_name=\"{model}\"");
     format!(
@@ -84,7 +89,7 @@ mod tests {
 
     #[test]
     fn its_page_says_what_the_story_says() {
-        let page = page("llama-8b", Load { kv_percent: 97, waiting: 40, running: 12 });
+        let page = page("llama-8b", StubEngineLoad { kv_percent: 97, waiting: 40, running: 12 });
         let figures = read(page.as_bytes(), None).unwrap();
         assert_eq!((figures.engine, figures.problems.as_slice()), (Engine::Vllm, &[][..]));
         assert_eq!(figures.kv_cache_usage, Some(0.97));

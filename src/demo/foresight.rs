@@ -3,8 +3,8 @@
 
 use crate::contract;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::policy::{Limit, Policy};
-use crate::scheduling::rank::{Attempt, ready, shortlist};
+use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::rank::{ScheduleAttempt, ready, shortlist};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
 use crate::service::Service;
@@ -22,7 +22,7 @@ pub struct Foresight {
 
 /// A GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seat {
+pub struct ForeseenGpu {
     pub node: NodeName,
     pub gpu: GpuUuid,
 }
@@ -43,20 +43,20 @@ impl Foresight {
     }
 
     /// Where the pod would go, by its first GPU.
-    pub fn seat(&self) -> Option<Seat> {
+    pub fn seat(&self) -> Option<ForeseenGpu> {
         let names: Vec<&str> = self.snapshot.nodes().iter().map(|node| node.name.as_str()).collect();
-        let attempt = Attempt {
+        let attempt = ScheduleAttempt {
             limit: 1,
             just_failed: None,
             own_room: None,
             policy: &self.policy,
-            allowance: Limit::default(),
+            allowance: TenantLimit::default(),
         };
         let list = shortlist(&self.snapshot, &self.demand, names.into_iter(), attempt);
         let best = list.best.first()?;
         let node = &self.snapshot.nodes()[best.node];
         let gpu = node.devices[best.gpus.iter().next()?].uuid.clone();
-        Some(Seat { node: node.name.clone(), gpu })
+        Some(ForeseenGpu { node: node.name.clone(), gpu })
     }
 
     /// How long until its model would answer on each node, soonest first.
@@ -70,7 +70,7 @@ impl Foresight {
     }
 
     /// Whether the engines on a GPU are too busy for it.
-    pub fn is_kept_off(&self, seat: &Seat) -> bool {
+    pub fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
         let Some(node) = self.snapshot.node(seat.node.as_str()) else { return false };
         let place = node.devices.iter().position(|device| device.uuid == seat.gpu);
         place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].pressure))

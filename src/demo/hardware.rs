@@ -6,16 +6,16 @@
 
 use super::api_server::ApiServer;
 use super::dying;
-use super::machine::Machine;
+use super::machine::DemoMachine;
 use crate::agent::models::{ModelScan, ModelSource};
 use crate::agent::nvml::{GpuSample, GpuSource};
 use crate::agent::ownership::OwnerSource;
 use crate::agent::pods::PodOnNode;
 use crate::contract::written;
 use crate::ids::{GpuModel, GpuUuid, ModelId, PodUid};
-use crate::report::{GpuReport, Missing, ModelReport, ProcessReport};
+use crate::report::{GpuReport, MissingPart, ModelReport, ProcessReport};
 use crate::scheduling::device::Health;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use crate::units::Bytes;
 use futures::future::{BoxFuture, ready};
 use parking_lot::Mutex;
@@ -29,7 +29,7 @@ const FIRST_PID: u32 = 4000;
 /// One machine. Clones are the same one.
 #[derive(Clone)]
 pub struct Hardware {
-    machine: Machine,
+    machine: DemoMachine,
     api: Arc<ApiServer>,
     /// Every pod that ever ran here; the process of the n-th is [`FIRST_PID`] + n.
     started: Arc<Mutex<Vec<PodUid>>>,
@@ -38,7 +38,7 @@ pub struct Hardware {
 }
 
 struct Clinging {
-    running: Running,
+    running: RunningProcess,
     stays: Duration,
     /// When the pod was first missed.
     missed: Option<Instant>,
@@ -46,22 +46,22 @@ struct Clinging {
 
 pub struct SimulatedGpus(pub Hardware);
 pub struct SimulatedOwners(pub Hardware);
-pub struct SimulatedModels(pub Machine);
+pub struct SimulatedModels(pub DemoMachine);
 
 /// What a pod has on each of its GPUs.
 #[derive(Clone)]
-struct Running {
+struct RunningProcess {
     process: ProcessReport,
     gpus: Vec<String>,
 }
 
 impl Hardware {
-    pub fn new(machine: Machine, api: Arc<ApiServer>) -> Self {
+    pub fn new(machine: DemoMachine, api: Arc<ApiServer>) -> Self {
         Self { machine, api, started: Arc::default(), clinging: Arc::default() }
     }
 
     /// A process for each pod that runs here, and for each that lives on without its pod.
-    fn running(&self) -> Vec<Running> {
+    fn running(&self) -> Vec<RunningProcess> {
         let pods = self.api.list("pods").into_iter();
         let here = |pod: &Arc<Value>| {
             pod["spec"]["nodeName"] == self.machine.node && pod["status"]["phase"] == "Running"
@@ -84,14 +84,14 @@ impl Hardware {
         running
     }
 
-    fn process_of(&self, pod: &Value) -> Option<Running> {
+    fn process_of(&self, pod: &Value) -> Option<RunningProcess> {
         let annotation = |key: &str| pod["metadata"]["annotations"][key].as_str();
         let uid = PodUid::parse(pod["metadata"]["uid"].as_str()?).ok()?;
         let gpus: Vec<String> = annotation(written::DEVICES)?.split(',').map(str::to_owned).collect();
         let granted: u64 = annotation(written::GRANTED)?.parse().ok()?;
         let used = Bytes(taken(granted) / gpus.len() as u64);
         let process = ProcessReport { pid: self.pid(&uid), used_bytes: Some(used), pod: None };
-        Some(Running { process, gpus })
+        Some(RunningProcess { process, gpus })
     }
 
     fn pid(&self, uid: &PodUid) -> u32 {
@@ -123,7 +123,7 @@ impl GpuSource for SimulatedGpus {
     }
 }
 
-fn gpu(machine: &Machine, index: u32, running: &[Running]) -> GpuReport {
+fn gpu(machine: &DemoMachine, index: u32, running: &[RunningProcess]) -> GpuReport {
     let uuid = machine.uuid(index);
     let here = running.iter().filter(|pod| pod.gpus.contains(&uuid));
     let processes: Vec<ProcessReport> = here.map(|pod| pod.process.clone()).collect();
@@ -149,7 +149,7 @@ impl OwnerSource for SimulatedOwners {
         &'a mut self,
         gpus: &'a mut [GpuReport],
         _: &'a [PodOnNode],
-    ) -> BoxFuture<'a, Vec<Missing>> {
+    ) -> BoxFuture<'a, Vec<MissingPart>> {
         for process in gpus.iter_mut().flat_map(|gpu| gpu.processes.iter_mut().flatten()) {
             process.pod = self.0.owner(process.pid);
         }
@@ -161,7 +161,7 @@ impl ModelSource for SimulatedModels {
     fn models(&mut self) -> ModelScan {
         let on_disk = self.0.models.iter().map(|found| ModelReport {
             model: ModelId::parse(found.model).expect("a name"),
-            tier: Tier::Disk,
+            tier: ModelTier::Disk,
             bytes: Bytes::gib(found.gib),
             source: "huggingface".into(),
         });
@@ -175,7 +175,7 @@ mod tests {
     use crate::demo::machine::OnDisk;
     use serde_json::json;
 
-    const MACHINE: Machine = Machine {
+    const MACHINE: DemoMachine = DemoMachine {
         node: "node-a",
         model: "H100",
         gpus: 2,
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(seen(&hardware).await, idle, "it is starting");
         api.patch_status("pods/default/p", &json!({"status": {"phase": "Running"}})).unwrap();
         assert_eq!(seen(&hardware).await, vec![(vec![uid], Bytes::gib(31)); 2]);
-        let elsewhere = Hardware::new(Machine { node: "node-b", ..MACHINE }, api.clone());
+        let elsewhere = Hardware::new(DemoMachine { node: "node-b", ..MACHINE }, api.clone());
         assert_eq!(seen(&elsewhere).await, idle);
         api.delete_now("pods/default/p").unwrap();
         assert_eq!(seen(&hardware).await, idle);
@@ -250,7 +250,7 @@ mod tests {
         let found = SimulatedModels(MACHINE).models().models;
         assert_eq!(
             (found[0].model.as_str(), found[0].tier, found[0].bytes),
-            ("starcoder", Tier::Disk, Bytes::gib(9))
+            ("starcoder", ModelTier::Disk, Bytes::gib(9))
         );
     }
 }

@@ -5,7 +5,7 @@
 //! how long it takes to die ([`dying`]).
 
 use super::dying;
-use super::watching::{self, Notice};
+use super::watching::{self, WatchNotice};
 use super::writes;
 use crate::agent::engines::address::METRICS_PORT;
 use jiff::Timestamp;
@@ -19,7 +19,7 @@ use tokio::task::{JoinHandle, JoinSet};
 
 /// How fast the nodes are.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct KubeletConfig {
     /// From binding to Running and Ready.
     pub start_delay: Duration,
     /// How long a second of a pod's grace period takes.
@@ -28,7 +28,7 @@ pub struct Config {
     pub resource: String,
 }
 
-impl Default for Config {
+impl Default for KubeletConfig {
     fn default() -> Self {
         Self {
             start_delay: Duration::ZERO,
@@ -45,7 +45,7 @@ pub struct Kubelet {
 
 impl Kubelet {
     /// Starts them as clients of an API server. Must be called inside a tokio runtime.
-    pub fn start(client: kube::Client, config: Config) -> Self {
+    pub fn start(client: kube::Client, config: KubeletConfig) -> Self {
         Self { task: tokio::spawn(run(client, config)) }
     }
 }
@@ -56,45 +56,45 @@ impl Drop for Kubelet {
     }
 }
 
-enum Message {
-    Node(Notice),
-    Pod(Notice),
+enum KubeletMessage {
+    Node(WatchNotice),
+    Pod(WatchNotice),
 }
 
 /// How far a pod has come: each step is begun once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum PodStep {
     Starting,
     Stopping,
 }
 
-async fn run(client: kube::Client, config: Config) {
+async fn run(client: kube::Client, config: KubeletConfig) {
     let (sender, mut messages) = mpsc::unbounded_channel();
     let mut tasks = JoinSet::new();
     tasks.spawn(watching::pump(
         client.clone(),
         watching::core("Node", "nodes"),
         sender.clone(),
-        Message::Node,
+        KubeletMessage::Node,
     ));
-    tasks.spawn(watching::pump(client.clone(), watching::core("Pod", "pods"), sender, Message::Pod));
+    tasks.spawn(watching::pump(client.clone(), watching::core("Pod", "pods"), sender, KubeletMessage::Pod));
     let mut steps = BTreeMap::new();
     while let Some(message) = messages.recv().await {
         match message {
-            Message::Node(Notice::Applied(node)) => {
+            KubeletMessage::Node(WatchNotice::Applied(node)) => {
                 if let Some(allocatable) = missing_allocatable(&node, &config.resource) {
                     tasks.spawn(publish(client.clone(), node, allocatable));
                 }
             }
-            Message::Pod(Notice::Applied(pod)) => {
+            KubeletMessage::Pod(WatchNotice::Applied(pod)) => {
                 if let Some(step) = next_step(&pod, &mut steps) {
                     tasks.spawn(advance(client.clone(), config.clone(), pod, step));
                 }
             }
-            Message::Pod(Notice::Deleted(pod)) => {
+            KubeletMessage::Pod(WatchNotice::Deleted(pod)) => {
                 steps.remove(uid(&pod));
             }
-            Message::Node(_) | Message::Pod(_) => {}
+            KubeletMessage::Node(_) | KubeletMessage::Pod(_) => {}
         }
         while tasks.try_join_next().is_some() {}
     }
@@ -114,12 +114,12 @@ async fn publish(client: kube::Client, node: Arc<Value>, allocatable: Value) {
         writes::patch_status(&client, &writes::node_path(name), json!({"allocatable": allocatable})).await;
 }
 
-fn next_step(pod: &Value, steps: &mut BTreeMap<String, Step>) -> Option<Step> {
+fn next_step(pod: &Value, steps: &mut BTreeMap<String, PodStep>) -> Option<PodStep> {
     pod["spec"]["nodeName"].as_str().filter(|node| !node.is_empty())?;
     let step = if !pod["metadata"]["deletionTimestamp"].is_null() {
-        Step::Stopping
+        PodStep::Stopping
     } else if pod["status"]["phase"] == "Pending" {
-        Step::Starting
+        PodStep::Starting
     } else {
         return None;
     };
@@ -130,13 +130,13 @@ fn next_step(pod: &Value, steps: &mut BTreeMap<String, Step>) -> Option<Step> {
     })
 }
 
-async fn advance(client: kube::Client, config: Config, pod: Arc<Value>, step: Step) {
+async fn advance(client: kube::Client, config: KubeletConfig, pod: Arc<Value>, step: PodStep) {
     let text = |field: &str| pod["metadata"][field].as_str().unwrap_or_default();
     let path = writes::pod_path(text("namespace"), text("name"));
     // A pod that is gone or changed meanwhile needs nothing more of its kubelet.
     let _ = match step {
-        Step::Starting => start(&client, &path, &pod, config.start_delay).await,
-        Step::Stopping => {
+        PodStep::Starting => start(&client, &path, &pod, config.start_delay).await,
+        PodStep::Stopping => {
             tokio::time::sleep(dying::takes(&pod).unwrap_or_else(|| grace(&pod, &config))).await;
             let options = json!({"gracePeriodSeconds": 0, "preconditions": {"uid": text("uid")}});
             writes::delete(&client, &path, options).await
@@ -144,7 +144,7 @@ async fn advance(client: kube::Client, config: Config, pod: Arc<Value>, step: St
     };
 }
 
-fn grace(pod: &Value, config: &Config) -> Duration {
+fn grace(pod: &Value, config: &KubeletConfig) -> Duration {
     let seconds = pod["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or_default();
     config.grace_second.saturating_mul(u32::try_from(seconds).unwrap_or(u32::MAX))
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// One node's hardware.
 #[derive(Debug, Clone, Copy)]
-pub struct Machine {
+pub struct DemoMachine {
     pub node: &'static str,
     pub model: &'static str,
     pub gpus: u32,
@@ -19,7 +19,7 @@ pub struct OnDisk {
     pub gib: u64,
 }
 
-impl Machine {
+impl DemoMachine {
     pub fn uuid(&self, gpu: u32) -> String {
         format!("GPU-{}-{gpu}", self.node)
     }

@@ -1,15 +1,15 @@
 //! The story, played: what arrives is created, what happens is shown, and at every step the promises are checked.
 
 use super::chronicle::{Chronicle, GpuView, News, broken_promises};
-use super::engines::{FakeEngine, Load};
-use super::foresight::{Foresight, Seat, is_any_engine_starting};
+use super::engines::{FakeEngine, StubEngineLoad};
+use super::foresight::{ForeseenGpu, Foresight, is_any_engine_starting};
 use super::reported;
 use super::scheduler::observations::Verb;
 use super::screen::{Screen, gpu_name};
 use super::setup::Setup;
-use super::story::{self, Act, Arrival, CROWD, Chapter, MACHINES};
+use super::story::{self, CROWD, Chapter, MACHINES, StoryPod, StoryStep};
 use super::summary::Summary;
-use super::ways::{Manner, Way};
+use super::ways::{Manner, PlacementManner};
 use crate::scheduling::audit::audit;
 use crate::units::Millis;
 use anyhow::{Context, Result, bail};
@@ -36,17 +36,17 @@ pub struct Play {
     dismissed: Vec<&'static str>,
     kv_seen_after: Option<Millis>,
     evicted: usize,
-    ways: Vec<Way>,
+    ways: Vec<PlacementManner>,
     violations: Vec<String>,
 }
 
 struct Crowd {
-    seat: Seat,
+    seat: ForeseenGpu,
     /// The pod whose engine it is, and its load before.
     engine: String,
-    before: Load,
+    before: StubEngineLoad,
     /// For whom it is too busy.
-    newcomer: Arrival,
+    newcomer: StoryPod,
 }
 
 impl Play {
@@ -86,26 +86,26 @@ impl Play {
     }
 
     /// A chapter ends when the agents have seen what it brought.
-    async fn acts(&mut self, acts: Vec<Act>) -> Result<()> {
+    async fn acts(&mut self, acts: Vec<StoryStep>) -> Result<()> {
         for act in acts {
             self.act(act).await?;
         }
         self.until("the agents have seen every engine serve", Self::are_engines_reported).await
     }
 
-    async fn act(&mut self, act: Act) -> Result<()> {
+    async fn act(&mut self, act: StoryStep) -> Result<()> {
         match act {
-            Act::Arrive(arrivals) => self.arrive(arrivals).await,
-            Act::Twice { ordinary, planned } => self.twice(ordinary, planned).await,
-            Act::Fill(arrivals) => self.fill(arrivals).await,
-            Act::Leave { who, takers } => self.leave(who, takers).await,
-            Act::Crowd(newcomer) => self.crowd(newcomer).await,
-            Act::Calm => self.calm().await,
-            Act::Compare(arrival) => self.compare(&arrival),
+            StoryStep::Arrive(arrivals) => self.arrive(arrivals).await,
+            StoryStep::Twice { ordinary, planned } => self.twice(ordinary, planned).await,
+            StoryStep::Fill(arrivals) => self.fill(arrivals).await,
+            StoryStep::Leave { who, takers } => self.leave(who, takers).await,
+            StoryStep::Crowd(newcomer) => self.crowd(newcomer).await,
+            StoryStep::Calm => self.calm().await,
+            StoryStep::Compare(arrival) => self.compare(&arrival),
         }
     }
 
-    async fn arrive(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
+    async fn arrive(&mut self, arrivals: Vec<StoryPod>) -> Result<()> {
         self.bring(&arrivals).await?;
         let all_bound = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_bound(&arrival.name));
         self.until("all who arrived are bound", all_bound).await?;
@@ -113,23 +113,23 @@ impl Play {
         self.until("their engines are up", all_up).await
     }
 
-    async fn twice(&mut self, ordinary: Vec<Arrival>, planned: Vec<Arrival>) -> Result<()> {
+    async fn twice(&mut self, ordinary: Vec<StoryPod>, planned: Vec<StoryPod>) -> Result<()> {
         for (manner, batch) in [(Manner::Ordinary, ordinary), (Manner::Planned, planned)] {
             self.arrive(batch.clone()).await?;
-            let way = Way::of(manner, &batch, self.setup.scheduler.observations());
+            let way = PlacementManner::of(manner, &batch, self.setup.scheduler.observations());
             self.screen.aside(&way.line());
             self.ways.push(way);
         }
         Ok(())
     }
 
-    async fn fill(&mut self, arrivals: Vec<Arrival>) -> Result<()> {
+    async fn fill(&mut self, arrivals: Vec<StoryPod>) -> Result<()> {
         self.bring(&arrivals).await?;
         let all = |play: &Self| arrivals.iter().all(|arrival| play.chronicle.is_answered(&arrival.name));
         self.until("all who arrived are answered", all).await
     }
 
-    async fn bring(&mut self, arrivals: &[Arrival]) -> Result<()> {
+    async fn bring(&mut self, arrivals: &[StoryPod]) -> Result<()> {
         for arrival in arrivals {
             let mut port = None;
             if let Some(load) = arrival.load {
@@ -154,13 +154,13 @@ impl Play {
         self.until("pods that waited have taken the room", |play| taken(play) >= takers).await
     }
 
-    async fn crowd(&mut self, newcomer: Arrival) -> Result<()> {
+    async fn crowd(&mut self, newcomer: StoryPod) -> Result<()> {
         let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None))?;
         let seat = foresight.seat().context("there is no room for the chapter's pod")?;
         let place = gpu_name(seat.gpu.as_str());
         let server = self.chronicle.server_on(seat.gpu.as_str());
         let engine = server.with_context(|| format!("no engine serves on {place}"))?.name.clone();
-        let Load { kv_percent, waiting, .. } = CROWD;
+        let StubEngineLoad { kv_percent, waiting, .. } = CROWD;
         self.screen.aside(&format!("{} would go to {place}, beside {engine}", newcomer.name));
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
@@ -180,7 +180,7 @@ impl Play {
 
     async fn calm(&mut self) -> Result<()> {
         let Crowd { seat, engine, before, newcomer } = self.crowd.take().context("no engine is busy")?;
-        let Load { kv_percent, waiting, .. } = before;
+        let StubEngineLoad { kv_percent, waiting, .. } = before;
         self.screen
             .aside(&format!("{engine}'s page: KV cache {kv_percent} % full, {waiting} requests waiting"));
         self.engines[&engine].set(before);
@@ -188,12 +188,12 @@ impl Play {
             .await
     }
 
-    fn is_kept_off(&self, newcomer: &Arrival, seat: &Seat) -> bool {
+    fn is_kept_off(&self, newcomer: &StoryPod, seat: &ForeseenGpu) -> bool {
         let foresight = Foresight::of(&self.setup.stowage.service, newcomer.pod(None));
         foresight.is_ok_and(|foresight| foresight.is_kept_off(seat))
     }
 
-    fn compare(&mut self, arrival: &Arrival) -> Result<()> {
+    fn compare(&mut self, arrival: &StoryPod) -> Result<()> {
         let foresight = Foresight::of(&self.setup.stowage.service, arrival.pod(None))?;
         let times = foresight.ready();
         let (first, rest) = times.split_first().context("there are no nodes")?;

@@ -4,25 +4,25 @@ use crate::extender::reports::Board;
 use crate::ids::{NodeName, PodUid};
 use crate::report::EngineState;
 use crate::scheduling::policy::TelemetryRules;
-use crate::scheduling::reading::Pressure;
+use crate::scheduling::reading::EngineLoad;
 use crate::units::Moment;
 
 /// The engines of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Engines {
-    pub pressure: Pressure,
+pub struct ReportedEngines {
+    pub pressure: EngineLoad,
     /// One for each engine.
     pub states: Vec<EngineState>,
 }
 
 /// `None` where its node has not reported, or no engine is on it.
-pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<Engines> {
+pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<ReportedEngines> {
     let report = board.latest(&NodeName::parse(node).ok()?)?.report;
     let here = report.engines.iter().filter(|engine| engine.gpus.iter().any(|uuid| uuid.as_str() == gpu));
     let states: Vec<EngineState> = here.map(|engine| engine.state).collect();
     let reading = report.reading(Moment::default(), TelemetryRules::default().fresh)?;
     let pressure = reading.gpus.iter().find(|seen| seen.uuid.as_str() == gpu)?.pressure;
-    (!states.is_empty()).then_some(Engines { pressure, states })
+    (!states.is_empty()).then_some(ReportedEngines { pressure, states })
 }
 
 /// The number of a node's latest report.

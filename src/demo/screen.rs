@@ -1,7 +1,7 @@
 //! What a person sees: a table of GPUs with bars that changes as things happen, or plain lines where there is no terminal.
 
 use super::chronicle::{GpuView, News, PodView};
-use super::reported::Engines;
+use super::reported::ReportedEngines;
 use crate::report::EngineState;
 use crate::units::Bytes;
 use owo_colors::{OwoColorize, Style};
@@ -187,7 +187,7 @@ fn short(mut text: String, length: usize) -> String {
 }
 
 /// `KV 35 % · 0 waiting · serving`, as the agent reported it.
-fn engines(engines: &Engines) -> String {
+fn engines(engines: &ReportedEngines) -> String {
     let states = states(&engines.states);
     let serves = |state: &EngineState| {
         !matches!(state, EngineState::Starting | EngineState::Loading | EngineState::Sleeping)
@@ -242,12 +242,12 @@ fn short_refusal(message: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::reading::Pressure;
+    use crate::scheduling::reading::EngineLoad;
     use crate::units::Percent;
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
-        let pressure = Pressure::of(Percent::new(kv_percent), queue);
-        engines(&Engines { pressure, states: states.to_vec() })
+        let pressure = EngineLoad::of(Percent::new(kv_percent), queue);
+        engines(&ReportedEngines { pressure, states: states.to_vec() })
     }
 
     #[test]

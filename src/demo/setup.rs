@@ -2,12 +2,12 @@
 //!
 //! Everything talks over loopback HTTP. Nothing here reaches past an interface that a real cluster has.
 
-use super::agents::Agents;
+use super::agents::DemoAgents;
 use super::api_server::ApiServer;
 use super::kubelet::{self, Kubelet};
-use super::machine::Machine;
-use super::scheduler::Scheduler;
-use super::scheduler::config::Config;
+use super::machine::DemoMachine;
+use super::scheduler::StandInScheduler;
+use super::scheduler::config::SchedulerConfig;
 use super::stowage::Stowage;
 use crate::scheduling::policy::Policy;
 use anyhow::{Context, Result};
@@ -24,38 +24,38 @@ const BACK_OFF: Duration = Duration::from_millis(100);
 /// A running cluster. Call [`Setup::stop`] to end it in order.
 pub struct Setup {
     pub api: Arc<ApiServer>,
-    pub scheduler: Scheduler,
+    pub scheduler: StandInScheduler,
     pub stowage: Stowage,
     _kubelet: Kubelet,
-    agents: Agents,
+    agents: DemoAgents,
 }
 
 impl Setup {
     /// Nodes of these machines, and everyone at work on them.
-    pub async fn start(machines: &[Machine]) -> Result<Self> {
+    pub async fn start(machines: &[DemoMachine]) -> Result<Self> {
         Self::by(Policy::default(), machines).await
     }
 
     /// The same under another policy.
-    pub async fn by(policy: Policy, machines: &[Machine]) -> Result<Self> {
+    pub async fn by(policy: Policy, machines: &[DemoMachine]) -> Result<Self> {
         let api = Arc::new(ApiServer::start().await.context("the stand-in API server")?);
         for machine in machines {
             api.create("nodes", machine.registration())
                 .map_err(|error| anyhow::anyhow!("node {}: {error:?}", machine.node))?;
         }
         let stowage = Stowage::start(&api, policy, None)?;
-        let agents = Agents::start(machines, &api, stowage.addresses.agents)?;
-        let kubelet_config = kubelet::Config {
+        let agents = DemoAgents::start(machines, &api, stowage.addresses.agents)?;
+        let kubelet_config = kubelet::KubeletConfig {
             start_delay: START_DELAY,
             grace_second: GRACE_SECOND,
-            ..kubelet::Config::default()
+            ..kubelet::KubeletConfig::default()
         };
         let kubelet = Kubelet::start(api.client("kubelet")?, kubelet_config);
-        let config = Config {
+        let config = SchedulerConfig {
             initial_back_off: BACK_OFF,
-            ..Config::shipped(&format!("http://{}/scheduler", stowage.addresses.scheduler))
+            ..SchedulerConfig::shipped(&format!("http://{}/scheduler", stowage.addresses.scheduler))
         };
-        let scheduler = Scheduler::start(api.client("kube-scheduler")?, config);
+        let scheduler = StandInScheduler::start(api.client("kube-scheduler")?, config);
         let setup = Self { api, scheduler, stowage, _kubelet: kubelet, agents };
         setup.until_nodes_offer_vram(machines.len()).await;
         setup.until_scheduler_knows_nodes().await;

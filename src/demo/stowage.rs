@@ -5,8 +5,8 @@
 use super::api_server::ApiServer;
 use crate::cluster::{self, LeadWith};
 use crate::extender::reports::Board;
-use crate::extender::request::Limits;
-use crate::extender::server::{Door, Doors};
+use crate::extender::request::RequestLimits;
+use crate::extender::server::{Endpoint, Endpoints};
 use crate::extender::{Extender, server};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
@@ -41,18 +41,18 @@ impl Stowage {
     pub fn start(api: &ApiServer, policy: Policy, at: Option<Addresses>) -> Result<Self> {
         let service = Service::new(policy);
         let (stop_http, stop_cluster) = (CancellationToken::new(), CancellationToken::new());
-        let options = cluster::Options::new(LeadWith::FromTheStart, "demo".into());
+        let options = cluster::ClusterOptions::new(LeadWith::FromTheStart, "demo".into());
         let (control_plane, tasks) =
             cluster::start(api.client("stowage")?, service.clone(), options, stop_cluster.clone());
         let (scheduler_listener, scheduler) = listen(at.map(|at| at.scheduler))?;
         let (agents_listener, agents) = listen(at.map(|at| at.agents))?;
         let (operators_listener, operators) = listen(at.map(|at| at.operators))?;
-        let doors = Doors {
-            scheduler: Door::plain(scheduler_listener),
-            agents: Door::plain(agents_listener),
-            operators: Door::plain(operators_listener),
+        let doors = Endpoints {
+            scheduler: Endpoint::plain(scheduler_listener),
+            agents: Endpoint::plain(agents_listener),
+            operators: Endpoint::plain(operators_listener),
         };
-        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let board = extender.board.clone();
         let http = tokio::spawn(server::serve(extender, doors, stop_http.clone()));
         let addresses = Addresses { scheduler, agents, operators };

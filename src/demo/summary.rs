@@ -1,6 +1,6 @@
 //! What came of the story, as data and as a few lines. Computed elsewhere.
 
-use super::ways::Way;
+use super::ways::PlacementManner;
 use crate::units::Millis;
 use serde::Serialize;
 
@@ -18,7 +18,7 @@ pub struct Summary {
     pub filter_calls: usize,
     pub bind_calls: usize,
     /// The same batch, placed one way and the other.
-    pub ways: Vec<Way>,
+    pub ways: Vec<PlacementManner>,
     /// From a full KV cache on an engine's page to the first view of a decision that had it.
     pub kv_seen_after_millis: Option<Millis>,
     /// What did not hold at some point; empty if all is well.

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// One step of a watch.
 #[derive(Debug)]
-pub enum Notice {
+pub enum WatchNotice {
     /// A list begins: what it does not name is gone.
     Relisting,
     Applied(Arc<Value>),
@@ -37,7 +37,7 @@ pub async fn pump<T>(
     client: kube::Client,
     resource: ApiResource,
     sender: UnboundedSender<T>,
-    wrap: impl Fn(Notice) -> T,
+    wrap: impl Fn(WatchNotice) -> T,
 ) {
     let api: Api<DynamicObject> = Api::all_with(client, &resource);
     let mut events = watcher::watcher(api, watcher::Config::default()).default_backoff().boxed();
@@ -52,12 +52,12 @@ pub async fn pump<T>(
     }
 }
 
-fn notice(event: Event<DynamicObject>) -> Option<Notice> {
+fn notice(event: Event<DynamicObject>) -> Option<WatchNotice> {
     let json = |object: DynamicObject| serde_json::to_value(object).ok().map(Arc::new);
     match event {
-        Event::Init => Some(Notice::Relisting),
-        Event::InitApply(object) | Event::Apply(object) => json(object).map(Notice::Applied),
-        Event::Delete(object) => json(object).map(Notice::Deleted),
-        Event::InitDone => Some(Notice::Synced),
+        Event::Init => Some(WatchNotice::Relisting),
+        Event::InitApply(object) | Event::Apply(object) => json(object).map(WatchNotice::Applied),
+        Event::Delete(object) => json(object).map(WatchNotice::Deleted),
+        Event::InitDone => Some(WatchNotice::Synced),
     }
 }

@@ -1,7 +1,7 @@
 //! What two ways of placing the same batch cost the scheduler: how often it asked, and about how many nodes.
 
 use super::scheduler::observations::{Observations, Verb};
-use super::story::Arrival;
+use super::story::StoryPod;
 use serde::Serialize;
 
 /// How a batch was placed.
@@ -16,7 +16,7 @@ pub enum Manner {
 
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Way {
+pub struct PlacementManner {
     pub manner: Manner,
     pub pods: usize,
     pub filter_calls: usize,
@@ -25,8 +25,8 @@ pub struct Way {
     pub prioritize_calls: usize,
 }
 
-impl Way {
-    pub fn of(manner: Manner, batch: &[Arrival], seen: &Observations) -> Self {
+impl PlacementManner {
+    pub fn of(manner: Manner, batch: &[StoryPod], seen: &Observations) -> Self {
         let calls = batch.iter().flat_map(|pod| seen.calls_for(&format!("default/{}", pod.name)));
         let mut way =
             Self { manner, pods: batch.len(), filter_calls: 0, nodes_asked: 0, prioritize_calls: 0 };

@@ -60,7 +60,7 @@ impl Engine {
 
 /// What a number on a page is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Quantity {
+pub enum MetricQuantity {
     /// The share of the KV cache in use.
     KvUsage,
     /// The same, by the name of earlier versions; both are there while one name replaces the other.
@@ -81,14 +81,14 @@ pub enum Quantity {
     AllDiscarded,
 }
 
-impl Quantity {
+impl MetricQuantity {
     pub const COUNT: usize = Self::AllDiscarded as usize + 1;
 
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> ValueRange {
         match self {
-            Self::KvUsage | Self::KvUsageFormerly => Kind::Share,
-            Self::Awake | Self::WeightsOffloaded | Self::AllDiscarded => Kind::Flag,
-            _ => Kind::Count,
+            Self::KvUsage | Self::KvUsageFormerly => ValueRange::Share,
+            Self::Awake | Self::WeightsOffloaded | Self::AllDiscarded => ValueRange::Flag,
+            _ => ValueRange::Count,
         }
     }
 
@@ -103,7 +103,7 @@ impl Quantity {
 
 /// Which values a quantity may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueRange {
     Share,
     Count,
     Flag,
@@ -111,13 +111,13 @@ pub enum Kind {
 
 /// How a metric's samples are read.
 #[derive(Debug, Clone, Copy)]
-pub enum Reading {
+pub enum MetricReading {
     /// The value is it.
-    Value(Quantity),
+    Value(MetricQuantity),
     /// What the value is depends on what this label says; samples where it says something else are not read.
-    ByLabel(&'static str, &'static [(&'static str, Quantity)]),
+    ByLabel(&'static str, &'static [(&'static str, MetricQuantity)]),
     /// The labels are it, and the value is always 1.
-    Labels(&'static [(&'static str, Quantity)]),
+    Labels(&'static [(&'static str, MetricQuantity)]),
 }
 
 #[derive(Debug)]
@@ -127,15 +127,15 @@ pub struct Dialect {
     pub prefix: &'static str,
     /// The label that names the model it serves.
     pub model_label: Option<&'static str>,
-    pub metrics: &'static [(&'static str, Reading)],
+    pub metrics: &'static [(&'static str, MetricReading)],
 }
 
 /// The labels that tell apart what has a KV cache and a queue of its own: data-parallel ranks (`engine`, `dp_rank`), workers,
 /// models of one Triton. Samples that differ in other labels only are views of the same, such as those of each tensor-parallel rank.
 pub const RANK_LABELS: [&str; 5] = ["engine", "dp_rank", "worker_id", "model", "version"];
 
-use Quantity::*;
-use Reading::{ByLabel, Labels, Value};
+use MetricQuantity::*;
+use MetricReading::{ByLabel, Labels, Value};
 
 /// In the order in which engines are tried on a page that several have written to. Dynamo hands its worker's own page on beside its own:
 /// it is last, because the worker says more.

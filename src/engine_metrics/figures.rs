@@ -3,8 +3,8 @@
 //! One engine may be several data-parallel ranks, each with a KV cache and a queue of its own: the fullest cache counts,
 //! queues and capacities add up. Which names mean what is [`super::dialect`]'s.
 
-use super::dialect::{DIALECTS, Dialect, Engine, Kind, Quantity, RANK_LABELS, Reading};
-use super::scan::{Label, Line, Sample, Scan, Wanted};
+use super::dialect::{DIALECTS, Dialect, Engine, MetricQuantity, MetricReading, RANK_LABELS, ValueRange};
+use super::scan::{Label, MetricLine, Sample, Scan, WantedMetrics};
 use crate::ids::ModelId;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -25,11 +25,11 @@ pub struct Figures {
     /// 1: its weights are in host memory; 2: they are nowhere. `None` if it is awake, or does not say.
     pub sleep_level: Option<u8>,
     /// Why figures are missing.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<MetricsProblem>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Problem {
+pub enum MetricsProblem {
     #[error("{metric} is {value}, which cannot be")]
     Impossible { metric: &'static str, value: String },
     #[error("a line of {metric} cannot be read")]
@@ -61,8 +61,8 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
     let mut collected = DIALECTS.each_ref().map(Collected::new);
     for line in Scan::new(page, &WANTED) {
         match line {
-            Line::Sample(sample) => collected[sample.is.dialect].take(&sample),
-            Line::Garbled(is) => collected[is.dialect].garbled(&is),
+            MetricLine::Sample(sample) => collected[sample.is.dialect].take(&sample),
+            MetricLine::Garbled(is) => collected[is.dialect].garbled(&is),
         }
     }
     // The hinted one first; the others stay in their order.
@@ -81,14 +81,14 @@ pub fn read(page: &[u8], hint: Option<Engine>) -> Result<Figures, UnknownPage> {
 struct Metric {
     dialect: usize,
     name: &'static str,
-    reading: Reading,
+    reading: MetricReading,
 }
 
-static WANTED: LazyLock<Wanted<Metric>> = LazyLock::new(|| {
+static WANTED: LazyLock<WantedMetrics<Metric>> = LazyLock::new(|| {
     let rows = DIALECTS.iter().enumerate().flat_map(|(dialect, row)| {
         row.metrics.iter().map(move |&(name, reading)| (name, Metric { dialect, name, reading }))
     });
-    Wanted::new(&rows.collect::<Vec<_>>())
+    WantedMetrics::new(&rows.collect::<Vec<_>>())
 });
 
 /// What a page says in one dialect.
@@ -99,19 +99,25 @@ struct Collected<'p> {
     model: Option<Label<'p>>,
     ranks: Vec<Rank<'p>>,
     /// Of each quantity, why it is not to be trusted.
-    spoiled: [Option<Problem>; Quantity::COUNT],
+    spoiled: [Option<MetricsProblem>; MetricQuantity::COUNT],
 }
 
 struct Rank<'p> {
     /// The values of [`RANK_LABELS`], as written; empty where one is missing.
     key: [&'p [u8]; RANK_LABELS.len()],
-    values: [Option<f64>; Quantity::COUNT],
+    values: [Option<f64>; MetricQuantity::COUNT],
 }
 
 impl<'p> Collected<'p> {
     fn new(dialect: &'static Dialect) -> Self {
-        const FINE: Option<Problem> = None;
-        Self { dialect, is_there: false, model: None, ranks: Vec::new(), spoiled: [FINE; Quantity::COUNT] }
+        const FINE: Option<MetricsProblem> = None;
+        Self {
+            dialect,
+            is_there: false,
+            model: None,
+            ranks: Vec::new(),
+            spoiled: [FINE; MetricQuantity::COUNT],
+        }
     }
 
     fn take(&mut self, sample: &Sample<'p, Metric>) {
@@ -121,13 +127,13 @@ impl<'p> Collected<'p> {
             self.model = self.dialect.model_label.and_then(|name| sample.labels.get(name));
         }
         match metric.reading {
-            Reading::Value(quantity) => self.note(sample, quantity, sample.value),
-            Reading::ByLabel(label, quantities) => {
+            MetricReading::Value(quantity) => self.note(sample, quantity, sample.value),
+            MetricReading::ByLabel(label, quantities) => {
                 let Some(label) = sample.labels.get(label) else { return };
                 let quantity = quantities.iter().find(|(text, _)| label.raw == text.as_bytes());
                 quantity.into_iter().for_each(|&(_, quantity)| self.note(sample, quantity, sample.value));
             }
-            Reading::Labels(quantities) => {
+            MetricReading::Labels(quantities) => {
                 for (name, quantity) in quantities {
                     let Some(label) = sample.labels.get(name).filter(|label| is_set(label)) else { continue };
                     match label.value().parse() {
@@ -139,7 +145,7 @@ impl<'p> Collected<'p> {
         }
     }
 
-    fn note(&mut self, sample: &Sample<'p, Metric>, quantity: Quantity, value: f64) {
+    fn note(&mut self, sample: &Sample<'p, Metric>, quantity: MetricQuantity, value: f64) {
         let Some(value) = accept(quantity.kind(), value) else {
             return self.impossible(sample.is.name, quantity, value.to_string().into());
         };
@@ -147,10 +153,10 @@ impl<'p> Collected<'p> {
         let place = match self.ranks.iter().position(|rank| rank.key == key) {
             Some(place) => place,
             None if self.ranks.len() < MAX_RANKS => {
-                self.ranks.push(Rank { key, values: [None; Quantity::COUNT] });
+                self.ranks.push(Rank { key, values: [None; MetricQuantity::COUNT] });
                 self.ranks.len() - 1
             }
-            None => return self.spoil(quantity, Problem::TooManyRanks { metric: sample.is.name }),
+            None => return self.spoil(quantity, MetricsProblem::TooManyRanks { metric: sample.is.name }),
         };
         let known = &mut self.ranks[place].values[quantity as usize];
         *known = Some(known.map_or(value, |known| known.max(value)));
@@ -158,20 +164,20 @@ impl<'p> Collected<'p> {
 
     fn garbled(&mut self, metric: &Metric) {
         self.is_there = true;
-        let mut spoil = |quantity| self.spoil(quantity, Problem::Garbled { metric: metric.name });
+        let mut spoil = |quantity| self.spoil(quantity, MetricsProblem::Garbled { metric: metric.name });
         match metric.reading {
-            Reading::Value(quantity) => spoil(quantity),
-            Reading::ByLabel(_, quantities) | Reading::Labels(quantities) => {
+            MetricReading::Value(quantity) => spoil(quantity),
+            MetricReading::ByLabel(_, quantities) | MetricReading::Labels(quantities) => {
                 quantities.iter().for_each(|&(_, quantity)| spoil(quantity));
             }
         }
     }
 
-    fn impossible(&mut self, metric: &'static str, quantity: Quantity, value: Cow<'_, str>) {
-        self.spoil(quantity, Problem::Impossible { metric, value: shortened(&value) });
+    fn impossible(&mut self, metric: &'static str, quantity: MetricQuantity, value: Cow<'_, str>) {
+        self.spoil(quantity, MetricsProblem::Impossible { metric, value: shortened(&value) });
     }
 
-    fn spoil(&mut self, quantity: Quantity, problem: Problem) {
+    fn spoil(&mut self, quantity: MetricQuantity, problem: MetricsProblem) {
         self.spoiled[quantity as usize].get_or_insert(problem);
     }
 
@@ -179,14 +185,15 @@ impl<'p> Collected<'p> {
     fn derive(&mut self) {
         for place in 0..self.ranks.len() {
             let rank = &self.ranks[place];
-            let usage = self.value(rank, Quantity::KvUsageFormerly).or_else(|| self.share_of_batch(rank));
-            self.fill(place, Quantity::KvUsage, usage);
+            let usage =
+                self.value(rank, MetricQuantity::KvUsageFormerly).or_else(|| self.share_of_batch(rank));
+            self.fill(place, MetricQuantity::KvUsage, usage);
             let tokens = self.tokens_of_blocks(&self.ranks[place]);
-            self.fill(place, Quantity::KvTokens, tokens);
+            self.fill(place, MetricQuantity::KvTokens, tokens);
         }
     }
 
-    fn fill(&mut self, place: usize, quantity: Quantity, value: Option<f64>) {
+    fn fill(&mut self, place: usize, quantity: MetricQuantity, value: Option<f64>) {
         let known = &mut self.ranks[place].values[quantity as usize];
         let (None, Some(value)) = (*known, value) else { return };
         match accept(quantity.kind(), value) {
@@ -196,17 +203,17 @@ impl<'p> Collected<'p> {
     }
 
     fn share_of_batch(&self, rank: &Rank<'_>) -> Option<f64> {
-        let limit = self.value(rank, Quantity::BatchTokensLimit).filter(|&limit| limit > 0.0)?;
-        Some(self.value(rank, Quantity::BatchTokens)? / limit)
+        let limit = self.value(rank, MetricQuantity::BatchTokensLimit).filter(|&limit| limit > 0.0)?;
+        Some(self.value(rank, MetricQuantity::BatchTokens)? / limit)
     }
 
     fn tokens_of_blocks(&self, rank: &Rank<'_>) -> Option<f64> {
-        Some(self.value(rank, Quantity::KvBlocks)? * self.value(rank, Quantity::BlockTokens)?)
+        Some(self.value(rank, MetricQuantity::KvBlocks)? * self.value(rank, MetricQuantity::BlockTokens)?)
     }
 
     fn figures(mut self) -> Figures {
         self.derive();
-        let mut problems: Vec<Problem> = Vec::new();
+        let mut problems: Vec<MetricsProblem> = Vec::new();
         for problem in self.spoiled.iter().flatten() {
             if !problems.contains(problem) {
                 problems.push(problem.clone());
@@ -215,33 +222,33 @@ impl<'p> Collected<'p> {
         Figures {
             engine: self.dialect.engine,
             model: self.model.and_then(|label| ModelId::parse(&label.value()).ok()),
-            kv_cache_usage: self.values(Quantity::KvUsage).reduce(f64::max),
+            kv_cache_usage: self.values(MetricQuantity::KvUsage).reduce(f64::max),
             // A capacity of 0 is that of an engine that has not measured it yet.
-            kv_cache_tokens: self.sum(Quantity::KvTokens).filter(|&tokens| tokens > 0),
-            waiting: self.sum(Quantity::Waiting),
-            running: self.sum(Quantity::Running),
+            kv_cache_tokens: self.sum(MetricQuantity::KvTokens).filter(|&tokens| tokens > 0),
+            waiting: self.sum(MetricQuantity::Waiting),
+            running: self.sum(MetricQuantity::Running),
             sleep_level: self.sleep_level(),
             problems,
         }
     }
 
     /// A rank's value, if every rank's can be trusted.
-    fn value(&self, rank: &Rank<'_>, quantity: Quantity) -> Option<f64> {
+    fn value(&self, rank: &Rank<'_>, quantity: MetricQuantity) -> Option<f64> {
         rank.values[quantity as usize].filter(|_| self.spoiled[quantity as usize].is_none())
     }
 
     /// Of each rank that says it.
-    fn values(&self, quantity: Quantity) -> impl Iterator<Item = f64> {
+    fn values(&self, quantity: MetricQuantity) -> impl Iterator<Item = f64> {
         self.ranks.iter().filter_map(move |rank| self.value(rank, quantity))
     }
 
     /// Nothing, if no rank says anything. [`MAX_RANKS`] of at most [`MAX_COUNT`] fit.
-    fn sum(&self, quantity: Quantity) -> Option<u64> {
+    fn sum(&self, quantity: MetricQuantity) -> Option<u64> {
         self.values(quantity).map(|value| value as u64).reduce(|a, b| a + b)
     }
 
     fn sleep_level(&self) -> Option<u8> {
-        let flags = [Quantity::Awake, Quantity::WeightsOffloaded, Quantity::AllDiscarded];
+        let flags = [MetricQuantity::Awake, MetricQuantity::WeightsOffloaded, MetricQuantity::AllDiscarded];
         if flags.iter().any(|&flag| self.spoiled[flag as usize].is_some()) {
             return None;
         }
@@ -260,13 +267,13 @@ fn is_set(label: &Label<'_>) -> bool {
 }
 
 /// The value as a figure, if a quantity of this kind can have it.
-fn accept(kind: Kind, value: f64) -> Option<f64> {
+fn accept(kind: ValueRange, value: f64) -> Option<f64> {
     let is_possible = match kind {
-        Kind::Share => (0.0..=1.0 + SHARE_TOLERANCE).contains(&value),
-        Kind::Count => (0.0..=MAX_COUNT).contains(&value) && value.fract() == 0.0,
-        Kind::Flag => value == 0.0 || value == 1.0,
+        ValueRange::Share => (0.0..=1.0 + SHARE_TOLERANCE).contains(&value),
+        ValueRange::Count => (0.0..=MAX_COUNT).contains(&value) && value.fract() == 0.0,
+        ValueRange::Flag => value == 0.0 || value == 1.0,
     };
-    let most = if kind == Kind::Share { 1.0 } else { MAX_COUNT };
+    let most = if kind == ValueRange::Share { 1.0 } else { MAX_COUNT };
     // Adding 0 makes a plain zero of a negative one.
     is_possible.then(|| value.min(most) + 0.0)
 }

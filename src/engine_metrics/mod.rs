@@ -13,4 +13,4 @@ mod proptests;
 mod tests;
 
 pub use dialect::Engine;
-pub use figures::{Figures, Problem, UnknownPage, read};
+pub use figures::{Figures, MetricsProblem, UnknownPage, read};

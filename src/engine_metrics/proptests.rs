@@ -1,6 +1,6 @@
 //! The scanner against a naive reader that splits, copies and looks at one character after the other.
 
-use super::scan::{Line, Scan, Wanted, whole_lines};
+use super::scan::{MetricLine, Scan, WantedMetrics, whole_lines};
 use super::{Engine, read};
 use proptest::prelude::*;
 
@@ -16,10 +16,10 @@ const NAMES: [&str; 5] = [
 type Read = (String, Option<(Vec<(String, String)>, u64)>);
 
 fn scanned(page: &[u8]) -> Vec<Read> {
-    let wanted = Wanted::new(&NAMES.map(|name| (name, name)));
+    let wanted = WantedMetrics::new(&NAMES.map(|name| (name, name)));
     let lines = Scan::new(page, &wanted).map(|line| match line {
-        Line::Garbled(name) => (name.to_owned(), None),
-        Line::Sample(sample) => {
+        MetricLine::Garbled(name) => (name.to_owned(), None),
+        MetricLine::Sample(sample) => {
             let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
             let labels = sample.labels.map(|label| (text(label.name), label.value().into_owned())).collect();
             (sample.is.to_owned(), Some((labels, sample.value.to_bits())))

@@ -8,10 +8,10 @@ use std::borrow::Cow;
 
 /// The metrics a caller wants, each with what it means to the caller.
 #[derive(Debug, Clone)]
-pub struct Wanted<T> {
+pub struct WantedMetrics<T> {
     /// What a line is, by its first byte.
     starts: [Start; 256],
-    groups: Vec<Group<T>>,
+    groups: Vec<NameGroup<T>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ enum Start {
 
 /// Wanted names with the same first byte.
 #[derive(Debug, Clone)]
-struct Group<T> {
+struct NameGroup<T> {
     /// What all of them begin with.
     common: Vec<u8>,
     /// Whether one of them goes on with this byte. Rules out most lines of an engine whose names share a long prefix.
@@ -38,7 +38,7 @@ struct Group<T> {
 
 /// A line of a wanted metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Line<'p, T> {
+pub enum MetricLine<'p, T> {
     Sample(Sample<'p, T>),
     /// It has the metric's name, and cannot be read.
     Garbled(T),
@@ -48,18 +48,18 @@ pub enum Line<'p, T> {
 pub struct Sample<'p, T> {
     /// What the caller said its name means.
     pub is: T,
-    pub labels: Labels<'p>,
+    pub labels: SampleLabels<'p>,
     pub value: f64,
 }
 
-impl<T: Copy> Wanted<T> {
+impl<T: Copy> WantedMetrics<T> {
     /// Names without a blank or a brace, each once. An empty one matches nothing.
     pub fn new(names: &[(&str, T)]) -> Self {
         let mut wanted = Self { starts: std::array::from_fn(|byte| start(byte as u8)), groups: Vec::new() };
         for (name, is) in names {
             wanted.add(name.as_bytes(), *is);
         }
-        wanted.groups.iter_mut().for_each(Group::finish);
+        wanted.groups.iter_mut().for_each(NameGroup::finish);
         wanted
     }
 
@@ -69,7 +69,7 @@ impl<T: Copy> Wanted<T> {
             Start::Group(group) => group,
             _ => {
                 let group = u8::try_from(self.groups.len()).expect("names begin with fewer than 256 bytes");
-                self.groups.push(Group { common: name.to_vec(), next: [false; 256], names: Vec::new() });
+                self.groups.push(NameGroup { common: name.to_vec(), next: [false; 256], names: Vec::new() });
                 self.starts[first as usize] = Start::Group(group);
                 group
             }
@@ -87,7 +87,7 @@ fn start(byte: u8) -> Start {
     }
 }
 
-impl<T: Copy> Group<T> {
+impl<T: Copy> NameGroup<T> {
     fn finish(&mut self) {
         for (name, _) in &self.names {
             let same = self.common.iter().zip(name).take_while(|(a, b)| a == b).count();
@@ -120,12 +120,12 @@ const ENDS_NAME: [u8; 3] = [b'{', b' ', b'\t'];
 #[derive(Debug)]
 pub struct Scan<'p, 'w, T> {
     rest: &'p [u8],
-    wanted: &'w Wanted<T>,
+    wanted: &'w WantedMetrics<T>,
     garbage: usize,
 }
 
 impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
-    pub fn new(page: &'p [u8], wanted: &'w Wanted<T>) -> Self {
+    pub fn new(page: &'p [u8], wanted: &'w WantedMetrics<T>) -> Self {
         Self { rest: page, wanted, garbage: 0 }
     }
 
@@ -146,9 +146,9 @@ impl<'p, 'w, T: Copy> Scan<'p, 'w, T> {
 }
 
 impl<'p, T: Copy> Iterator for Scan<'p, '_, T> {
-    type Item = Line<'p, T>;
+    type Item = MetricLine<'p, T>;
 
-    fn next(&mut self) -> Option<Line<'p, T>> {
+    fn next(&mut self) -> Option<MetricLine<'p, T>> {
         loop {
             let first = *self.rest.first()?;
             match self.wanted.starts[first as usize] {
@@ -164,9 +164,9 @@ impl<'p, T: Copy> Iterator for Scan<'p, '_, T> {
                     let Some((name, is)) = found else { continue };
                     let Some((labels, value)) = behind_name(&line[name..]) else {
                         self.garbage += 1;
-                        return Some(Line::Garbled(is));
+                        return Some(MetricLine::Garbled(is));
                     };
-                    return Some(Line::Sample(Sample { is, labels, value }));
+                    return Some(MetricLine::Sample(Sample { is, labels, value }));
                 }
             }
         }
@@ -174,11 +174,11 @@ impl<'p, T: Copy> Iterator for Scan<'p, '_, T> {
 }
 
 /// `{labels} value [timestamp] [# exemplar]`.
-fn behind_name(text: &[u8]) -> Option<(Labels<'_>, f64)> {
+fn behind_name(text: &[u8]) -> Option<(SampleLabels<'_>, f64)> {
     let text = trim(text);
     let (labels, text) = match text.strip_prefix(b"{") {
-        Some(inside) => Labels::checked(inside)?,
-        None => (Labels::default(), text),
+        Some(inside) => SampleLabels::checked(inside)?,
+        None => (SampleLabels::default(), text),
     };
     let (value, text) = word(trim(text));
     let value = number(value)?;
@@ -208,7 +208,7 @@ fn number(text: &[u8]) -> Option<f64> {
 
 /// A sample's labels, in their order. They are decoded only when asked for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Labels<'p> {
+pub struct SampleLabels<'p> {
     /// Known to be well formed, behind the opening brace and up to the closing one at least.
     rest: &'p [u8],
 }
@@ -220,19 +220,19 @@ pub struct Label<'p> {
     pub raw: &'p [u8],
 }
 
-enum Step<'p> {
+enum LabelStep<'p> {
     Label(Label<'p>, &'p [u8]),
     End(&'p [u8]),
 }
 
-impl<'p> Labels<'p> {
+impl<'p> SampleLabels<'p> {
     /// The labels, and what follows the closing brace.
     fn checked(inside: &'p [u8]) -> Option<(Self, &'p [u8])> {
         let mut rest = inside;
         loop {
             match step(rest)? {
-                Step::Label(_, after) => rest = after,
-                Step::End(after) => return Some((Self { rest: inside }, after)),
+                LabelStep::Label(_, after) => rest = after,
+                LabelStep::End(after) => return Some((Self { rest: inside }, after)),
             }
         }
     }
@@ -243,11 +243,11 @@ impl<'p> Labels<'p> {
     }
 }
 
-impl<'p> Iterator for Labels<'p> {
+impl<'p> Iterator for SampleLabels<'p> {
     type Item = Label<'p>;
 
     fn next(&mut self) -> Option<Label<'p>> {
-        let Step::Label(label, after) = step(self.rest)? else { return None };
+        let LabelStep::Label(label, after) = step(self.rest)? else { return None };
         self.rest = after;
         Some(label)
     }
@@ -263,10 +263,10 @@ impl<'p> Label<'p> {
 }
 
 /// `name="value"` with the comma behind it, or the closing brace.
-fn step(text: &[u8]) -> Option<Step<'_>> {
+fn step(text: &[u8]) -> Option<LabelStep<'_>> {
     let text = trim(text);
     if let Some(after) = text.strip_prefix(b"}") {
-        return Some(Step::End(after));
+        return Some(LabelStep::End(after));
     }
     let (name, text) = label_name(text)?;
     let text = trim(trim(text).strip_prefix(b"=")?);
@@ -277,7 +277,7 @@ fn step(text: &[u8]) -> Option<Step<'_>> {
         None if text.starts_with(b"}") => text,
         None => return None,
     };
-    Some(Step::Label(Label { name, raw }, after))
+    Some(LabelStep::Label(Label { name, raw }, after))
 }
 
 fn label_name(text: &[u8]) -> Option<(&[u8], &[u8])> {

@@ -1,6 +1,6 @@
 //! Figures of a page of every engine and version, and of pages that lie.
 
-use super::scan::{Line, Scan, Wanted};
+use super::scan::{MetricLine, Scan, WantedMetrics};
 use super::{Engine, Figures, UnknownPage, read};
 use crate::ids::ModelId;
 
@@ -211,12 +211,12 @@ fn an_engine_that_has_not_worked_yet_is_known_by_its_other_metrics() {
 
 #[test]
 fn what_the_format_allows_is_read() {
-    let wanted = Wanted::new(&[("a:b", 'a'), ("a:bc", 'c'), ("d", 'd')]);
+    let wanted = WantedMetrics::new(&[("a:b", 'a'), ("a:bc", 'c'), ("d", 'd')]);
     let value = |line: &str| {
         let lines: Vec<_> = Scan::new(line.as_bytes(), &wanted).collect();
         match lines[..] {
             [] => None,
-            [Line::Sample(sample)] => Some((sample.is, sample.value)),
+            [MetricLine::Sample(sample)] => Some((sample.is, sample.value)),
             _ => panic!("{lines:?}"),
         }
     };
@@ -243,7 +243,7 @@ fn what_the_format_allows_is_read() {
 
 #[test]
 fn what_the_format_does_not_allow_is_passed_over_and_counted() {
-    let wanted = Wanted::new(&[("d", ())]);
+    let wanted = WantedMetrics::new(&[("d", ())]);
     for line in [
         "d ",
         "d five",
@@ -261,8 +261,8 @@ fn what_the_format_does_not_allow_is_passed_over_and_counted() {
     ] {
         let page = format!("{line}\nd 7\n");
         let mut scan = Scan::new(page.as_bytes(), &wanted);
-        assert_eq!(scan.next(), Some(Line::Garbled(())), "{line}");
-        assert!(matches!(scan.next(), Some(Line::Sample(sample)) if sample.value == 7.0), "{line}");
+        assert_eq!(scan.next(), Some(MetricLine::Garbled(())), "{line}");
+        assert!(matches!(scan.next(), Some(MetricLine::Sample(sample)) if sample.value == 7.0), "{line}");
         assert_eq!((scan.next(), scan.garbage()), (None, 1));
     }
     let mut scan = Scan::new(b"<html>\n\xff\xfe\n4 d\nd\nother garbage\n", &wanted);
@@ -271,9 +271,9 @@ fn what_the_format_does_not_allow_is_passed_over_and_counted() {
 
 #[test]
 fn label_values_are_decoded_when_asked_for() {
-    let wanted = Wanted::new(&[("d", ())]);
+    let wanted = WantedMetrics::new(&[("d", ())]);
     let page = "d{plain=\"a b\",escaped=\"\\\\ \\\" \\n \\t \\\\n\"} 1".as_bytes();
-    let Some(Line::Sample(sample)) = Scan::new(page, &wanted).next() else { panic!("a sample") };
+    let Some(MetricLine::Sample(sample)) = Scan::new(page, &wanted).next() else { panic!("a sample") };
     let values: Vec<_> = sample.labels.map(|label| label.value().into_owned()).collect();
     assert_eq!(values, ["a b", "\\ \" \n \\t \\n"]);
 }

@@ -19,7 +19,7 @@ use super::wire::{BindingArgs, BindingResult};
 use super::{Extender, settle, shadow};
 use crate::control_plane::{BindOrder, BindOutcome, PodOnRecord, StatusChange};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Assumption, Conflict};
+use crate::scheduling::ledger::{AssumeConflict, AssumeResult};
 use crate::scheduling::policy::Mode;
 use crate::units::Millis;
 use std::time::Duration;
@@ -28,7 +28,7 @@ use tracing::{info, warn};
 /// Why a pod was not bound. The text goes into the pod's condition, so it never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Unbound {
-    Conflict(Conflict),
+    Conflict(AssumeConflict),
     OnAnotherNode,
     Gone,
     Refused,
@@ -67,7 +67,7 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
     let key = PodKey::parse(&args.pod_namespace, &args.pod_name)
         .map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     let node = NodeName::parse(&args.node).map_err(|e| BadRequest::unprocessable("bad-node-name", e))?;
-    let task = Task { extender: extender.clone(), uid, key, node };
+    let task = BindTask { extender: extender.clone(), uid, key, node };
     let answers = extender.service.metrics.answers.clone();
     let bound = extender.writes.spawn(async move { task.run().await }).await;
     let (outcome, result) = match bound.unwrap_or(Err(Unbound::Unsettled)) {
@@ -79,7 +79,7 @@ pub async fn bind(extender: &Extender, args: &BindingArgs) -> Result<BindingResu
 }
 
 #[derive(Clone)]
-struct Task {
+struct BindTask {
     extender: Extender,
     uid: PodUid,
     key: PodKey,
@@ -87,14 +87,14 @@ struct Task {
 }
 
 /// What an assume was before this bind.
-enum Assumed {
+enum BindPhase {
     New(BindOrder),
     /// By an earlier bind, whose Binding may have been written.
     InFlight(BindOrder),
     AlreadyBound,
 }
 
-impl Task {
+impl BindTask {
     async fn run(&self) -> Result<(), Unbound> {
         let expected = shadow::expected(&self.extender.service.ledger(), &self.uid);
         self.bind().await?;
@@ -106,9 +106,9 @@ impl Task {
 
     async fn bind(&self) -> Result<(), Unbound> {
         let (order, is_new) = match self.assume()? {
-            Assumed::AlreadyBound => return Ok(()),
-            Assumed::New(order) => (order, true),
-            Assumed::InFlight(order) => (order, false),
+            BindPhase::AlreadyBound => return Ok(()),
+            BindPhase::New(order) => (order, true),
+            BindPhase::InFlight(order) => (order, false),
         };
         match self.write(&order).await {
             BindOutcome::Written => {
@@ -152,10 +152,10 @@ impl Task {
         }
     }
 
-    fn assume(&self) -> Result<Assumed, Unbound> {
+    fn assume(&self) -> Result<BindPhase, Unbound> {
         let mut ledger = self.extender.service.ledger();
         let entry = ledger.entry(&self.uid).filter(|entry| entry.key == self.key);
-        let entry = entry.ok_or(Unbound::Conflict(Conflict::UnknownPod))?;
+        let entry = entry.ok_or(Unbound::Conflict(AssumeConflict::UnknownPod))?;
         if ledger.policy().mode == Mode::Shadow && entry.node().is_none() && !entry.demand.asks_plugin() {
             return Err(Unbound::InShadow);
         }
@@ -164,9 +164,9 @@ impl Task {
         let (key, uid) = (self.key.clone(), self.uid.clone());
         let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
         Ok(match ledger.assume(&self.uid, &self.node).map_err(Unbound::Conflict)? {
-            Assumption::Bound => Assumed::AlreadyBound,
-            Assumption::New(placement) => Assumed::New(order(placement)),
-            Assumption::InFlight(placement) => Assumed::InFlight(order(placement)),
+            AssumeResult::Bound => BindPhase::AlreadyBound,
+            AssumeResult::New(placement) => BindPhase::New(order(placement)),
+            AssumeResult::InFlight(placement) => BindPhase::InFlight(order(placement)),
         })
     }
 

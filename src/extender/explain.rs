@@ -6,11 +6,11 @@
 use super::Extender;
 use super::operators::{Asker, held};
 use super::request::json;
-use super::server::Source;
-use crate::control_plane::Page;
+use super::server::PeerAddress;
+use crate::control_plane::OperatorPage;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::explain::shape::ConflictPart;
-use crate::scheduling::explain::{Books, Explanation, Options, explain};
+use crate::scheduling::explain::{Explanation, LedgerAccess, ShownNodes, explain};
 use crate::scheduling::ledger::Ledger;
 use crate::service::Service;
 use axum::extract::{Extension, Query, State};
@@ -20,7 +20,7 @@ use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct ExplainQuery {
     /// `NAMESPACE/NAME`, or the name of a pod in the namespace `default`.
     pod: String,
     /// Every node in detail.
@@ -32,7 +32,7 @@ pub struct Asked {
 
 /// Why there is no explanation; the text goes to whoever asked.
 #[derive(Debug, thiserror::Error)]
-enum Unexplained {
+enum ExplainError {
     #[error("pod is {0:?}; write NAMESPACE/NAME")]
     Pod(String),
     #[error("node is {0:?}, which is no node's name")]
@@ -49,7 +49,7 @@ enum Unexplained {
     UnknownPod(PodKey),
 }
 
-impl IntoResponse for Unexplained {
+impl IntoResponse for ExplainError {
     fn into_response(self) -> Response {
         let status = match self {
             Self::Pod(_) | Self::Node(_) => StatusCode::BAD_REQUEST,
@@ -63,7 +63,7 @@ impl IntoResponse for Unexplained {
 /// The books behind their lock, which is let go between two looks.
 struct Locked<'a>(&'a Service);
 
-impl Books for Locked<'_> {
+impl LedgerAccess for Locked<'_> {
     fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
         look(&mut self.0.ledger())
     }
@@ -71,15 +71,15 @@ impl Books for Locked<'_> {
 
 pub async fn answer(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ExplainQuery>,
 ) -> Response {
     let (key, options) = match pod(&asked).and_then(|key| Ok((key, options(&asked)?))) {
         Ok(understood) => understood,
         Err(unexplained) => return unexplained.into_response(),
     };
-    let (asker, page) = (Asker::new(source, headers), Page::OfPod(key.clone()));
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfPod(key.clone()));
     let turn = match extender.turn(&asker, page, &extender.pages.small).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
@@ -90,18 +90,22 @@ pub async fn answer(
     }
 }
 
-fn pod(asked: &Asked) -> Result<PodKey, Unexplained> {
+fn pod(asked: &ExplainQuery) -> Result<PodKey, ExplainError> {
     let (namespace, name) = asked.pod.split_once('/').unwrap_or(("default", &asked.pod));
-    PodKey::parse(namespace, name).map_err(|_| Unexplained::Pod(asked.pod.clone()))
+    PodKey::parse(namespace, name).map_err(|_| ExplainError::Pod(asked.pod.clone()))
 }
 
-async fn explained(extender: &Extender, key: PodKey, options: Options) -> Result<Explanation, Unexplained> {
+async fn explained(
+    extender: &Extender,
+    key: PodKey,
+    options: ShownNodes,
+) -> Result<Explanation, ExplainError> {
     let service = extender.service.clone();
     if let Some(reason) = service.gate.reason_shut().filter(|_| !service.gate.is_synced()) {
-        return Err(Unexplained::NotSynced(reason));
+        return Err(ExplainError::NotSynced(reason));
     }
     let uid: Option<PodUid> = service.ledger().uid_of(&key);
-    let uid = uid.ok_or_else(|| Unexplained::UnknownPod(key.clone()))?;
+    let uid = uid.ok_or_else(|| ExplainError::UnknownPod(key.clone()))?;
     let explaining = tokio::task::spawn_blocking(move || {
         let explanation = explain(&mut Locked(&service), &uid, &options)?;
         let conflicts = service.conflicts().of(&uid);
@@ -109,15 +113,15 @@ async fn explained(extender: &Extender, key: PodKey, options: Options) -> Result
         Some(Explanation { conflicts, ..explanation })
     });
     // A pod that ends meanwhile is unknown, too.
-    explaining.await.ok().flatten().ok_or(Unexplained::UnknownPod(key))
+    explaining.await.ok().flatten().ok_or(ExplainError::UnknownPod(key))
 }
 
-fn options(asked: &Asked) -> Result<Options, Unexplained> {
+fn options(asked: &ExplainQuery) -> Result<ShownNodes, ExplainError> {
     let node =
-        asked.node.as_deref().map(|name| NodeName::parse(name).map_err(|_| Unexplained::Node(name.into())));
+        asked.node.as_deref().map(|name| NodeName::parse(name).map_err(|_| ExplainError::Node(name.into())));
     Ok(match (node.transpose()?, asked.all) {
-        (Some(node), _) => Options::Node(node),
-        (None, true) => Options::All,
-        (None, false) => Options::default(),
+        (Some(node), _) => ShownNodes::Node(node),
+        (None, true) => ShownNodes::All,
+        (None, false) => ShownNodes::default(),
     })
 }

@@ -4,12 +4,12 @@ use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, FilterResult, RawNodeList};
 use super::{Extender, shadow};
 use crate::contract;
-use crate::control_plane::{Notice, NoticeKind};
+use crate::control_plane::{PodEvent, PodEventReason};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
-use crate::scheduling::policy::{Limit, Mode, Policy};
-use crate::scheduling::rank::{Attempt, OwnRoom, Shortlist};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::policy::{Mode, Policy, TenantLimit};
+use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt, Shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use crate::scheduling::snapshot::Snapshot;
 use k8s_openapi::api::core::v1::Pod;
@@ -22,45 +22,45 @@ use std::sync::Arc;
 const MAX_DOUBLINGS: u32 = 6;
 
 /// What a verb needs to know of its pod before it can ask the core.
-pub struct Asking {
+pub struct VerbRequest {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
-    pub waiting: SeenWaiting,
+    pub waiting: ObservedWaiting,
 }
 
 /// A pod that cannot be understood.
 #[derive(Debug)]
-pub struct Unclear {
+pub struct UnreadablePod {
     pub uid: PodUid,
     pub key: PodKey,
     pub error: RequestError,
 }
 
 /// What was decided of a pod, and by what; nobody has acted on it yet.
-pub struct Decision {
-    pub asking: Asking,
-    pub view: View,
+pub struct FilterDecision {
+    pub asking: VerbRequest,
+    pub view: DecisionView,
     pub list: Shortlist,
 }
 
 /// A view of the cluster with what the pod brings along, all of one moment and one policy.
-pub struct View {
+pub struct DecisionView {
     pub snapshot: Arc<Snapshot>,
     pub own_room: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
     pub policy: Arc<Policy>,
-    pub allowance: Limit,
+    pub allowance: TenantLimit,
 }
 
-impl Asking {
+impl VerbRequest {
     /// Enters the pod into the books. If the policy has changed since the pod was read, its demand becomes what the new one
     /// makes of it.
     pub fn enter(&self, ledger: &mut Ledger) {
-        ledger.see(Seen {
+        ledger.see(PodObservation {
             uid: self.uid.clone(),
             key: self.key.clone(),
             demand: self.demand.clone(),
-            state: SeenState::Waiting(self.waiting.clone()),
+            state: ObservedPhase::Waiting(self.waiting.clone()),
             // The watch shows it.
             shown: None,
         });
@@ -74,9 +74,9 @@ impl Asking {
     }
 }
 
-impl View {
+impl DecisionView {
     /// Brings `asking` to the policy that the view is of.
-    pub fn take(ledger: &mut Ledger, asking: &mut Asking) -> Self {
+    pub fn take(ledger: &mut Ledger, asking: &mut VerbRequest) -> Self {
         let policy = ledger.policy().clone();
         asking.come_under(&policy);
         let snapshot = ledger.snapshot();
@@ -90,32 +90,35 @@ impl View {
     }
 
     /// A first attempt; the verb says how many candidates it wants.
-    pub fn attempt(&self) -> Attempt<'_> {
-        Attempt {
+    pub fn attempt(&self) -> ScheduleAttempt<'_> {
+        ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
             just_failed: None,
-            own_room: self.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+            own_room: self
+                .own_room
+                .as_ref()
+                .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
             policy: &self.policy,
             allowance: self.allowance,
         }
     }
 }
 
-impl Unclear {
+impl UnreadablePod {
     /// Tells whoever looks at the pod.
     pub fn tell(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
-        extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::NotUnderstood, text });
+        extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
     }
 }
 
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
-pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<Asking, Unclear>, BadRequest> {
+pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
     match contract::judged_demand(pod, |traits| extender.service.judge(traits)) {
-        Ok(demand) => Ok(Ok(Asking { uid, key, demand, waiting: contract::waiting(pod) })),
+        Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: contract::waiting(pod) })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
-        Err(error) => Ok(Err(Unclear { uid, key, error })),
+        Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
     }
 }
 
@@ -138,10 +141,10 @@ pub fn filter<'a>(
     })
 }
 
-fn decide(extender: &Extender, mut asking: Asking, nodes: &AskedNodes<'_>) -> Decision {
+fn decide(extender: &Extender, mut asking: VerbRequest, nodes: &AskedNodes<'_>) -> FilterDecision {
     let (view, tries, just_failed) = begin(extender, &mut asking);
     let first = view.attempt();
-    let attempt = Attempt {
+    let attempt = ScheduleAttempt {
         limit: first.limit << tries.min(MAX_DOUBLINGS),
         just_failed: just_failed.as_ref(),
         ..first
@@ -150,11 +153,15 @@ fn decide(extender: &Extender, mut asking: Asking, nodes: &AskedNodes<'_>) -> De
     let mut page = memo().take(&view.snapshot, &asking.demand, &view.policy);
     let list = page.shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
     memo().put(page);
-    Decision { asking, view, list }
+    FilterDecision { asking, view, list }
 }
 
-fn enforce<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Decision) -> FilterResult<'a> {
-    let Decision { asking, view, list } = decision;
+fn enforce<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    decision: &FilterDecision,
+) -> FilterResult<'a> {
+    let FilterDecision { asking, view, list } = decision;
     count_refusals(extender, list);
     if list.best.is_empty() {
         refuse(extender, asking, &view.snapshot, nodes, list);
@@ -166,7 +173,11 @@ fn enforce<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Decisi
     answer(nodes, list.best.iter().map(|candidate| candidate.asked), std::iter::empty())
 }
 
-fn refuse_unclear<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, unclear: &Unclear) -> FilterResult<'a> {
+fn refuse_unclear<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    unclear: &UnreadablePod,
+) -> FilterResult<'a> {
     unclear.tell(extender);
     count_answer(extender, "refused", unclear.error.code());
     let phrase = unclear.error.phrase();
@@ -175,17 +186,17 @@ fn refuse_unclear<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, unclear: &
 
 /// Enters the pod into the books and takes the view its whole decision is made on; how often the pod came back unbound, and
 /// from where.
-fn begin(extender: &Extender, asking: &mut Asking) -> (View, u32, Option<NodeName>) {
+fn begin(extender: &Extender, asking: &mut VerbRequest) -> (DecisionView, u32, Option<NodeName>) {
     let service = &extender.service;
     let _timer = service.metrics.ledger_seconds.start_timer();
     let mut ledger = service.ledger();
     asking.enter(&mut ledger);
     let (tries, just_failed) = ledger.begin_attempt(&asking.uid);
-    (View::take(&mut ledger, asking), tries, just_failed)
+    (DecisionView::take(&mut ledger, asking), tries, just_failed)
 }
 
 /// With one node in the answer, prioritize is skipped: the offer is made here.
-fn offer_if_only(extender: &Extender, asking: &Asking, snapshot: &Snapshot, list: &Shortlist) {
+fn offer_if_only(extender: &Extender, asking: &VerbRequest, snapshot: &Snapshot, list: &Shortlist) {
     if let [only] = list.best[..] {
         let service = &extender.service;
         let mut ledger = service.ledger();
@@ -216,7 +227,7 @@ pub fn answer<'a>(
 
 fn refuse(
     extender: &Extender,
-    asking: &Asking,
+    asking: &VerbRequest,
     snapshot: &Snapshot,
     nodes: &AskedNodes<'_>,
     list: &Shortlist,
@@ -226,7 +237,7 @@ fn refuse(
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());
     let text = refusal_text(nodes, list);
-    extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::Refused, text });
+    extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::Refused, text });
 }
 
 /// `0 of 40 nodes fit. 38 × no single GPU has room now, such as node-3: …`

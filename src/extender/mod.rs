@@ -36,28 +36,32 @@ pub struct Extender {
     pub agent_auth: reports::AgentAuth,
     pub page_auth: page_auth::PageAuth,
     /// Large pages that are made at one time.
-    pub pages: operators::Turns,
+    pub pages: operators::PageLimits,
     /// Bodies of reports under way.
     pub report_bodies: Arc<reports::Bodies>,
     /// What was decided and not answered, in shadow mode.
-    pub journal: Arc<shadow::Journal>,
+    pub journal: Arc<shadow::ShadowJournal>,
     /// Writes under way. They outlive the connection that asked for them, and shutdown waits for them.
     pub writes: TaskTracker,
     /// Bindings whose fate is open.
-    pub bindings: Arc<settle::Bindings>,
-    pub limits: request::Limits,
+    pub bindings: Arc<settle::OpenBindings>,
+    pub limits: request::RequestLimits,
 }
 
 impl Extender {
     /// One that takes reports from anyone: for loopback.
-    pub fn new(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>, limits: request::Limits) -> Self {
+    pub fn new(
+        service: Arc<Service>,
+        control_plane: Arc<dyn ControlPlane>,
+        limits: request::RequestLimits,
+    ) -> Self {
         Self {
             service,
             control_plane,
             board: Arc::default(),
             agent_auth: reports::AgentAuth::Anyone,
             page_auth: page_auth::PageAuth::Anyone,
-            pages: operators::Turns::default(),
+            pages: operators::PageLimits::default(),
             report_bodies: Arc::default(),
             journal: Arc::default(),
             writes: TaskTracker::new(),

@@ -5,17 +5,17 @@
 //! as Stowage does, and its nomination keeps them.
 
 use super::Extender;
-use super::filter::Asking;
+use super::filter::VerbRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionResult};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::ledger::{Claim, Ledger};
+use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Policy, ViolateBudgets};
-use crate::scheduling::preempt::Price;
+use crate::scheduling::preempt::EvictionCost;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What is left of the candidates.
-pub struct Narrowed {
+pub struct NarrowedCandidates {
     /// The place of the best one among those that were offered.
     pub chosen: Option<usize>,
     /// Why there is none; empty, if there is one.
@@ -24,11 +24,11 @@ pub struct Narrowed {
 }
 
 /// Fewest disruption budgets violated, and none unless the policy lets them be; then the least price, then the node's name.
-pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>]) -> Narrowed {
+pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<'_>]) -> NarrowedCandidates {
     let mut ledger = extender.service.ledger();
     asking.enter(&mut ledger);
     let policy = ledger.policy().clone();
-    let refused = |code| Narrowed { chosen: None, code, policy: policy.clone() };
+    let refused = |code| NarrowedCandidates { chosen: None, code, policy: policy.clone() };
     if !asking.demand.may_preempt {
         return refused("preemption-policy-never");
     }
@@ -43,14 +43,14 @@ pub fn narrow(extender: &Extender, asking: &Asking, offered: &[OfferedNode<'_>])
         Some((node.pdb_violations, price, node.node, place))
     });
     match priced.min() {
-        Some((.., place)) => Narrowed { chosen: Some(place), code: "", policy: policy.clone() },
+        Some((.., place)) => NarrowedCandidates { chosen: Some(place), code: "", policy: policy.clone() },
         None => refused("no-candidate"),
     }
 }
 
 /// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
 /// error of the whole preemption.
-fn price(ledger: &Ledger, claim: &Claim, offered: &OfferedNode<'_>) -> Option<Price> {
+fn price(ledger: &Ledger, claim: &Preemptor, offered: &OfferedNode<'_>) -> Option<EvictionCost> {
     let node = NodeName::parse(offered.node).ok()?;
     let victims: Vec<PodUid> =
         offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
@@ -61,7 +61,7 @@ fn price(ledger: &Ledger, claim: &Claim, offered: &OfferedNode<'_>) -> Option<Pr
 }
 
 /// The chosen node with the scheduler's own victims.
-pub fn answer(offered: &[OfferedNode<'_>], narrowed: &Narrowed) -> PreemptionResult {
+pub fn answer(offered: &[OfferedNode<'_>], narrowed: &NarrowedCandidates) -> PreemptionResult {
     let answered = narrowed.chosen.map(|place| {
         let OfferedNode { node, victims, pdb_violations } = &offered[place];
         let pods = victims.iter().map(|uid| AnsweredVictim { uid: (*uid).to_owned() }).collect();

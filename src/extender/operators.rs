@@ -1,20 +1,20 @@
 //! The operators' address: metrics, health, the books and the policy as JSON. Read only.
 //!
 //! Whoever asks for a page is let in first ([`PageAuth`](super::page_auth::PageAuth)), all but for `/healthz` and `/readyz`.
-//! What is shown is made of a copy of the books, beside the lock, and no more pages at a time than there are [`Turns`]; the
+//! What is shown is made of a copy of the books, beside the lock, and no more pages at a time than there are [`PageLimits`]; the
 //! two pages that grow with the cluster are written in chunks as their reader takes them.
 
 mod pages;
 mod turns;
 
-pub use turns::Turns;
+pub use turns::PageLimits;
 pub(super) use turns::held;
 
 use super::Extender;
 use super::reports::tidy;
 use super::request::{BadRequest, json};
-use super::server::Source;
-use crate::control_plane::Page;
+use super::server::PeerAddress;
+use crate::control_plane::OperatorPage;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{Digest, Policy};
 use crate::service::{RefusedPolicy, Service};
@@ -50,8 +50,8 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    pub fn new(source: Option<Extension<Source>>, headers: HeaderMap) -> Self {
-        Self { source: Source::of(source), headers }
+    pub fn new(source: Option<Extension<PeerAddress>>, headers: HeaderMap) -> Self {
+        Self { source: PeerAddress::of(source), headers }
     }
 }
 
@@ -60,7 +60,7 @@ impl Extender {
     pub(super) async fn turn(
         &self,
         asker: &Asker,
-        page: Page,
+        page: OperatorPage,
         turns: &Arc<Semaphore>,
     ) -> Result<tokio::sync::OwnedSemaphorePermit, BadRequest> {
         self.page_auth.admit(&asker.headers, asker.source, page).await?;
@@ -84,7 +84,7 @@ async fn page(
     turns: Arc<Semaphore>,
     make: impl FnOnce(&Extender) -> Response + Send + 'static,
 ) -> Response {
-    let turn = match extender.turn(&asker, Page::OfCluster(path), &turns).await {
+    let turn = match extender.turn(&asker, OperatorPage::OfCluster(path), &turns).await {
         Ok(turn) => turn,
         Err(refused) => return refused.into_response(),
     };
@@ -94,7 +94,7 @@ async fn page(
 
 async fn metrics(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.metrics.clone();
@@ -161,7 +161,7 @@ fn one_line(text: &str) -> String {
 /// The policy in force with all its settings, where it comes from, and what was refused after it.
 async fn policy(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
@@ -173,34 +173,36 @@ async fn policy(
             (ledger.policy().clone(), service.standing.get())
         };
         let refused = standing.refused.as_ref();
-        let refused =
-            refused.map(|refused| Refused { since: at(service, refused.since), problems: &refused.problems });
+        let refused = refused.map(|refused| RefusedPolicyPart {
+            since: at(service, refused.since),
+            problems: &refused.problems,
+        });
         let in_force_since = at(service, standing.in_force_since);
         let (digest, source) = (policy.digest, &*standing.source);
-        json(StatusCode::OK, &InForce { digest, source, in_force_since, refused, policy: &policy })
+        json(StatusCode::OK, &PolicyInForce { digest, source, in_force_since, refused, policy: &policy })
     })
     .await
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct InForce<'a> {
+struct PolicyInForce<'a> {
     digest: Digest,
     source: &'a str,
     in_force_since: String,
-    refused: Option<Refused<'a>>,
+    refused: Option<RefusedPolicyPart<'a>>,
     policy: &'a Policy,
 }
 
 #[derive(Serialize)]
-struct Refused<'a> {
+struct RefusedPolicyPart<'a> {
     since: String,
     problems: &'a str,
 }
 
 async fn shadow(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
     let turns = extender.pages.small.clone();
@@ -212,10 +214,10 @@ async fn shadow(
 
 async fn snapshot(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), Page::OfCluster("/debug/snapshot"));
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/snapshot"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => {
             let books = extender.service.ledger().clone();
@@ -228,10 +230,10 @@ async fn snapshot(
 /// Each node's latest report and how long ago it came.
 async fn reports(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
 ) -> Response {
-    let (asker, page) = (Asker::new(source, headers), Page::OfCluster("/debug/reports"));
+    let (asker, page) = (Asker::new(source, headers), OperatorPage::OfCluster("/debug/reports"));
     match extender.turn(&asker, page, &extender.pages.large).await {
         Ok(turn) => streamed(turn, move |out| pages::reports(&extender, out)),
         Err(refused) => refused.into_response(),
@@ -242,8 +244,8 @@ async fn reports(
 mod tests {
     use super::*;
     use crate::cluster::dump::{Dump, DumpControlPlane};
-    use crate::cluster::index::Index;
-    use crate::extender::request::Limits;
+    use crate::cluster::index::ClusterIndex;
+    use crate::extender::request::RequestLimits;
     use crate::units::Millis;
     use std::path::Path;
     use std::sync::mpsc::channel;
@@ -253,8 +255,8 @@ mod tests {
         let service = Service::new(Policy::default());
         let dump =
             Dump::of(r#"{"items":[{"kind":"Node","metadata":{"name":"node-a"}}]}"#.into(), Path::new("test"));
-        let control_plane = DumpControlPlane::load(&dump, &service, &mut Index::default()).unwrap();
-        Extender::new(service, Arc::new(control_plane), Limits::default())
+        let control_plane = DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default()).unwrap();
+        Extender::new(service, Arc::new(control_plane), RequestLimits::default())
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! namespace. `/healthz` and `/readyz` never come here: a kubelet has no token.
 
 use super::request::BadRequest;
-use super::reviews::{self, Bounds, Rate, Reviews};
-use crate::control_plane::{AuthError, Page, PageAuthority};
+use super::reviews::{self, Rate, ReviewBounds, Reviews};
+use crate::control_plane::{AuthError, OperatorPage, PageAuthority};
 use crate::service::Service;
 use crate::units::Millis;
 use axum::http::{HeaderMap, header};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 const MAX_TOKEN: usize = 8 << 10;
 
 /// Some people and some Prometheuses, each with a few pages and pods.
-const BOUNDS: Bounds = Bounds {
+const BOUNDS: ReviewBounds = ReviewBounds {
     good: 1024,
     bad: 1024,
     open: 64,
@@ -53,7 +53,12 @@ impl PageAuth {
     }
 
     /// Whether whoever sends this head may see the page.
-    pub async fn admit(&self, headers: &HeaderMap, source: IpAddr, page: Page) -> Result<(), BadRequest> {
+    pub async fn admit(
+        &self,
+        headers: &HeaderMap,
+        source: IpAddr,
+        page: OperatorPage,
+    ) -> Result<(), BadRequest> {
         let Self::Token(guard) = self else { return Ok(()) };
         let token = bearer(headers).filter(|token| token.len() <= MAX_TOKEN).ok_or_else(no_token)?;
         let (authority, asked) = (guard.authority.clone(), token.to_owned());

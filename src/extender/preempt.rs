@@ -4,20 +4,22 @@
 //! own victims: on the GPUs the pod needs, and enough of them that the scheduler's sum works out too. Where a device plugin
 //! hands the GPUs out it cannot, and [`narrow`] chooses among the scheduler's.
 
-use super::filter::{Asking, asking};
+use super::filter::{VerbRequest, asking};
 use super::narrow::{self, narrow};
 use super::request::BadRequest;
 use super::wire::{AnsweredVictim, AnsweredVictims, OfferedNode, PreemptionArgs, PreemptionResult};
 use super::{Extender, shadow};
 use crate::contract;
-use crate::control_plane::{Notice, NoticeKind, StatusChange};
+use crate::control_plane::{PodEvent, PodEventReason, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Claim, Ledger};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
-use crate::scheduling::preempt::{self, Effort, Resident, Room, Rules, Shortfall, VictimSet};
-use crate::scheduling::request::{Companion, Demand};
-use crate::scheduling::stock::{Freed, Question};
+use crate::scheduling::preempt::{
+    self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
+};
+use crate::scheduling::request::{Demand, HostResources};
+use crate::scheduling::stock::{AssumedNodeChange, FilterQuery};
 use crate::units::Millis;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
@@ -28,20 +30,20 @@ use tracing::{info, warn};
 const OTHERS_GRACE: Millis = Millis::seconds(30);
 
 /// The nodes that were offered, with all that their price depends on.
-struct Offers {
-    rooms: Vec<Room>,
+struct OfferedCandidates {
+    rooms: Vec<PreemptionCandidate>,
     /// Of each, victims of the scheduler's own that ask for no VRAM: it needs their CPU or memory.
     others: BTreeMap<NodeName, Vec<String>>,
     violate_budgets: ViolateBudgets,
 }
 
 /// Whose preemption it is, and the books it is judged by.
-struct Case<'a> {
+struct PreemptionRequest<'a> {
     ledger: &'a Ledger,
     uid: &'a PodUid,
-    claim: Claim,
+    claim: Preemptor,
     /// What it asks for beside GPUs.
-    question: Question<'a>,
+    question: FilterQuery<'a>,
 }
 
 pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<PreemptionResult, BadRequest> {
@@ -125,10 +127,10 @@ fn leave_to_planner(extender: &Extender, uid: &PodUid) {
 /// that they are seen by.
 fn offers(
     extender: &Extender,
-    asking: &mut Asking,
+    asking: &mut VerbRequest,
     pod: &Pod,
     offered: &[OfferedNode<'_>],
-) -> Option<Offers> {
+) -> Option<OfferedCandidates> {
     let stock = extender.service.stock().snapshot();
     // The scheduler may have seen the pod before the watch here did.
     let wants = contract::stock::requirements(pod);
@@ -141,9 +143,9 @@ fn offers(
     ledger.note_offered_to_preempt(&asking.uid, offered.len());
     let uid = &asking.uid;
     let question = stock.ask(None, &wants);
-    let case = Case { ledger: &ledger, uid, claim: ledger.claim(uid), question };
+    let case = PreemptionRequest { ledger: &ledger, uid, claim: ledger.claim(uid), question };
     let violate_budgets = ledger.policy().violate_budgets;
-    let mut offers = Offers { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
+    let mut offers = OfferedCandidates { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
     for (room, others) in offered.iter().filter_map(|node| offer(&case, node)) {
         offers.others.insert(room.node.clone(), others);
         offers.rooms.push(room);
@@ -151,8 +153,11 @@ fn offers(
     Some(offers)
 }
 
-fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String>)> {
-    let Case { ledger, uid, claim, question } = case;
+fn offer(
+    case: &PreemptionRequest<'_>,
+    offered: &OfferedNode<'_>,
+) -> Option<(PreemptionCandidate, Vec<String>)> {
+    let PreemptionRequest { ledger, uid, claim, question } = case;
     let node = NodeName::parse(offered.node).ok()?;
     // Where the scheduler itself would evict nobody, it has another reason not to go.
     if offered.victims.is_empty() {
@@ -175,9 +180,9 @@ fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String
     // No more is missing than the node falls short by: what the scheduler's victims free beyond is nobody's need.
     let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
-    let lack = question.lack(&node, &Freed { leaving: &[], coming: ledger.coming_to(&node) });
-    let Companion { cpu, memory } = shortfall.companion;
-    shortfall.companion = Companion { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+    let lack = question.lack(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
+    let HostResources { cpu, memory } = shortfall.companion;
+    shortfall.companion = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
     room.shortfall = shortfall;
     // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
     let known = known_violations(&room, &residents);
@@ -189,15 +194,16 @@ fn offer(case: &Case<'_>, offered: &OfferedNode<'_>) -> Option<(Room, Vec<String
 }
 
 /// The scheduler evicts pods of one node: a group with members on others stays.
-fn keep_whole_groups(room: &mut Room) {
+fn keep_whole_groups(room: &mut PreemptionCandidate) {
     let is_gone = |uid: &PodUid| room.candidates.iter().any(|resident| resident.uid == *uid);
     let is_here: Vec<bool> = room.gangs.iter().map(|gang| gang.members.iter().all(is_gone)).collect();
     room.candidates.retain(|resident| resident.gang.is_none_or(|gang| is_here[usize::from(gang)]));
 }
 
 /// By how much the budgets that are known are overdrawn if these leave.
-fn known_violations(room: &Room, residents: &[Resident]) -> u32 {
-    let leaves = |candidate: &&Resident| residents.iter().any(|resident| resident.uid == candidate.uid);
+fn known_violations(room: &PreemptionCandidate, residents: &[PotentialVictim]) -> u32 {
+    let leaves =
+        |candidate: &&PotentialVictim| residents.iter().any(|resident| resident.uid == candidate.uid);
     let covered = room.candidates.iter().filter(leaves).flat_map(|candidate| &candidate.budgets);
     let mut counts = vec![0u32; room.budgets.len()];
     covered.for_each(|budget| counts[usize::from(*budget)] += 1);
@@ -206,19 +212,19 @@ fn known_violations(room: &Room, residents: &[Resident]) -> u32 {
 
 /// Least price, then the node's name; the sets that overdraw no disruption budget first, and others only where the policy lets
 /// them be.
-fn cheapest(offers: Offers, demand: &Demand) -> Option<(Vec<String>, VictimSet)> {
-    let Offers { rooms, mut others, violate_budgets } = offers;
-    let by = |rules| preempt::cheapest(&rooms, demand, rules, Effort::default());
+fn cheapest(offers: OfferedCandidates, demand: &Demand) -> Option<(Vec<String>, VictimSet)> {
+    let OfferedCandidates { rooms, mut others, violate_budgets } = offers;
+    let by = |rules| preempt::cheapest(&rooms, demand, rules, SearchEffort::default());
     let found = match violate_budgets {
-        ViolateBudgets::Never => by(Rules::Keep),
-        ViolateBudgets::WhenNothingElse => by(Rules::Keep).or_else(|| by(Rules::Violate)),
+        ViolateBudgets::Never => by(BudgetRules::Keep),
+        ViolateBudgets::WhenNothingElse => by(BudgetRules::Keep).or_else(|| by(BudgetRules::Violate)),
     }?;
     Some((others.remove(&found.node).unwrap_or_default(), found))
 }
 
 /// Takes the hold: first in the ledger, so that nobody else can have the room, then on the pod, so that it survives a
 /// restart. Without both nobody is evicted.
-async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool {
+async fn hold(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) -> bool {
     let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
     let (victims, version) = (victims.clone(), asking.demand.judged_by);
     let writes = extender.writes.clone();
@@ -244,7 +250,7 @@ async fn hold(extender: &Extender, asking: &Asking, victims: &VictimSet) -> bool
         let text = format!("{} pod(s) leave {} for this pod; it gets {gpus}", hold.victims.len(), hold.node);
         let (node, leaving, exact) = (&hold.node, &hold.victims, victims.exact);
         info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
-        extender.control_plane.notify(Notice { key, uid, kind: NoticeKind::RoomHeld, text });
+        extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
         true
     };
     // The write goes on if the scheduler hangs up: the ledger must not hold what the pod does not say.
@@ -258,7 +264,7 @@ fn hold_in_ledger(
     uid: &PodUid,
     victims: &VictimSet,
     version: u64,
-) -> Option<(Hold, Digest)> {
+) -> Option<(Reservation, Digest)> {
     let mut ledger = extender.service.ledger();
     let policy = ledger.policy().clone();
     // It was another one, too, if it began to shadow just before the offers were taken.
@@ -275,8 +281,12 @@ fn hold_in_ledger(
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
     let deadline = extender.service.now() + victims.longest_grace + policy.hold_slack;
-    let hold =
-        Hold { node: victims.node.clone(), devices: devices?, victims: victims.everyone().into(), deadline };
+    let hold = Reservation {
+        node: victims.node.clone(),
+        devices: devices?,
+        victims: victims.everyone().into(),
+        deadline,
+    };
     match ledger.hold(uid, hold.clone()) {
         Ok(()) => {
             ledger.note_ordered(&victims.everyone());

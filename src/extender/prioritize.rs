@@ -1,11 +1,11 @@
 //! `prioritize`: the order of the nodes that filter passed, as 0 to 10.
 
-use super::filter::{Decision, View, asking};
+use super::filter::{DecisionView, FilterDecision, asking};
 use super::request::BadRequest;
 use super::wire::{AskedNodes, ExtenderArgs, HostPriority};
 use super::{Extender, shadow};
 use crate::scheduling::policy::Mode;
-use crate::scheduling::rank::{Attempt, score_steps, shortlist};
+use crate::scheduling::rank::{ScheduleAttempt, score_steps, shortlist};
 
 pub fn prioritize<'a>(
     extender: &Extender,
@@ -18,11 +18,11 @@ pub fn prioritize<'a>(
         answers.with_label_values(&["prioritize", "refused", "not-understood"]).inc();
         return Ok(zeros());
     };
-    let view = View::take(&mut extender.service.ledger(), &mut asking);
-    let attempt = Attempt { limit: nodes.len().max(1), ..view.attempt() };
+    let view = DecisionView::take(&mut extender.service.ledger(), &mut asking);
+    let attempt = ScheduleAttempt { limit: nodes.len().max(1), ..view.attempt() };
     let list = shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
     if view.policy.mode == Mode::Shadow {
-        shadow::prioritize(extender, &Decision { asking, view, list });
+        shadow::prioritize(extender, &FilterDecision { asking, view, list });
         return Ok(zeros());
     }
     if let Some(first) = list.best.first() {

@@ -15,7 +15,7 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// An address' files.
 #[derive(Debug, Clone)]
-pub enum Files {
+pub enum CertificateFiles {
     Mutual(TlsFiles),
     Server(ServerFiles),
 }
@@ -27,14 +27,18 @@ pub struct Renewal {
     pub address: &'static str,
     /// The option that names the certificate.
     pub flag: &'static str,
-    files: Files,
+    files: CertificateFiles,
     tls: Tls,
     seen: [u8; 32],
 }
 
 impl Renewal {
     /// Loads the files for the first time.
-    pub fn load(address: &'static str, flag: &'static str, files: Files) -> Result<(Self, Tls), TlsError> {
+    pub fn load(
+        address: &'static str,
+        flag: &'static str,
+        files: CertificateFiles,
+    ) -> Result<(Self, Tls), TlsError> {
         let seen = files.digest();
         let tls = files.load()?;
         Ok((Self { address, flag, files, tls: tls.clone(), seen }, tls))
@@ -73,7 +77,7 @@ impl Renewal {
     }
 }
 
-impl Files {
+impl CertificateFiles {
     fn load(&self) -> Result<Tls, TlsError> {
         match self {
             Self::Mutual(files) => tls::load(files),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// What one request may cost.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
+pub struct RequestLimits {
     /// 5,000 whole nodes with their managed fields are about 10 MB; 64 MiB leaves room for 30,000.
     pub body: usize,
     /// What to do about a body that is larger.
@@ -22,7 +22,7 @@ pub struct Limits {
     pub connections: ConnectionLimits,
 }
 
-impl Default for Limits {
+impl Default for RequestLimits {
     fn default() -> Self {
         Self {
             body: 64 << 20,
@@ -121,7 +121,7 @@ impl IntoResponse for BadRequest {
 }
 
 /// The whole body, within the limits.
-pub async fn read_body(headers: &HeaderMap, body: Body, limits: Limits) -> Result<Bytes, BadRequest> {
+pub async fn read_body(headers: &HeaderMap, body: Body, limits: RequestLimits) -> Result<Bytes, BadRequest> {
     let too_large = announces_no_more(headers, limits)?;
     match tokio::time::timeout(limits.body_time, to_bytes(body, limits.body)).await {
         Ok(Ok(body)) => Ok(body),
@@ -133,7 +133,7 @@ pub async fn read_body(headers: &HeaderMap, body: Body, limits: Limits) -> Resul
 
 /// Refuses a body that says of itself that it is too large, before any of it is read; else says what becomes of one that is
 /// larger than it said.
-pub fn announces_no_more(headers: &HeaderMap, limits: Limits) -> Result<BadRequest, BadRequest> {
+pub fn announces_no_more(headers: &HeaderMap, limits: RequestLimits) -> Result<BadRequest, BadRequest> {
     let too_large = BadRequest::TooLarge { limit: limits.body, way_out: limits.larger };
     let announced =
         headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());

@@ -32,7 +32,7 @@ const GOOD_BEFORE: Millis = Millis::seconds(15 * 60);
 
 /// The bounds of one guard.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct ReviewBounds {
     /// Good answers remembered, at some 150 bytes each. What does not fit is asked about each time.
     pub good: usize,
     /// Bad answers remembered.
@@ -54,9 +54,9 @@ pub struct Rate {
 }
 
 /// What is asked about: a token, with what it is to open.
-pub type Key = [u8; 32];
+pub type ReviewKey = [u8; 32];
 
-pub fn key(token: &str, to_open: &str) -> Key {
+pub fn key(token: &str, to_open: &str) -> ReviewKey {
     let mut digest = Sha256::new();
     digest.update((to_open.len() as u64).to_le_bytes());
     digest.update(to_open);
@@ -65,27 +65,27 @@ pub fn key(token: &str, to_open: &str) -> Key {
 }
 
 /// What the API server says, and for how much longer the token is good if that is known.
-pub type Answer<V> = Result<(V, Option<Millis>), AuthError>;
+pub type ReviewAnswer<V> = Result<(V, Option<Millis>), AuthError>;
 
 pub struct Reviews<V> {
     /// The address' label in metrics.
     address: &'static str,
     service: Arc<Service>,
-    bounds: Bounds,
+    bounds: ReviewBounds,
     /// The runtime that asks the API server, if it is not the address' own: its connections serve others too, and are not to
     /// be driven by a thread that steps back.
     home: Option<Handle>,
-    known: Mutex<Known<V>>,
+    known: Mutex<ReviewCache<V>>,
     new: Semaphore,
     again: Semaphore,
     /// Told of each outcome, for metrics.
     outcome: fn(&Service, &str),
 }
 
-struct Known<V> {
-    good: HashMap<Key, (V, Moment)>,
-    bad: HashMap<Key, (AuthError, Moment)>,
-    open: HashMap<Key, Arc<Open<V>>>,
+struct ReviewCache<V> {
+    good: HashMap<ReviewKey, (V, Moment)>,
+    bad: HashMap<ReviewKey, (AuthError, Moment)>,
+    open: HashMap<ReviewKey, Arc<OpenReview<V>>>,
     /// Of the open ones, those about tokens that were not good before.
     open_new: usize,
     /// When the next new token of a source, and of anyone, is in time.
@@ -94,17 +94,17 @@ struct Known<V> {
     swept: Moment,
 }
 
-type Open<V> = watch::Sender<Option<Result<V, AuthError>>>;
+type OpenReview<V> = watch::Sender<Option<Result<V, AuthError>>>;
 
 impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     /// Called inside a tokio runtime, that one will ask; else whichever serves the address.
     pub fn new(
         address: &'static str,
         service: Arc<Service>,
-        bounds: Bounds,
+        bounds: ReviewBounds,
         outcome: fn(&Service, &str),
     ) -> Arc<Self> {
-        let known = Known {
+        let known = ReviewCache {
             good: HashMap::new(),
             bad: HashMap::new(),
             open: HashMap::new(),
@@ -128,9 +128,9 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     /// What is known of this key, or what `ask` finds out about it.
     pub async fn verdict(
         self: &Arc<Self>,
-        key: Key,
+        key: ReviewKey,
         source: IpAddr,
-        ask: impl FnOnce() -> BoxFuture<'static, Answer<V>>,
+        ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<V, AuthError> {
         let mut answer = {
             let (now, mut known) = (self.service.now(), self.known.lock());
@@ -151,11 +151,11 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
 
     fn begin(
         self: &Arc<Self>,
-        known: &mut Known<V>,
-        key: Key,
+        known: &mut ReviewCache<V>,
+        key: ReviewKey,
         source: IpAddr,
         now: Moment,
-        ask: impl FnOnce() -> BoxFuture<'static, Answer<V>>,
+        ask: impl FnOnce() -> BoxFuture<'static, ReviewAnswer<V>>,
     ) -> Result<watch::Receiver<Option<Result<V, AuthError>>>, AuthError> {
         known.sweep(now);
         let is_new = !known.good.contains_key(&key);
@@ -178,10 +178,10 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     /// Once its turn has come it is asked to the end, whoever waits: an agent's patience is shorter than a slow API server's.
     async fn ask(
         self: Arc<Self>,
-        key: Key,
+        key: ReviewKey,
         is_new: bool,
-        open: Arc<Open<V>>,
-        asking: BoxFuture<'static, Answer<V>>,
+        open: Arc<OpenReview<V>>,
+        asking: BoxFuture<'static, ReviewAnswer<V>>,
     ) {
         let Some(_turn) = self.turn(key, is_new, &open).await else { return };
         let answer = AssertUnwindSafe(asking).catch_unwind().await;
@@ -194,7 +194,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     }
 
     /// `None` if nobody waits any more: then the question is forgotten.
-    async fn turn(&self, key: Key, is_new: bool, open: &Open<V>) -> Option<SemaphorePermit<'_>> {
+    async fn turn(&self, key: ReviewKey, is_new: bool, open: &OpenReview<V>) -> Option<SemaphorePermit<'_>> {
         let lane = if is_new { &self.new } else { &self.again };
         loop {
             tokio::select! {
@@ -212,7 +212,7 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
         }
     }
 
-    fn settle(&self, key: Key, is_new: bool, answer: Answer<V>) {
+    fn settle(&self, key: ReviewKey, is_new: bool, answer: ReviewAnswer<V>) {
         let (now, mut known) = (self.service.now(), self.known.lock());
         known.close(key, is_new);
         match answer {
@@ -247,14 +247,14 @@ impl<V: Clone + Send + Sync + 'static> Reviews<V> {
     }
 }
 
-impl<V> Known<V> {
-    fn close(&mut self, key: Key, is_new: bool) {
+impl<V> ReviewCache<V> {
+    fn close(&mut self, key: ReviewKey, is_new: bool) {
         self.open.remove(&key);
         self.open_new -= usize::from(is_new);
     }
 
     /// Whether one more new token of this source may be asked about; or which bound it meets.
-    fn admit(&mut self, source: IpAddr, now: Moment, bounds: &Bounds) -> Result<(), &'static str> {
+    fn admit(&mut self, source: IpAddr, now: Moment, bounds: &ReviewBounds) -> Result<(), &'static str> {
         if self.open_new >= bounds.open {
             return Err("open-reviews");
         }

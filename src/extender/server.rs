@@ -11,11 +11,11 @@ mod apart;
 pub mod limits;
 mod peer;
 
-use super::request::{BadRequest, Limits, announces_no_more, json, parse, read_body};
+use super::request::{BadRequest, RequestLimits, announces_no_more, json, parse, read_body};
 use super::tls::Tls;
 use super::wire::{BindingArgs, ExtenderArgs, PreemptionArgs};
 use super::{Extender, bind, filter, operators, preempt, prioritize, reports};
-use accept::Address;
+use accept::ServedAddress;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -46,9 +46,9 @@ const UNREAD: usize = 128 << 10;
 
 /// Where a request comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Source(pub IpAddr);
+pub struct PeerAddress(pub IpAddr);
 
-impl Source {
+impl PeerAddress {
     /// Of a request; one that came in another way than by an address is from nowhere.
     pub fn of(found: Option<Extension<Self>>) -> IpAddr {
         found.map_or(Ipv4Addr::UNSPECIFIED.into(), |Extension(source)| source.0)
@@ -56,21 +56,21 @@ impl Source {
 }
 
 /// An address that is listened on; with TLS or without.
-pub struct Door {
+pub struct Endpoint {
     pub listener: TcpListener,
     pub tls: Option<Tls>,
 }
 
-impl Door {
+impl Endpoint {
     pub fn plain(listener: TcpListener) -> Self {
         Self { listener, tls: None }
     }
 }
 
-pub struct Doors {
-    pub scheduler: Door,
-    pub agents: Door,
-    pub operators: Door,
+pub struct Endpoints {
+    pub scheduler: Endpoint,
+    pub agents: Endpoint,
+    pub operators: Endpoint,
 }
 
 /// The verbs.
@@ -115,17 +115,17 @@ fn on_panic(
 }
 
 /// Serves all addresses until `shutdown`, then lets what is under way end.
-pub async fn serve(extender: Extender, doors: Doors, shutdown: CancellationToken) -> std::io::Result<()> {
+pub async fn serve(extender: Extender, doors: Endpoints, shutdown: CancellationToken) -> std::io::Result<()> {
     let gate = extender.service.clone();
     let stop = shutdown.child_token();
     let limits = extender.limits.connections;
     let metrics = &extender.service.metrics.edge;
     let small = |name, tls, most| {
         let (buffer, unread) = (SMALL_BUFFER, Some(UNREAD));
-        Address { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
+        ServedAddress { name, tls, limits, most, buffer, unread, metrics: metrics.clone() }
     };
-    let Doors { scheduler, agents, operators } = doors;
-    let for_scheduler = Address {
+    let Endpoints { scheduler, agents, operators } = doors;
+    let for_scheduler = ServedAddress {
         buffer: SCHEDULERS_BUFFER,
         unread: None,
         ..small("scheduler", scheduler.tls, limits.scheduler)
@@ -191,15 +191,16 @@ async fn bind_verb(State(extender): State<Extender>, headers: HeaderMap, body: B
 /// Reports are taken by every replica, leading or not. Who sends one is known before its body is read.
 async fn reports_in(
     State(extender): State<Extender>,
-    source: Option<Extension<Source>>,
+    source: Option<Extension<PeerAddress>>,
     headers: HeaderMap,
     body: Body,
 ) -> Response {
     let received = extender.service.now();
     let taken = async {
-        let sender = extender.agent_auth.admit(&headers, Source::of(source)).await?;
+        let sender = extender.agent_auth.admit(&headers, PeerAddress::of(source)).await?;
         let larger = "an agent's own reports are smaller: send fewer in one batch";
-        let limits = Limits { body: extender.limits.body.min(REPORTS_BODY), larger, ..extender.limits };
+        let limits =
+            RequestLimits { body: extender.limits.body.min(REPORTS_BODY), larger, ..extender.limits };
         announces_no_more(&headers, limits)?;
         let bytes = reports::announced(&body, limits.body);
         let _room = extender.report_bodies.room(&sender, bytes).await?;

@@ -14,13 +14,13 @@ const PAUSES: (Millis, Millis) = (Millis(200), Millis::seconds(5));
 
 /// Records of pods that are assumed, so no more than there are of those.
 #[derive(Debug, Default)]
-pub struct Bindings {
-    open: Mutex<FxHashMap<PodUid, Open>>,
+pub struct OpenBindings {
+    open: Mutex<FxHashMap<PodUid, OpenBinding>>,
 }
 
 /// What is known of one pod's Bindings.
 #[derive(Debug, Default, Clone, Copy)]
-struct Open {
+struct OpenBinding {
     /// Writes without an answer so far.
     under_way: u32,
     /// When the latest one was begun of which no answer said that it was not written.
@@ -28,7 +28,7 @@ struct Open {
     is_settling: bool,
 }
 
-impl Bindings {
+impl OpenBindings {
     /// A Binding of the pod is about to be written.
     pub fn begin(&self, uid: &PodUid) {
         self.open.lock().entry(uid.clone()).or_default().under_way += 1;
@@ -72,8 +72,9 @@ impl Bindings {
     }
 }
 
-fn drop_if_done(open: &mut FxHashMap<PodUid, Open>, uid: &PodUid) {
-    let is_done = |record: &Open| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
+fn drop_if_done(open: &mut FxHashMap<PodUid, OpenBinding>, uid: &PodUid) {
+    let is_done =
+        |record: &OpenBinding| record.under_way == 0 && record.may_land.is_none() && !record.is_settling;
     if open.get(uid).is_some_and(is_done) {
         open.remove(uid);
     }
@@ -104,7 +105,7 @@ mod tests {
 
     #[test]
     fn b9_one_loop_settles_a_pod_however_many_binds_were_left_open() {
-        let bindings = Bindings::default();
+        let bindings = OpenBindings::default();
         let pod = uid("a");
         for second in 0..10 {
             bindings.begin(&pod);
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn b9_nothing_is_forgotten_while_another_write_is_under_way_or_may_land() {
-        let bindings = Bindings::default();
+        let bindings = OpenBindings::default();
         let pod = uid("a");
         bindings.begin(&pod);
         bindings.end(&pod, at(0), true);

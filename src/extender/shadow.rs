@@ -5,13 +5,13 @@
 //! Stowage's say gets its GPUs all the same. A pod that asks for `stowage.dev/vram` would get none, and is refused.
 
 use super::Extender;
-use super::filter::{Asking, Decision, Unclear, answer};
-use super::narrow::Narrowed;
+use super::filter::{FilterDecision, UnreadablePod, VerbRequest, answer};
+use super::narrow::NarrowedCandidates;
 use super::wire::{AnsweredVictim, AnsweredVictims, AskedNodes, FilterResult, OfferedNode, PreemptionResult};
 use crate::contract;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Ledger, Phase, SeenWaiting};
+use crate::scheduling::ledger::{Ledger, ObservedWaiting, PodPhase};
 use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Digest, Mode};
 use crate::scheduling::rank::Shortlist;
@@ -34,7 +34,7 @@ const NAMED: usize = 8;
 /// How what Stowage would have done compares with what was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum ShadowOutcome {
     Same,
     /// filter: it would have refused some of the nodes. bind: it ranked another one first.
     Different,
@@ -51,7 +51,7 @@ pub enum Outcome {
     Refused,
 }
 
-impl Outcome {
+impl ShadowOutcome {
     fn code(self) -> &'static str {
         match self {
             Self::Same => "same",
@@ -79,7 +79,7 @@ pub struct Record {
     pub pod: PodKey,
     pub uid: PodUid,
     pub verb: &'static str,
-    pub outcome: Outcome,
+    pub outcome: ShadowOutcome,
     /// Of the policy it was decided by.
     pub policy: Digest,
     /// What Stowage would have answered, and why.
@@ -90,11 +90,11 @@ pub struct Record {
 
 /// The latest records, oldest first.
 #[derive(Debug, Default)]
-pub struct Journal {
+pub struct ShadowJournal {
     records: Mutex<VecDeque<Record>>,
 }
 
-impl Journal {
+impl ShadowJournal {
     pub fn records(&self) -> Vec<Record> {
         self.records.lock().iter().cloned().collect()
     }
@@ -109,7 +109,7 @@ impl Journal {
 }
 
 /// Whose decision, for which verb.
-struct Subject<'a> {
+struct ShadowSubject<'a> {
     uid: &'a PodUid,
     key: &'a PodKey,
     verb: &'static str,
@@ -117,21 +117,25 @@ struct Subject<'a> {
 }
 
 /// Passes all nodes on, whatever was decided; none, if the pod asks for VRAM.
-pub fn filter<'a>(extender: &Extender, nodes: &'a AskedNodes<'a>, decision: &Decision) -> FilterResult<'a> {
-    let Decision { asking, view, list } = decision;
+pub fn filter<'a>(
+    extender: &Extender,
+    nodes: &'a AskedNodes<'a>,
+    decision: &FilterDecision,
+) -> FilterResult<'a> {
+    let FilterDecision { asking, view, list } = decision;
     let subject = of(asking, "filter", view.policy.digest);
     let would = placed(&view.snapshot, list);
     if asking.demand.ask == Ask::Vram {
         // Should the policy enforce one day, nothing else would wake the pod.
         extender.service.ledger().note_refused(&asking.uid, Some(nodes.in_snapshot(&view.snapshot)));
-        record(extender, subject, Outcome::Refused, would, NO_VRAM_IN_SHADOW.into());
+        record(extender, subject, ShadowOutcome::Refused, would, NO_VRAM_IN_SHADOW.into());
         return refuse_all(nodes);
     }
     note_in_ledger(extender, nodes, decision);
     let outcome = match (list.best.is_empty(), list.refused.is_empty()) {
-        (true, _) => Outcome::WouldRefuse,
-        (_, true) => Outcome::Same,
-        _ => Outcome::Different,
+        (true, _) => ShadowOutcome::WouldRefuse,
+        (_, true) => ShadowOutcome::Same,
+        _ => ShadowOutcome::Different,
     };
     record(extender, subject, outcome, would, passed_on(nodes));
     pass_all(nodes)
@@ -142,23 +146,23 @@ pub fn filter_unclear<'a>(
     extender: &Extender,
     nodes: &'a AskedNodes<'a>,
     pod: &Pod,
-    unclear: &Unclear,
+    unclear: &UnreadablePod,
 ) -> Option<FilterResult<'a>> {
-    let Unclear { uid, key, error } = unclear;
+    let UnreadablePod { uid, key, error } = unclear;
     let policy = shadowing(extender, pod)?;
     // Its bind finds it in the books.
     let demand = contract::worst_case(pod, &extender.service.ledger().policy().clone());
-    Asking { uid: uid.clone(), key: key.clone(), demand, waiting: SeenWaiting::default() }
+    VerbRequest { uid: uid.clone(), key: key.clone(), demand, waiting: ObservedWaiting::default() }
         .enter(&mut extender.service.ledger());
-    let subject = Subject { uid, key, verb: "filter", policy };
-    record(extender, subject, Outcome::WouldRefuse, error.to_string(), passed_on(nodes));
+    let subject = ShadowSubject { uid, key, verb: "filter", policy };
+    record(extender, subject, ShadowOutcome::WouldRefuse, error.to_string(), passed_on(nodes));
     Some(pass_all(nodes))
 }
 
 /// Notes how the nodes would have been ranked.
-pub fn prioritize(extender: &Extender, decision: &Decision) {
-    let Decision { asking, view, list } = decision;
-    let outcome = if list.best.is_empty() { Outcome::WouldRefuse } else { Outcome::WouldRank };
+pub fn prioritize(extender: &Extender, decision: &FilterDecision) {
+    let FilterDecision { asking, view, list } = decision;
+    let outcome = if list.best.is_empty() { ShadowOutcome::WouldRefuse } else { ShadowOutcome::WouldRank };
     let subject = of(asking, "prioritize", view.policy.digest);
     record(extender, subject, outcome, placed(&view.snapshot, list), "all nodes scored 0".into());
 }
@@ -166,19 +170,19 @@ pub fn prioritize(extender: &Extender, decision: &Decision) {
 /// Answers the candidates as they were offered; none, if the pod asks for VRAM.
 pub fn preempt(
     extender: &Extender,
-    asking: &Asking,
+    asking: &VerbRequest,
     offered: &[OfferedNode<'_>],
-    narrowed: &Narrowed,
+    narrowed: &NarrowedCandidates,
 ) -> PreemptionResult {
     let subject = of(asking, "preempt", narrowed.policy.digest);
     if asking.demand.ask == Ask::Vram {
-        record(extender, subject, Outcome::Refused, "nothing".into(), NO_VRAM_IN_SHADOW.into());
+        record(extender, subject, ShadowOutcome::Refused, "nothing".into(), NO_VRAM_IN_SHADOW.into());
         return PreemptionResult::default();
     }
     let (outcome, would) = match narrowed.chosen {
-        None => (Outcome::WouldNotPreempt, format!("no candidate: {}", narrowed.code)),
-        Some(place) if offered.len() == 1 => (Outcome::Same, offered[place].node.to_owned()),
-        Some(place) => (Outcome::WouldNarrow, offered[place].node.to_owned()),
+        None => (ShadowOutcome::WouldNotPreempt, format!("no candidate: {}", narrowed.code)),
+        Some(place) if offered.len() == 1 => (ShadowOutcome::Same, offered[place].node.to_owned()),
+        Some(place) => (ShadowOutcome::WouldNarrow, offered[place].node.to_owned()),
     };
     record(extender, subject, outcome, would, format!("{} candidates as offered", offered.len()));
     as_offered(offered)
@@ -189,12 +193,12 @@ pub fn preempt_unclear(
     extender: &Extender,
     offered: &[OfferedNode<'_>],
     pod: &Pod,
-    unclear: &Unclear,
+    unclear: &UnreadablePod,
 ) -> Option<PreemptionResult> {
-    let Unclear { uid, key, error } = unclear;
-    let subject = Subject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
+    let UnreadablePod { uid, key, error } = unclear;
+    let subject = ShadowSubject { uid, key, verb: "preempt", policy: shadowing(extender, pod)? };
     let did = format!("{} candidates as offered", offered.len());
-    record(extender, subject, Outcome::WouldNotPreempt, error.to_string(), did);
+    record(extender, subject, ShadowOutcome::WouldNotPreempt, error.to_string(), did);
     Some(as_offered(offered))
 }
 
@@ -202,11 +206,11 @@ pub fn preempt_unclear(
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expected {
     policy: Digest,
-    first: Choice,
+    first: ExpectedNode,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Choice {
+enum ExpectedNode {
     Node(NodeName),
     None,
     NotAsked,
@@ -215,11 +219,11 @@ enum Choice {
 /// `None` unless the pod is about to be bound in shadow mode.
 pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
     let policy = ledger.policy();
-    let Phase::Waiting(waiting) = &ledger.entry(uid)?.phase else { return None };
+    let PodPhase::Waiting(waiting) = &ledger.entry(uid)?.phase else { return None };
     let first = match (&waiting.offered, &waiting.refused) {
-        (Some(node), _) => Choice::Node(node.clone()),
-        (None, Some(_)) => Choice::None,
-        (None, None) => Choice::NotAsked,
+        (Some(node), _) => ExpectedNode::Node(node.clone()),
+        (None, Some(_)) => ExpectedNode::None,
+        (None, None) => ExpectedNode::NotAsked,
     };
     (policy.mode == Mode::Shadow).then_some(Expected { policy: policy.digest, first })
 }
@@ -227,17 +231,17 @@ pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
 /// The pod is bound where the scheduler wanted it.
 pub fn bound(extender: &Extender, uid: &PodUid, key: &PodKey, node: &NodeName, expected: &Expected) {
     let (outcome, would) = match &expected.first {
-        Choice::Node(first) if first == node => (Outcome::Same, first.to_string()),
-        Choice::Node(first) => (Outcome::Different, first.to_string()),
-        Choice::None => (Outcome::WouldRefuse, "no node".into()),
-        Choice::NotAsked => (Outcome::NotAsked, "nobody asked".into()),
+        ExpectedNode::Node(first) if first == node => (ShadowOutcome::Same, first.to_string()),
+        ExpectedNode::Node(first) => (ShadowOutcome::Different, first.to_string()),
+        ExpectedNode::None => (ShadowOutcome::WouldRefuse, "no node".into()),
+        ExpectedNode::NotAsked => (ShadowOutcome::NotAsked, "nobody asked".into()),
     };
-    let subject = Subject { uid, key, verb: "bind", policy: expected.policy };
+    let subject = ShadowSubject { uid, key, verb: "bind", policy: expected.policy };
     record(extender, subject, outcome, would, node.to_string());
 }
 
-fn of<'a>(asking: &'a Asking, verb: &'static str, policy: Digest) -> Subject<'a> {
-    Subject { uid: &asking.uid, key: &asking.key, verb, policy }
+fn of<'a>(asking: &'a VerbRequest, verb: &'static str, policy: Digest) -> ShadowSubject<'a> {
+    ShadowSubject { uid: &asking.uid, key: &asking.key, verb, policy }
 }
 
 /// The policy's digest, if it is one of shadow mode and lets such a pod through.
@@ -248,8 +252,8 @@ fn shadowing(extender: &Extender, pod: &Pod) -> Option<Digest> {
 }
 
 /// For the pod's bind to be compared with.
-fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &Decision) {
-    let Decision { asking, view, list } = decision;
+fn note_in_ledger(extender: &Extender, nodes: &AskedNodes<'_>, decision: &FilterDecision) {
+    let FilterDecision { asking, view, list } = decision;
     let mut ledger = extender.service.ledger();
     match list.best.first() {
         Some(first) => {
@@ -299,8 +303,14 @@ fn placed(snapshot: &Snapshot, list: &Shortlist) -> String {
     text
 }
 
-fn record(extender: &Extender, subject: Subject<'_>, outcome: Outcome, would: String, did: String) {
-    let Subject { uid, key, verb, policy } = subject;
+fn record(
+    extender: &Extender,
+    subject: ShadowSubject<'_>,
+    outcome: ShadowOutcome,
+    would: String,
+    did: String,
+) {
+    let ShadowSubject { uid, key, verb, policy } = subject;
     extender.service.metrics.shadow.with_label_values(&[verb, outcome.code()]).inc();
     if outcome.is_news() {
         info!(pod = %key, verb, outcome = outcome.code(), would, did, "shadow");
@@ -332,7 +342,7 @@ mod tests {
             pod: PodKey::parse("default", &format!("pod-{number}")).unwrap(),
             uid: PodUid::parse("uid").unwrap(),
             verb: "bind",
-            outcome: Outcome::WouldNotPreempt,
+            outcome: ShadowOutcome::WouldNotPreempt,
             policy: Digest(7),
             would: "a".into(),
             did: "b".into(),
@@ -341,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_latest_thousand_records_are_kept_in_order() {
-        let journal = Journal::default();
+        let journal = ShadowJournal::default();
         (0..KEPT + 3).for_each(|number| journal.keep(record_of(number)));
         let names: Vec<String> = journal.records().iter().map(|record| record.pod.name.to_string()).collect();
         assert_eq!((names.len(), names[0].as_str(), names[KEPT - 1].as_str()), (KEPT, "pod-3", "pod-1002"));
@@ -355,6 +365,6 @@ mod tests {
             "outcome": "would-not-preempt", "policy": "0000000000000007", "would": "a", "did": "b",
         });
         assert_eq!(written, expected);
-        assert_eq!(written["outcome"], Outcome::WouldNotPreempt.code());
+        assert_eq!(written["outcome"], ShadowOutcome::WouldNotPreempt.code());
     }
 }

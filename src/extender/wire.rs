@@ -18,7 +18,7 @@ pub struct ExtenderArgs<'a> {
     #[serde(borrow)]
     pub nodes: Option<NodeList<'a>>,
     #[serde(borrow)]
-    pub node_names: Option<Vec<Name<'a>>>,
+    pub node_names: Option<Vec<WireName<'a>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -29,12 +29,12 @@ pub struct NodeList<'a> {
 
 /// A string that is copied only if it has escapes in it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-pub struct Name<'a>(#[serde(borrow)] pub Cow<'a, str>);
+pub struct WireName<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
 /// The nodes a request asks about, in either form.
 pub enum AskedNodes<'a> {
-    Names(&'a [Name<'a>]),
-    Whole(Vec<(Name<'a>, &'a RawValue)>),
+    Names(&'a [WireName<'a>]),
+    Whole(Vec<(WireName<'a>, &'a RawValue)>),
 }
 
 impl<'a> ExtenderArgs<'a> {
@@ -86,7 +86,7 @@ fn with_names<'a>(items: &[&'a RawValue]) -> Result<AskedNodes<'a>, serde_json::
     #[derive(Deserialize)]
     struct Metadata<'a> {
         #[serde(borrow)]
-        name: Name<'a>,
+        name: WireName<'a>,
     }
     let named = |raw: &&'a RawValue| Ok((serde_json::from_str::<Node<'a>>(raw.get())?.metadata.name, *raw));
     items.iter().map(named).collect::<Result<_, _>>().map(AskedNodes::Whole)
@@ -130,9 +130,9 @@ pub struct HostPriority<'a> {
 pub struct PreemptionArgs<'a> {
     pub pod: Pod,
     #[serde(borrow)]
-    pub node_name_to_victims: Option<BTreeMap<Name<'a>, Option<Victims<'a>>>>,
+    pub node_name_to_victims: Option<BTreeMap<WireName<'a>, Option<Victims<'a>>>>,
     #[serde(borrow)]
-    pub node_name_to_meta_victims: Option<BTreeMap<Name<'a>, Option<MetaVictims<'a>>>>,
+    pub node_name_to_meta_victims: Option<BTreeMap<WireName<'a>, Option<MetaVictims<'a>>>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,7 +153,7 @@ struct VictimPod<'a> {
 #[derive(Debug, Deserialize)]
 struct VictimMetadata<'a> {
     #[serde(borrow)]
-    uid: Name<'a>,
+    uid: WireName<'a>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -168,7 +168,7 @@ pub struct MetaVictims<'a> {
 #[derive(Debug, Deserialize)]
 struct MetaPod<'a> {
     #[serde(borrow, rename = "UID")]
-    uid: Name<'a>,
+    uid: WireName<'a>,
 }
 
 /// One node the scheduler could preempt on, and whom it would evict there.

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 /// How a text is written. The name is the `format` keyword of the JSON Schema.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum TextFormat {
     Percent {
         at_most: u8,
     },
@@ -62,7 +62,7 @@ impl From<ExpressionError> for Malformed {
     }
 }
 
-impl Format {
+impl TextFormat {
     /// By the `format` keyword; `percent` to 100.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {

@@ -4,13 +4,13 @@
 //! The result keeps the place of every value, so what comes later can still say where it was set.
 
 use super::diagnostic::{Diagnostic, quoted};
-use super::shape::Shape;
+use super::shape::SchemaShape;
 use super::source::Span;
-use super::tree::{Node, Value};
+use super::tree::{Value, YamlNode};
 use std::collections::BTreeMap;
 
 /// All documents as one, and every conflict between them.
-pub fn merge(documents: Vec<Node>, shape: &Shape) -> (Node, Vec<Diagnostic>) {
+pub fn merge(documents: Vec<YamlNode>, shape: &SchemaShape) -> (YamlNode, Vec<Diagnostic>) {
     let mut conflicts = Vec::new();
     let mut documents = documents.into_iter();
     let Some(mut merged) = documents.next() else { return (empty(), conflicts) };
@@ -22,11 +22,17 @@ pub fn merge(documents: Vec<Node>, shape: &Shape) -> (Node, Vec<Diagnostic>) {
 }
 
 /// The empty policy, which stands in no file.
-fn empty() -> Node {
-    Node { value: Value::Map(Vec::new()), span: Span::new(super::source::FileId::at(0), 0..0) }
+fn empty() -> YamlNode {
+    YamlNode { value: Value::Map(Vec::new()), span: Span::new(super::source::FileId::at(0), 0..0) }
 }
 
-fn add(base: &mut Node, other: Node, shape: &Shape, name: &str, conflicts: &mut Vec<Diagnostic>) {
+fn add(
+    base: &mut YamlNode,
+    other: YamlNode,
+    shape: &SchemaShape,
+    name: &str,
+    conflicts: &mut Vec<Diagnostic>,
+) {
     match (&mut base.value, other.value, shape) {
         (Value::Map(entries), Value::Map(others), _) => {
             let places = entries.iter().enumerate().map(|(place, (key, _))| (key.text.clone(), place));
@@ -43,7 +49,7 @@ fn add(base: &mut Node, other: Node, shape: &Shape, name: &str, conflicts: &mut 
         }
         (Value::List(items), Value::List(others), shape) if holds_named(shape) => items.extend(others),
         (_, value, shape) => {
-            let other = Node { value, span: other.span };
+            let other = YamlNode { value, span: other.span };
             if comparable(base, &other) && !same(base, &other, shape) {
                 conflicts.push(conflict(name, base.span, other.span));
             }
@@ -51,22 +57,22 @@ fn add(base: &mut Node, other: Node, shape: &Shape, name: &str, conflicts: &mut 
     }
 }
 
-fn part<'a>(shape: &'a Shape, key: &str) -> Option<&'a Shape> {
+fn part<'a>(shape: &'a SchemaShape, key: &str) -> Option<&'a SchemaShape> {
     match shape {
-        Shape::Fields(_) => shape.field(key).map(|field| &field.shape),
-        Shape::Table { values, .. } => Some(values),
+        SchemaShape::Fields(_) => shape.field(key).map(|field| &field.shape),
+        SchemaShape::Table { values, .. } => Some(values),
         _ => None,
     }
 }
 
 /// Lists whose items have names of their own are put together; others are values.
-fn holds_named(shape: &Shape) -> bool {
-    matches!(shape, Shape::List(item) if item.field("name").is_some())
+fn holds_named(shape: &SchemaShape) -> bool {
+    matches!(shape, SchemaShape::List(item) if item.field("name").is_some())
 }
 
 /// What has the wrong kind was told when its file was checked.
-fn comparable(a: &Node, b: &Node) -> bool {
-    let kind = |node: &Node| match node.value {
+fn comparable(a: &YamlNode, b: &YamlNode) -> bool {
+    let kind = |node: &YamlNode| match node.value {
         Value::Scalar(_) => 0,
         Value::List(_) => 1,
         Value::Map(_) => 2,
@@ -75,13 +81,13 @@ fn comparable(a: &Node, b: &Node) -> bool {
     kind(a) == kind(b) && kind(a) != 3
 }
 
-fn same(a: &Node, b: &Node, shape: &Shape) -> bool {
+fn same(a: &YamlNode, b: &YamlNode, shape: &SchemaShape) -> bool {
     match (&a.value, &b.value, shape) {
-        (Value::Scalar(a), Value::Scalar(b), Shape::Text { format: Some(format), .. }) => {
+        (Value::Scalar(a), Value::Scalar(b), SchemaShape::Text { format: Some(format), .. }) => {
             a.text == b.text || format.same(&a.text, &b.text)
         }
         (Value::Scalar(a), Value::Scalar(b), _) => a.text == b.text || a.atom() == b.atom(),
-        (Value::List(a), Value::List(b), Shape::List(items)) => {
+        (Value::List(a), Value::List(b), SchemaShape::List(items)) => {
             a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, items))
         }
         _ => false,
@@ -96,11 +102,15 @@ fn conflict(name: &str, first: Span, second: Span) -> Diagnostic {
 }
 
 /// Entries of one list with the same name.
-fn find_twins(merged: &Node, conflicts: &mut Vec<Diagnostic>) {
+fn find_twins(merged: &YamlNode, conflicts: &mut Vec<Diagnostic>) {
     for (list, what) in [("classes", "classes"), ("tenants", "tenants"), ("nodePools", "node pools")] {
         let mut seen: BTreeMap<&str, Span> = BTreeMap::new();
-        let names =
-            merged.get(list).map(Node::items).unwrap_or_default().iter().filter_map(|one| one.get("name"));
+        let names = merged
+            .get(list)
+            .map(YamlNode::items)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|one| one.get("name"));
         for name in names {
             let Some(text) = name.text() else { continue };
             match seen.get(text) {
@@ -129,7 +139,7 @@ mod tests {
     use crate::policy_file::source::FileId;
     use crate::policy_file::tree;
 
-    fn merged(files: &[&str]) -> (Node, Vec<Diagnostic>) {
+    fn merged(files: &[&str]) -> (YamlNode, Vec<Diagnostic>) {
         let read = |(index, text): (usize, &&str)| tree::read(text.as_bytes(), FileId::at(index), &mut 100).0;
         merge(files.iter().enumerate().flat_map(read).collect(), &SHAPES.policy)
     }
@@ -142,7 +152,7 @@ mod tests {
         let scoring = policy.get("scoring").unwrap();
         assert_eq!(scoring.get("shortlist").unwrap().span.file, FileId::at(0));
         assert_eq!(scoring.get("hintLifetime").unwrap().span.file, FileId::at(1));
-        assert_eq!(policy.get("mode").and_then(Node::text), Some("shadow"));
+        assert_eq!(policy.get("mode").and_then(YamlNode::text), Some("shadow"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Policy files: the YAML that a cluster's owner writes, into the [`Policy`] that the core decides by, or into everything
+//! Policy files: the YAML that a cluster's owner writes, into the [`PolicySpec`] that the core decides by, or into everything
 //! that is wrong with it, each with its place and the way out. Pure: texts come in, nobody here opens a file.
 //!
 //! The way of a policy: [`tree`] reads YAML and keeps every place; [`shape`] holds it against the JSON Schema of the [`raw`]
@@ -17,14 +17,14 @@ pub mod show;
 mod source;
 mod tree;
 
-pub use source::{FileId, MAX_FILE, Position, SourceText, Sources, Span};
+pub use source::{FileId, MAX_FILE, PolicySources, Position, SourceText, Span};
 
 use crate::scheduling::policy::{Digest, Policy};
 use diagnostic::{Diagnostic, has_errors, sort};
 use lower::Draft;
 use sha2::{Digest as _, Sha256};
 use shape::SHAPES;
-use tree::Node;
+use tree::YamlNode;
 
 /// A policy that may be put into force.
 #[derive(Debug, Clone)]
@@ -35,7 +35,7 @@ pub struct Loaded {
     pub warnings: Vec<Diagnostic>,
     /// Cases that stand beside the policy, in order of files.
     pub tests: Vec<Test>,
-    merged: Node,
+    merged: YamlNode,
 }
 
 /// One document of cases.
@@ -49,7 +49,7 @@ pub struct Test {
 /// Reads a policy from all its files. Either it is sound, or everything that is wrong is told, errors and warnings, by
 /// file and place.
 pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
-    let texts = Sources::new(sources);
+    let texts = PolicySources::new(sources);
     let Documents { policies, tests, mut diagnostics } = documents(sources, &texts);
     let (merged, mut conflicts) = merge::merge(policies, &SHAPES.policy);
     diagnostics.append(&mut conflicts);
@@ -67,12 +67,12 @@ pub fn load(sources: &[SourceText]) -> Result<Loaded, Vec<Diagnostic>> {
 
 /// What stands in the files, by kind, and what is wrong with each document by itself.
 struct Documents {
-    policies: Vec<Node>,
-    tests: Vec<Node>,
+    policies: Vec<YamlNode>,
+    tests: Vec<YamlNode>,
     diagnostics: Vec<Diagnostic>,
 }
 
-fn documents(sources: &[SourceText], texts: &Sources<'_>) -> Documents {
+fn documents(sources: &[SourceText], texts: &PolicySources<'_>) -> Documents {
     let mut found = Documents { policies: Vec::new(), tests: Vec::new(), diagnostics: Vec::new() };
     let mut nodes = tree::MAX_NODES;
     for (index, source) in sources.iter().enumerate() {
@@ -94,7 +94,7 @@ fn empty(file: FileId) -> Diagnostic {
 }
 
 impl Documents {
-    fn take(&mut self, document: Node, texts: &Sources<'_>) {
+    fn take(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
         // Whatever else is wrong with a document of another kind, it is not meant for us.
         if let Some(stranger) = shape::stranger(&document) {
             return self.diagnostics.push(stranger);
@@ -108,8 +108,8 @@ impl Documents {
     }
 }
 
-fn policy(merged: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
-    let raw: raw::Policy = from_tree(merged, diagnostics)?;
+fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
+    let raw: raw::PolicySpec = from_tree(merged, diagnostics)?;
     let draft = Draft::new(&raw);
     diagnostics.extend(semantic::check(merged, &raw, &draft));
     if has_errors(diagnostics) {
@@ -127,7 +127,7 @@ fn policy(merged: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
     }
 }
 
-fn test(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
+fn test(node: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
     if has_errors(diagnostics) {
         return None;
     }
@@ -135,7 +135,10 @@ fn test(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<Test> {
 }
 
 /// What the check let through reads; should it not, that is told as any mistake is.
-fn from_tree<T: serde::de::DeserializeOwned>(node: &Node, diagnostics: &mut Vec<Diagnostic>) -> Option<T> {
+fn from_tree<T: serde::de::DeserializeOwned>(
+    node: &YamlNode,
+    diagnostics: &mut Vec<Diagnostic>,
+) -> Option<T> {
     match serde_json::from_value(node.to_json()) {
         Ok(raw) => Some(raw),
         Err(error) => {
@@ -156,7 +159,7 @@ fn digest(policy: &Policy) -> Digest {
 impl Loaded {
     /// The whole policy as YAML, each value with where it was set.
     pub fn show(&self, sources: &[SourceText]) -> String {
-        show::show(&self.policy, &self.merged, &Sources::new(sources))
+        show::show(&self.policy, &self.merged, &PolicySources::new(sources))
     }
 }
 

@@ -1,8 +1,8 @@
 //! A policy written out in full, each value with where it was set: YAML that can be read again.
 
 use super::lower::raise;
-use super::source::Sources;
-use super::tree::{Atom, MAX_NODES, Node, Scalar, Style, Value, read};
+use super::source::PolicySources;
+use super::tree::{Atom, MAX_NODES, Scalar, Style, Value, YamlNode, read};
 use crate::policy_file::source::FileId;
 use crate::scheduling::policy::Policy;
 
@@ -10,11 +10,11 @@ use crate::scheduling::policy::Policy;
 const COLUMN: usize = 44;
 
 /// `merged` is what was written, and knows the places.
-pub fn show(policy: &Policy, merged: &Node, sources: &Sources<'_>) -> String {
+pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> String {
     let json = serde_json::to_string(&raise(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
     let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
-    let mut page = Page { sources, gate: gate(merged), lines: Vec::new() };
+    let mut page = PolicyListing { sources, gate: gate(merged), lines: Vec::new() };
     if let Some(root) = documents.first() {
         page.map(root, Some(merged), 0);
     }
@@ -22,18 +22,18 @@ pub fn show(policy: &Policy, merged: &Node, sources: &Sources<'_>) -> String {
 }
 
 /// `startGate.atMost` of the whole policy, which every class takes over.
-fn gate(merged: &Node) -> Option<&Node> {
+fn gate(merged: &YamlNode) -> Option<&YamlNode> {
     merged.get("startGate")?.get("atMost")
 }
 
-struct Page<'a> {
-    sources: &'a Sources<'a>,
-    gate: Option<&'a Node>,
+struct PolicyListing<'a> {
+    sources: &'a PolicySources<'a>,
+    gate: Option<&'a YamlNode>,
     lines: Vec<String>,
 }
 
-impl Page<'_> {
-    fn map(&mut self, node: &Node, written: Option<&Node>, indent: usize) {
+impl PolicyListing<'_> {
+    fn map(&mut self, node: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         for (key, value) in node.entries() {
             if is_null(value) {
                 continue;
@@ -43,7 +43,7 @@ impl Page<'_> {
         }
     }
 
-    fn entry(&mut self, shown: &str, key: &str, value: &Node, written: Option<&Node>, indent: usize) {
+    fn entry(&mut self, shown: &str, key: &str, value: &YamlNode, written: Option<&YamlNode>, indent: usize) {
         let pad = " ".repeat(indent);
         match &value.value {
             Value::Map(_) => {
@@ -66,10 +66,10 @@ impl Page<'_> {
     }
 
     /// A class, a tenant or a pool, which was written where its name was.
-    fn item(&mut self, item: &Node, written: Option<&Node>, indent: usize) {
-        let name = item.get("name").and_then(Node::text);
-        let entries = written.map(Node::items).unwrap_or_default();
-        let written = entries.iter().find(|entry| entry.get("name").and_then(Node::text) == name);
+    fn item(&mut self, item: &YamlNode, written: Option<&YamlNode>, indent: usize) {
+        let name = item.get("name").and_then(YamlNode::text);
+        let entries = written.map(YamlNode::items).unwrap_or_default();
+        let written = entries.iter().find(|entry| entry.get("name").and_then(YamlNode::text) == name);
         let first = self.lines.len();
         self.map(item, written, indent + 2);
         if let Some(line) = self.lines.get_mut(first) {
@@ -77,13 +77,13 @@ impl Page<'_> {
         }
     }
 
-    fn line(&mut self, text: String, written: Option<&Node>) {
+    fn line(&mut self, text: String, written: Option<&YamlNode>) {
         let place = written.map_or("default".into(), |node| self.sources.line_of(node.span));
         self.lines.push(format!("{text:<COLUMN$}  # {place}"));
     }
 
     /// The last line is a class's `atMost`: unless it said one, it has the policy's.
-    fn name_gate(&mut self, written: Option<&Node>) {
+    fn name_gate(&mut self, written: Option<&YamlNode>) {
         let own = written.and_then(|written| written.get("atMost"));
         let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
         let text = line.split("  #").next().unwrap_or_default().trim_end().to_owned();
@@ -91,11 +91,11 @@ impl Page<'_> {
     }
 }
 
-fn is_null(node: &Node) -> bool {
+fn is_null(node: &YamlNode) -> bool {
     matches!(&node.value, Value::Scalar(scalar) if scalar.atom() == Atom::Null)
 }
 
-fn inline(node: &Node) -> String {
+fn inline(node: &YamlNode) -> String {
     match &node.value {
         Value::Scalar(Scalar { text, style: Style::Text }) => scalar_text(text),
         Value::Scalar(Scalar { text, style: Style::Plain }) => text.clone(),

@@ -80,7 +80,7 @@ pub struct Position {
 
 /// Files as texts, with their lines found once.
 #[derive(Debug)]
-pub struct Sources<'a> {
+pub struct PolicySources<'a> {
     files: Vec<Lines<'a>>,
 }
 
@@ -92,7 +92,7 @@ struct Lines<'a> {
     starts: Vec<usize>,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> PolicySources<'a> {
     pub fn new(files: &'a [SourceText]) -> Self {
         Self { files: files.iter().map(Lines::new).collect() }
     }
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn a_column_is_a_character_and_a_line_begins_after_its_predecessors_end() {
         let files = [SourceText::new("a.yaml", "größe: 1\nb: 2\n")];
-        let sources = Sources::new(&files);
+        let sources = PolicySources::new(&files);
         let file = FileId::at(0);
         assert_eq!(sources.position(file, 0), Position { line: 1, column: 1 });
         assert_eq!(sources.position(file, "größe".len()), Position { line: 1, column: 6 });

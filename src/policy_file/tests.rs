@@ -10,7 +10,8 @@ fn files(texts: &[&str]) -> Vec<SourceText> {
 
 fn loaded(texts: &[&str]) -> Loaded {
     let files = files(texts);
-    load(&files).unwrap_or_else(|found| panic!("{}", render(&found, &Sources::new(&files), Colours::Off)))
+    load(&files)
+        .unwrap_or_else(|found| panic!("{}", render(&found, &PolicySources::new(&files), Colours::Off)))
 }
 
 fn codes(text: &str) -> Vec<&'static str> {
@@ -112,7 +113,7 @@ fn bombs_are_refused_and_end() {
     ] {
         let files = files(&[&bomb]);
         let found = load(&files).unwrap_err();
-        let text = render(&found, &Sources::new(&files), Colours::Off);
+        let text = render(&found, &PolicySources::new(&files), Colours::Off);
         assert!(text.len() < 100_000, "{} bytes", text.len());
     }
     assert_eq!(codes(&"#".repeat((1 << 20) + 1)), ["file-too-large"]);
@@ -188,7 +189,7 @@ proptest! {
             Ok(loaded) => loaded.warnings,
             Err(found) => found,
         };
-        let sources = Sources::new(&files);
+        let sources = PolicySources::new(&files);
         for (span, _) in found.iter().flat_map(|one| one.others.iter().cloned().chain([(one.span, String::new())])) {
             let text = sources.text(span.file);
             prop_assert!(text.get(span.range()).is_some(), "{span:?} in {text:?}");
@@ -201,7 +202,7 @@ proptest! {
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
         let files = [SourceText::new("x.yaml", bytes)];
         if let Err(found) = load(&files) {
-            let _ = render(&found, &Sources::new(&files), Colours::Off);
+            let _ = render(&found, &PolicySources::new(&files), Colours::Off);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! been said already: the counter comes last.
 
 use super::Problems;
-use crate::control_plane::{ControlPlane, Notice, NoticeKind};
+use crate::control_plane::{ControlPlane, PodEvent, PodEventReason};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::policy::{Digest, Policy};
 use crate::service::{RefusedPolicy, Service};
@@ -35,7 +35,7 @@ impl Announcer {
         let digest = self.digest();
         info!(policy = %digest, before = %before.digest, "another policy is in force");
         self.tell(
-            NoticeKind::PolicyInForce,
+            PodEventReason::PolicyInForce,
             format!("The policy {digest} is in force, in place of {}.", before.digest),
         );
         self.good("in-force", warnings);
@@ -53,7 +53,7 @@ impl Announcer {
         let digest = self.digest();
         error!(policy = %digest, "the policy's files are refused, and the policy before them stays in force:\n{}", problems.whole.trim_end());
         self.tell(
-            NoticeKind::PolicyRefused,
+            PodEventReason::PolicyRefused,
             format!(
                 "The policy's files are refused, and the policy {digest} stays in force. {}",
                 problems.headline
@@ -87,9 +87,9 @@ impl Announcer {
         self.service.ledger().policy().digest
     }
 
-    fn tell(&self, kind: NoticeKind, text: String) {
+    fn tell(&self, kind: PodEventReason, text: String) {
         if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
-            self.control_plane.notify(Notice { key, uid, kind, text });
+            self.control_plane.notify(PodEvent { key, uid, kind, text });
         }
     }
 }

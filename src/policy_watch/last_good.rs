@@ -36,7 +36,7 @@ pub struct LastGood {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Kept {
+struct SavedPolicy {
     /// Over `policy`, as it is written here.
     sha256: String,
     policy: KeptPolicy,
@@ -71,7 +71,7 @@ impl LastGood {
         };
         let files = texts.iter().map(file).collect::<io::Result<_>>()?;
         let policy = KeptPolicy { path: path.display().to_string(), files };
-        let kept = Kept { sha256: checksum(&policy), policy };
+        let kept = SavedPolicy { sha256: checksum(&policy), policy };
         std::fs::create_dir_all(&self.directory)?;
         let new = self.directory.join(NEW);
         let mut file = std::fs::File::create(&new)?;
@@ -91,7 +91,7 @@ impl LastGood {
         };
         let mut bytes = Vec::new();
         file.take(MAX_BYTES).read_to_end(&mut bytes).map_err(|error| unreadable(error.to_string()))?;
-        let Kept { sha256, policy }: Kept =
+        let SavedPolicy { sha256, policy }: SavedPolicy =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if checksum(&policy) != sha256 {
             return Err(unreadable("its checksum is another: it was changed or cut off".into()));

@@ -26,7 +26,7 @@ pub use last_good::LastGood;
 use crate::control_plane::ControlPlane;
 use crate::policy_file::diagnostic::text::{Colours, render};
 use crate::policy_file::diagnostic::{Diagnostic, Severity};
-use crate::policy_file::{self, SourceText, Sources};
+use crate::policy_file::{self, PolicySources, SourceText};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
 use announce::Announcer;
@@ -34,7 +34,7 @@ use read::{ReadError, read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use step::{Seen, Step, Watching};
+use step::{PolicyTexts, ReloadStep, Watching};
 
 /// A change is in force within two seconds: it is seen after this, settled after the next, and judging all pods takes the
 /// rest.
@@ -57,7 +57,7 @@ pub struct Problems {
 }
 
 /// A policy as it was found, and what its author should know.
-struct Found {
+struct LoadedPolicy {
     policy: Policy,
     warnings: Option<String>,
 }
@@ -91,7 +91,12 @@ pub fn open(path: PathBuf, last_good: Option<LastGood>) -> Result<(Policy, Polic
     Ok((policy, PolicyWatch { path, watching: Watching::from(seen), last_good, refused: Some(refused) }))
 }
 
-fn good(path: PathBuf, last_good: Option<LastGood>, seen: Seen, found: Found) -> (Policy, PolicyWatch) {
+fn good(
+    path: PathBuf,
+    last_good: Option<LastGood>,
+    seen: PolicyTexts,
+    found: LoadedPolicy,
+) -> (Policy, PolicyWatch) {
     if let Some(warnings) = found.warnings {
         tracing::warn!("--policy {}:\n{warnings}", path.display());
     }
@@ -160,10 +165,10 @@ impl PolicyWatch {
             let Ok(seen) = tokio::task::spawn_blocking(move || read(&path)).await else { continue };
             pause = LOOK_EVERY;
             match self.watching.look(seen) {
-                Step::Nothing => {}
-                Step::LookAgain => pause = SETTLES_IN,
-                Step::Load(texts) => self.take_over(&service, &announcer, texts).await,
-                Step::Refuse(error) => announcer.refused(&error.into()),
+                ReloadStep::Nothing => {}
+                ReloadStep::LookAgain => pause = SETTLES_IN,
+                ReloadStep::Load(texts) => self.take_over(&service, &announcer, texts).await,
+                ReloadStep::Refuse(error) => announcer.refused(&error.into()),
             }
         }
     }
@@ -173,21 +178,21 @@ impl PolicyWatch {
         let (service, last_good, path) = (service.clone(), self.last_good.clone(), self.path.clone());
         let taken = tokio::task::spawn_blocking(move || {
             let outcome = take(&service, &texts);
-            if !matches!(outcome, Outcome::Refused(_)) {
+            if !matches!(outcome, ReloadOutcome::Refused(_)) {
                 keep(last_good.as_ref(), &path, &texts);
             }
             outcome
         });
-        match taken.await.unwrap_or_else(|_| Outcome::Refused(Problems::of_a_panic())) {
-            Outcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
-            Outcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
-            Outcome::Refused(problems) => announcer.refused(&problems),
+        match taken.await.unwrap_or_else(|_| ReloadOutcome::Refused(Problems::of_a_panic())) {
+            ReloadOutcome::InForce { warnings, before } => announcer.in_force(&before, warnings.as_deref()),
+            ReloadOutcome::Unchanged { warnings } => announcer.unchanged(warnings.as_deref()),
+            ReloadOutcome::Refused(problems) => announcer.refused(&problems),
         }
     }
 }
 
 /// What became of a change.
-enum Outcome {
+enum ReloadOutcome {
     InForce {
         warnings: Option<String>,
         before: Arc<Policy>,
@@ -199,26 +204,26 @@ enum Outcome {
     Refused(Problems),
 }
 
-fn take(service: &Service, texts: &[SourceText]) -> Outcome {
-    let Found { mut policy, warnings } = match load(texts) {
+fn take(service: &Service, texts: &[SourceText]) -> ReloadOutcome {
+    let LoadedPolicy { mut policy, warnings } = match load(texts) {
         Ok(found) => found,
-        Err(problems) => return Outcome::Refused(problems),
+        Err(problems) => return ReloadOutcome::Refused(problems),
     };
     let before = service.ledger().policy().clone();
     policy.version = before.version;
     if policy == *before {
-        return Outcome::Unchanged { warnings };
+        return ReloadOutcome::Unchanged { warnings };
     }
     service.set_policy(policy);
-    Outcome::InForce { warnings, before }
+    ReloadOutcome::InForce { warnings, before }
 }
 
-fn load(texts: &[SourceText]) -> Result<Found, Problems> {
-    let describe = |diagnostics: &[Diagnostic]| render(diagnostics, &Sources::new(texts), Colours::Off);
+fn load(texts: &[SourceText]) -> Result<LoadedPolicy, Problems> {
+    let describe = |diagnostics: &[Diagnostic]| render(diagnostics, &PolicySources::new(texts), Colours::Off);
     match policy_file::load(texts) {
         Ok(loaded) => {
             let warnings = (!loaded.warnings.is_empty()).then(|| describe(&loaded.warnings));
-            Ok(Found { policy: loaded.policy, warnings })
+            Ok(LoadedPolicy { policy: loaded.policy, warnings })
         }
         Err(diagnostics) => {
             Err(Problems { headline: headline(&diagnostics, texts), whole: describe(&diagnostics) })
@@ -234,7 +239,7 @@ fn headline(diagnostics: &[Diagnostic], texts: &[SourceText]) -> String {
         0 => String::new(),
         more => format!(" (and {more} more)"),
     };
-    format!("{}: {}{more}", Sources::new(texts).line_of(first.span), first.message)
+    format!("{}: {}{more}", PolicySources::new(texts).line_of(first.span), first.message)
 }
 
 impl Problems {

@@ -16,19 +16,19 @@ use super::read::ReadError;
 use crate::policy_file::SourceText;
 
 /// What is found at the policy's path.
-pub type Seen = Result<Vec<SourceText>, ReadError>;
+pub type PolicyTexts = Result<Vec<SourceText>, ReadError>;
 
 #[derive(Debug)]
 pub struct Watching {
     /// What was dealt with last, whether it became a policy or was refused.
-    settled: Seen,
+    settled: PolicyTexts,
     /// What was seen at the last look, if it was something else.
-    changing: Option<Seen>,
+    changing: Option<PolicyTexts>,
 }
 
 /// What to do after a look.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ReloadStep {
     Nothing,
     /// Something is changing: look again soon.
     LookAgain,
@@ -38,24 +38,24 @@ pub enum Step {
 
 impl Watching {
     /// From what was found at the start.
-    pub fn from(settled: Seen) -> Self {
+    pub fn from(settled: PolicyTexts) -> Self {
         Self { settled, changing: None }
     }
 
-    pub fn look(&mut self, seen: Seen) -> Step {
+    pub fn look(&mut self, seen: PolicyTexts) -> ReloadStep {
         if seen == self.settled {
             self.changing = None;
-            return Step::Nothing;
+            return ReloadStep::Nothing;
         }
         if self.changing.as_ref() != Some(&seen) {
             self.changing = Some(seen);
-            return Step::LookAgain;
+            return ReloadStep::LookAgain;
         }
         self.changing = None;
         self.settled = seen.clone();
         match seen {
-            Ok(texts) => Step::Load(texts),
-            Err(error) => Step::Refuse(error),
+            Ok(texts) => ReloadStep::Load(texts),
+            Err(error) => ReloadStep::Refuse(error),
         }
     }
 }
@@ -75,51 +75,55 @@ mod tests {
     #[test]
     fn what_stays_the_same_leads_to_nothing() {
         let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
-        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
+        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
+        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
     }
 
     #[test]
     fn a_change_is_loaded_once_when_it_is_seen_twice() {
         let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Ok(texts("b"))), Step::LookAgain);
-        assert_eq!(watching.look(Ok(texts("b"))), Step::Load(texts("b")));
-        assert_eq!(watching.look(Ok(texts("b"))), Step::Nothing);
+        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::Load(texts("b")));
+        assert_eq!(watching.look(Ok(texts("b"))), ReloadStep::Nothing);
     }
 
     #[test]
     fn a_file_that_is_still_being_written_is_not_loaded() {
         let mut watching = Watching::from(Ok(texts("whole")));
         for part in ["", "c", "ch", "chan"] {
-            assert_eq!(watching.look(Ok(texts(part))), Step::LookAgain, "{part:?}");
+            assert_eq!(watching.look(Ok(texts(part))), ReloadStep::LookAgain, "{part:?}");
         }
-        assert_eq!(watching.look(Ok(texts("changed"))), Step::LookAgain);
-        assert_eq!(watching.look(Ok(texts("changed"))), Step::Load(texts("changed")));
+        assert_eq!(watching.look(Ok(texts("changed"))), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Ok(texts("changed"))), ReloadStep::Load(texts("changed")));
     }
 
     #[test]
     fn a_directory_that_is_gone_for_a_moment_is_nobodys_policy() {
         let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Err(gone())), Step::LookAgain);
-        assert_eq!(watching.look(Ok(texts("a"))), Step::Nothing);
-        assert_eq!(watching.look(Err(gone())), Step::LookAgain, "what was seen before that does not count");
+        assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Nothing);
+        assert_eq!(
+            watching.look(Err(gone())),
+            ReloadStep::LookAgain,
+            "what was seen before that does not count"
+        );
     }
 
     #[test]
     fn what_cannot_be_read_is_refused_once_and_its_return_is_loaded() {
         let mut watching = Watching::from(Ok(texts("a")));
-        assert_eq!(watching.look(Err(gone())), Step::LookAgain);
-        assert_eq!(watching.look(Err(gone())), Step::Refuse(gone()));
-        assert_eq!(watching.look(Err(gone())), Step::Nothing);
-        assert_eq!(watching.look(Ok(texts("a"))), Step::LookAgain);
-        assert_eq!(watching.look(Ok(texts("a"))), Step::Load(texts("a")), "it clears the refusal");
+        assert_eq!(watching.look(Err(gone())), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Err(gone())), ReloadStep::Refuse(gone()));
+        assert_eq!(watching.look(Err(gone())), ReloadStep::Nothing);
+        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Ok(texts("a"))), ReloadStep::Load(texts("a")), "it clears the refusal");
     }
 
     #[test]
     fn a_file_that_is_renamed_is_a_change() {
         let mut watching = Watching::from(Ok(texts("a")));
         let renamed = vec![SourceText::new("other.yaml", "a")];
-        assert_eq!(watching.look(Ok(renamed.clone())), Step::LookAgain);
-        assert_eq!(watching.look(Ok(renamed.clone())), Step::Load(renamed));
+        assert_eq!(watching.look(Ok(renamed.clone())), ReloadStep::LookAgain);
+        assert_eq!(watching.look(Ok(renamed.clone())), ReloadStep::Load(renamed));
     }
 }

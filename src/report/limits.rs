@@ -1,6 +1,6 @@
 //! How much a report may say. Who writes one keeps to it, and who reads one refuses what does not.
 
-use super::{Missing, NodeReport, Part};
+use super::{MissingPart, NodeReport, ReportPart};
 use crate::scheduling::request::MAX_GPUS;
 use crate::units::Millis;
 use serde::Serialize;
@@ -32,13 +32,13 @@ impl NodeReport {
     /// Cuts what is too much, and says so under `missing`: a folder with an odd name must not cost the node its report.
     pub fn keep_to_limits(&mut self) {
         let mut cut = Vec::new();
-        shorten(&mut self.models, MAX_MODELS, Part::Models, &mut cut);
-        shorten(&mut self.engines, MAX_ENGINES, Part::Engines, &mut cut);
-        shorten(&mut self.findings, MAX_FINDINGS, Part::Other, &mut cut);
+        shorten(&mut self.models, MAX_MODELS, ReportPart::Models, &mut cut);
+        shorten(&mut self.engines, MAX_ENGINES, ReportPart::Engines, &mut cut);
+        shorten(&mut self.findings, MAX_FINDINGS, ReportPart::Other, &mut cut);
         let mut left = MAX_PROCESSES;
         for gpu in self.gpus.iter_mut().flatten() {
             if let Some(processes) = &mut gpu.processes {
-                shorten(processes, left, Part::Processes, &mut cut);
+                shorten(processes, left, ReportPart::Processes, &mut cut);
                 left -= processes.len();
             }
             gpu.health_reason.iter_mut().for_each(tidy);
@@ -62,11 +62,11 @@ impl NodeReport {
                 report.gpus.iter().flatten().map(|gpu| gpu.processes.iter().map(size).sum::<usize>()).sum()
             };
             let sizes = [
-                (size(&self.models), Part::Models),
-                (size(&self.findings), Part::Other),
-                (processes(self), Part::Processes),
-                (size(&self.engines), Part::Engines),
-                (size(&self.missing), Part::Other),
+                (size(&self.models), ReportPart::Models),
+                (size(&self.findings), ReportPart::Other),
+                (processes(self), ReportPart::Processes),
+                (size(&self.engines), ReportPart::Engines),
+                (size(&self.missing), ReportPart::Other),
             ];
             let longest = (0..sizes.len()).max_by_key(|place| sizes[*place].0).unwrap_or(0);
             match longest {
@@ -83,7 +83,7 @@ impl NodeReport {
             cut.insert(sizes[longest].1);
         }
         let reason = || format!("not all of it fits: a report has at most {MAX_BYTES} bytes");
-        self.missing.extend(cut.into_iter().map(|part| Missing { part, reason: reason() }));
+        self.missing.extend(cut.into_iter().map(|part| MissingPart { part, reason: reason() }));
         self.missing.truncate(MAX_MISSING);
     }
 }
@@ -109,10 +109,10 @@ fn size(value: &impl Serialize) -> usize {
     counted.0
 }
 
-fn shorten<T>(list: &mut Vec<T>, most: usize, part: Part, cut: &mut Vec<Missing>) {
+fn shorten<T>(list: &mut Vec<T>, most: usize, part: ReportPart, cut: &mut Vec<MissingPart>) {
     if list.len() > most {
         let reason = format!("there are {}; a report takes no more than {most}", list.len());
-        cut.push(Missing { part, reason });
+        cut.push(MissingPart { part, reason });
         list.truncate(most);
     }
 }
@@ -157,7 +157,11 @@ mod tests {
         report.keep_to_limits();
         assert!(size(&report) <= MAX_BYTES, "{} bytes", size(&report));
         assert_eq!(report.gpus.as_ref().map(Vec::len), Some(8), "what counts most is all there");
-        assert!(report.missing.iter().any(|missing| missing.part == Part::Models), "{:?}", report.missing);
+        assert!(
+            report.missing.iter().any(|missing| missing.part == ReportPart::Models),
+            "{:?}",
+            report.missing
+        );
         let before = report.clone();
         report.keep_to_limits();
         assert_eq!(report, before, "what fits stays as it is");

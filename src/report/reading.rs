@@ -1,18 +1,18 @@
 //! A report in the core's words: what it says of free VRAM, of busy engines and of models.
 
-use super::{EngineReport, EngineState, GpuReport, NodeReport, Part, ProcessReport};
+use super::{EngineReport, EngineState, GpuReport, NodeReport, ProcessReport, ReportPart};
 use crate::ids::{GpuUuid, ModelId, PodUid};
-use crate::scheduling::loading::{Holding, Holdings};
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::loading::{NodeModel, NodeModelSet};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeMap;
 
 impl NodeReport {
     /// What was measured, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
-    pub fn reading(&self, received: Moment, fresh: Millis) -> Option<Reading> {
+    pub fn reading(&self, received: Moment, fresh: Millis) -> Option<NodeReading> {
         let pressures = self.pressures(fresh);
         let gpus = self.gpus.as_ref()?.iter();
-        Some(Reading {
+        Some(NodeReading {
             sampled: received.before(self.age_millis),
             gpus: gpus.map(|gpu| self.gpu_reading(gpu, &pressures)).collect(),
             holdings: self.holdings(),
@@ -20,7 +20,7 @@ impl NodeReport {
         })
     }
 
-    fn gpu_reading(&self, gpu: &GpuReport, pressures: &BTreeMap<&GpuUuid, Pressure>) -> GpuReading {
+    fn gpu_reading(&self, gpu: &GpuReport, pressures: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {
         GpuReading {
             uuid: gpu.uuid.clone(),
             used: gpu.used_bytes,
@@ -28,20 +28,20 @@ impl NodeReport {
             pressure: match pressures.get(&gpu.uuid) {
                 Some(pressure) => *pressure,
                 // Nobody looked for engines, or nobody knows where one runs: of a GPU on which something runs nothing is known.
-                None if self.did_not_look_for_engines() && !is_idle(gpu) => Pressure::default(),
-                None => Pressure::NONE,
+                None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::default(),
+                None => EngineLoad::NONE,
             },
         }
     }
 
     /// An engine over several GPUs counts on each.
-    fn pressures(&self, fresh: Millis) -> BTreeMap<&GpuUuid, Pressure> {
+    fn pressures(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
         let mut pressures = BTreeMap::new();
         for engine in &self.engines {
             let Some(of_engine) = pressure(engine, fresh) else { continue };
             for gpu in &engine.gpus {
                 let together =
-                    pressures.get(gpu).map_or(of_engine, |others: &Pressure| others.beside(of_engine));
+                    pressures.get(gpu).map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
                 pressures.insert(gpu, together);
             }
         }
@@ -63,15 +63,15 @@ impl NodeReport {
 
     fn did_not_look_for_engines(&self) -> bool {
         let has_no_place = |engine: &EngineReport| engine.gpus.is_empty();
-        self.missing.iter().any(|missing| matches!(missing.part, Part::Engines | Part::Pods))
+        self.missing.iter().any(|missing| matches!(missing.part, ReportPart::Engines | ReportPart::Pods))
             || self.engines.iter().any(has_no_place)
     }
 
     /// Of a model that is there twice, what is nearer to a GPU.
-    fn holdings(&self) -> Holdings {
-        let mut best: BTreeMap<&ModelId, Holding> = BTreeMap::new();
+    fn holdings(&self) -> NodeModelSet {
+        let mut best: BTreeMap<&ModelId, NodeModel> = BTreeMap::new();
         for report in &self.models {
-            let found = Holding { model: report.model.clone(), tier: report.tier, bytes: report.bytes };
+            let found = NodeModel { model: report.model.clone(), tier: report.tier, bytes: report.bytes };
             match best.get_mut(&report.model) {
                 Some(known) => {
                     known.bytes = known.bytes.max(found.bytes);
@@ -87,15 +87,15 @@ impl NodeReport {
 }
 
 /// Of an engine that does not say.
-const UNKNOWN: Pressure = Pressure { kv_cache: None, queue: None, partial: true };
+const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true };
 
 /// How busy an engine is; `None` if it serves nobody.
-fn pressure(engine: &EngineReport, fresh: Millis) -> Option<Pressure> {
+fn pressure(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     match engine.state {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
         EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
         EngineState::Serving | EngineState::Draining if engine.age_millis >= fresh => Some(UNKNOWN),
-        EngineState::Serving | EngineState::Draining => Some(Pressure::of(
+        EngineState::Serving | EngineState::Draining => Some(EngineLoad::of(
             engine.kv_cache_usage.and_then(Percent::from_share),
             engine.waiting.map(|waiting| u32::try_from(waiting).unwrap_or(u32::MAX)),
         )),
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(reading.sampled, Moment(9_600));
         let pod = |name: &str| PodUid::parse(name).unwrap();
         assert_eq!(reading.gpus[0].attributed, [(pod("w"), Bytes(0)), (pod("x"), Bytes(15))]);
-        assert_eq!((reading.gpus[0].used, reading.gpus[0].pressure), (Some(Bytes(40)), Pressure::NONE));
+        assert_eq!((reading.gpus[0].used, reading.gpus[0].pressure), (Some(Bytes(40)), EngineLoad::NONE));
     }
 
     #[test]
@@ -200,8 +200,8 @@ mod tests {
         let mut report = report(json!([]));
         report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
-        assert_eq!(reading.gpus[0].pressure, Pressure::default());
-        assert_eq!(reading.gpus[1].pressure, Pressure::NONE);
+        assert_eq!(reading.gpus[0].pressure, EngineLoad::default());
+        assert_eq!(reading.gpus[1].pressure, EngineLoad::NONE);
     }
 
     #[test]
@@ -215,8 +215,8 @@ mod tests {
         .unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
         let held: Vec<_> = reading.holdings.iter().map(|h| (h.model.as_str(), h.tier, h.bytes.0)).collect();
-        use crate::scheduling::loading::Tier;
-        assert_eq!(held, [("a", Tier::Partial, 3), ("b", Tier::Resident, 7)]);
+        use crate::scheduling::loading::ModelTier;
+        assert_eq!(held, [("a", ModelTier::Partial, 3), ("b", ModelTier::Resident, 7)]);
     }
 
     #[test]

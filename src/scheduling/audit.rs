@@ -3,7 +3,7 @@
 //! This shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
 
 use super::device::{Device, Health};
-use super::ledger::{Ledger, PodEntry};
+use super::ledger::{Ledger, PodState};
 use super::node::Node;
 use super::plugin::{Ask, PluginResource};
 use super::request::Sharing;
@@ -30,8 +30,8 @@ pub enum Violation {
 }
 
 /// One pod's part of one GPU.
-struct Part<'a> {
-    entry: &'a PodEntry,
+struct GpuCharge<'a> {
+    entry: &'a PodState,
     amount: Bytes,
     placed: bool,
 }
@@ -40,7 +40,7 @@ struct Part<'a> {
 /// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
 pub fn audit(ledger: &Ledger) -> Vec<Violation> {
     let all = ledger.entries();
-    let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodEntry>> = BTreeMap::new();
+    let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
     for (uid, entry) in &all {
         for node in entry.node().into_iter().chain(entry.hold().map(|hold| &hold.node)) {
             by_node.entry(node).or_default().insert(uid, entry);
@@ -51,7 +51,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
         let entries = by_node.remove(name).unwrap_or_default();
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(&ledger.policy().headroom);
-            let parts: Vec<Part<'_>> = entries
+            let parts: Vec<GpuCharge<'_>> = entries
                 .values()
                 .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
                 .collect();
@@ -73,7 +73,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
 }
 
 /// Who leaves together is found by an index; it must say what the pods show.
-fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodEntry>, violations: &mut Vec<Violation>) {
+fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations: &mut Vec<Violation>) {
     let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
     for (uid, entry) in all {
         if let Some(group) = &entry.stake.group {
@@ -98,10 +98,10 @@ fn check_promises(
     name: &NodeName,
     device: &Device,
     capacity: Bytes,
-    parts: &[Part<'_>],
+    parts: &[GpuCharge<'_>],
     violations: &mut Vec<Violation>,
 ) {
-    let placed: Vec<&Part<'_>> = parts.iter().filter(|part| part.placed).collect();
+    let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.placed).collect();
     let promised: Bytes = placed.iter().map(|part| part.amount).sum();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
     if promised > capacity {
@@ -123,7 +123,7 @@ fn check_promises(
 fn check_devices(
     name: &NodeName,
     node: &Node,
-    entries: &BTreeMap<&PodUid, &PodEntry>,
+    entries: &BTreeMap<&PodUid, &PodState>,
     violations: &mut Vec<Violation>,
 ) {
     let mut added_up: BTreeMap<PluginResource, u32> =
@@ -144,12 +144,12 @@ fn check_devices(
 }
 
 fn part<'a>(
-    entry: &'a PodEntry,
+    entry: &'a PodState,
     node: &NodeName,
     device: &Device,
     capacity: Bytes,
     devices: &[Device],
-) -> Option<Part<'a>> {
+) -> Option<GpuCharge<'a>> {
     if entry.node() != Some(node) || entry.demand.asks_plugin() {
         return None;
     }
@@ -164,13 +164,13 @@ fn part<'a>(
     }
     let amount = if entry.demand.sharing == Sharing::Exclusive { capacity } else { entry.demand.per_gpu };
     // Where an agent found a pod of somebody else's is where it counts, but nobody promised it that.
-    Some(Part { entry, amount, placed: placed && entry.recorded_devices().is_some() })
+    Some(GpuCharge { entry, amount, placed: placed && entry.recorded_devices().is_some() })
 }
 
 /// What holds keep of this GPU beyond what their victims still occupy there.
 /// A hold with a GPU that is not there any more keeps nothing.
 fn held(
-    entries: &BTreeMap<&PodUid, &PodEntry>,
+    entries: &BTreeMap<&PodUid, &PodState>,
     node: &NodeName,
     device: &Device,
     capacity: Bytes,
@@ -184,7 +184,7 @@ fn held(
             && hold.devices.iter().all(exists)
     });
     here.map(|(holder, hold)| {
-        let wanted = |entry: &PodEntry| match entry.demand.sharing {
+        let wanted = |entry: &PodState| match entry.demand.sharing {
             Sharing::Exclusive => capacity,
             Sharing::Shared => entry.demand.per_gpu,
         };

@@ -3,7 +3,7 @@
 //! PodDisruptionBudgets as data, so that the price of a victim set and the planner can respect them before the API server has
 //! to refuse. The API server stays the judge: what it makes of an eviction is not repeated here.
 
-use super::policy::Traits;
+use super::policy::PodTraits;
 use super::selector::Selector;
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use serde::Serialize;
 ///
 /// The Eviction API refuses a pod that two budgets cover, whatever they allow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Budget {
+pub struct DisruptionBudget {
     pub namespace: String,
     pub name: String,
     /// Of pods in its namespace. [`Selector::Nothing`] covers none, [`Selector::EVERYTHING`] all of them.
@@ -23,7 +23,7 @@ pub struct Budget {
 
 /// Whether the cluster's budgets can be seen.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub enum BudgetSight {
+pub enum BudgetVisibility {
     /// The ledger's are all there are.
     #[default]
     Complete,
@@ -31,9 +31,9 @@ pub enum BudgetSight {
     Forbidden,
 }
 
-impl Budget {
+impl DisruptionBudget {
     /// Whether this pod is one of those it counts.
-    pub fn covers(&self, pod: &Traits) -> bool {
+    pub fn covers(&self, pod: &PodTraits) -> bool {
         self.namespace == pod.namespace && self.selector.matches(&pod.labels)
     }
 }
@@ -44,13 +44,13 @@ mod tests {
     use crate::scheduling::selector::Requirement;
     use std::collections::BTreeMap;
 
-    fn pod(namespace: &str, app: &str) -> Traits {
+    fn pod(namespace: &str, app: &str) -> PodTraits {
         let labels = BTreeMap::from([("app".to_owned(), app.to_owned())]);
-        Traits { namespace: namespace.into(), labels, ..Traits::default() }
+        PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() }
     }
 
-    fn budget(selector: Selector) -> Budget {
-        Budget { namespace: "serving".into(), name: "chat".into(), selector, allowed: 1 }
+    fn budget(selector: Selector) -> DisruptionBudget {
+        DisruptionBudget { namespace: "serving".into(), name: "chat".into(), selector, allowed: 1 }
     }
 
     #[test]

@@ -32,7 +32,7 @@ impl Placement {
 
 /// Room kept for a pod that waits for others to leave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hold {
+pub struct Reservation {
     pub node: NodeName,
     pub devices: Arc<[GpuUuid]>,
     /// Whose leaving it waits for.

@@ -1,7 +1,7 @@
 //! One GPU: what the hardware is ([`Device`]), and what is left of it ([`Gpu`]). A MIG slice is a GPU with a parent.
 
-use super::policy::{ClassSet, Headroom, Usage};
-use super::reading::Pressure;
+use super::policy::{ClassSet, Headroom, TenantUsage};
+use super::reading::EngineLoad;
 use super::request::{Demand, MAX_GPUS, Sharing};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::units::Bytes;
@@ -59,7 +59,7 @@ pub struct Gpu {
     /// What was found to be used beyond what was promised, or a margin where nobody looks.
     pub taken: Bytes,
     /// How busy the engines on it are.
-    pub pressure: Pressure,
+    pub pressure: EngineLoad,
     /// Classes that its tenants do not share it with.
     pub barred: ClassSet,
     /// Pods and holds on it.
@@ -83,7 +83,7 @@ impl Gpu {
             engine_hinted: false,
             barred_by_hints: ClassSet::NONE,
             taken: Bytes::ZERO,
-            pressure: Pressure::default(),
+            pressure: EngineLoad::default(),
             barred: ClassSet::NONE,
             tenants: 0,
             exclusive: false,
@@ -112,10 +112,10 @@ impl Gpu {
     }
 
     /// What part of the cluster a demand uses here.
-    pub fn part_of(&self, demand: &Demand) -> Usage {
+    pub fn part_of(&self, demand: &Demand) -> TenantUsage {
         let vram = self.price(demand.per_gpu, demand.sharing);
         let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
-        Usage { vram, milli_gpus: thousandths.min(1000) as u64 }
+        TenantUsage { vram, milli_gpus: thousandths.min(1000) as u64 }
     }
 
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {

@@ -2,11 +2,11 @@
 
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
-use super::pack::{self, Choice};
+use super::pack::{self, GpuChoice};
 use super::plugin::{self, Ask};
-use super::policy::{ClassSet, Limit};
+use super::policy::{ClassSet, TenantLimit};
 use super::request::{Demand, Sharing};
-use super::worth::Appraisal;
+use super::worth::NodeEvaluation;
 use crate::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -73,9 +73,9 @@ pub enum Misfit {
     )]
     ClassBarred { usable: u32, barred: u32, asked: u32 },
     #[error("the pod wants {vram}, and its tenant's limit leaves {}", said(*left))]
-    BeyondLimit { vram: Bytes, left: Limit },
+    BeyondLimit { vram: Bytes, left: TenantLimit },
     #[error("on the GPUs it would get here the pod takes more than the {} that its tenant's limit leaves", said(*left))]
-    BeyondLimitHere { left: Limit },
+    BeyondLimitHere { left: TenantLimit },
     #[error("the pod's room on this node is held, and {remaining} victim(s) have not left it yet")]
     VictimsLeaving { remaining: u32 },
 }
@@ -143,15 +143,15 @@ impl Misfit {
 /// The GPUs `demand` would get on `node` by best fit, or why it gets none. Of a device plugin it gets none that could be named:
 /// the empty set. For one who asks whether there is room; [`fit_by`] says which GPUs are best.
 pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
-    fit_by(&Appraisal::by_best_fit(&node.gpus, demand), node).map(|choice| choice.gpus)
+    fit_by(&NodeEvaluation::by_best_fit(&node.gpus, demand), node).map(|choice| choice.gpus)
 }
 
 /// The same, by an appraisal of this node.
-pub fn fit_by(appraisal: &Appraisal<'_>, node: &Node) -> Result<Choice, Misfit> {
+pub fn fit_by(appraisal: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = appraisal.demand();
     shut(node, demand)?;
     if let Ask::Plugin { resource, count } = &demand.ask {
-        return plugin::has_room(node, resource, *count, 0).map(|()| Choice::default());
+        return plugin::has_room(node, resource, *count, 0).map(|()| GpuChoice::default());
     }
     pack::choose_by(appraisal, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
@@ -263,7 +263,7 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
 }
 
 /// `2.0 GiB of VRAM and 0.500 GPUs`.
-fn said(left: Limit) -> String {
+fn said(left: TenantLimit) -> String {
     let vram = left.vram.map(|vram| format!("{vram} of VRAM"));
     let gpus = left.milli_gpus.map(|milli| format!("{}.{:03} GPUs", milli / 1000, milli % 1000));
     let parts: Vec<String> = vram.into_iter().chain(gpus).collect();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Where a model's weights are; the further down the list, the sooner an engine is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Tier {
+pub enum ModelTier {
     /// Some of its files; the rest must still be fetched.
     Partial,
     Disk,
@@ -29,48 +29,48 @@ pub enum Tier {
 
 /// What a node has of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Holding {
+pub struct NodeModel {
     pub model: ModelId,
-    pub tier: Tier,
+    pub tier: ModelTier,
     /// Bytes of weights there; 0 if that is not known.
     pub bytes: Bytes,
 }
 
 /// What a node has of models, in order of model; each once. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(from = "Vec<Holding>")]
-pub struct Holdings {
+#[serde(from = "Vec<NodeModel>")]
+pub struct NodeModelSet {
     /// A bit for each model. A decision asks thousands of nodes for one model, and most do not have it: there the list, which
     /// is far away in memory, is not looked at.
     marks: u64,
-    list: Arc<[Holding]>,
+    list: Arc<[NodeModel]>,
 }
 
-impl Holdings {
-    pub fn of(&self, model: &ModelId) -> Option<&Holding> {
+impl NodeModelSet {
+    pub fn of(&self, model: &ModelId) -> Option<&NodeModel> {
         let list = if self.marks & mark(model) == 0 { &[] } else { &*self.list };
         list.iter().find(|holding| holding.model == *model)
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Holding> {
+    pub fn iter(&self) -> impl Iterator<Item = &NodeModel> {
         self.list.iter()
     }
 }
 
-impl FromIterator<Holding> for Holdings {
-    fn from_iter<I: IntoIterator<Item = Holding>>(holdings: I) -> Self {
-        let list: Arc<[Holding]> = holdings.into_iter().collect();
+impl FromIterator<NodeModel> for NodeModelSet {
+    fn from_iter<I: IntoIterator<Item = NodeModel>>(holdings: I) -> Self {
+        let list: Arc<[NodeModel]> = holdings.into_iter().collect();
         Self { marks: list.iter().fold(0, |marks, holding| marks | mark(&holding.model)), list }
     }
 }
 
-impl From<Vec<Holding>> for Holdings {
-    fn from(holdings: Vec<Holding>) -> Self {
+impl From<Vec<NodeModel>> for NodeModelSet {
+    fn from(holdings: Vec<NodeModel>) -> Self {
         holdings.into_iter().collect()
     }
 }
 
-impl Serialize for Holdings {
+impl Serialize for NodeModelSet {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.list.serialize(serializer)
     }
@@ -101,17 +101,17 @@ impl Default for LoadingSpeeds {
 
 /// From binding until the engine answers, on a node that has `holding` of its model; `weights` is what the model weighs
 /// where the node cannot tell.
-pub fn time_to_ready(holding: Option<&Holding>, weights: Bytes, speeds: &LoadingSpeeds) -> Millis {
+pub fn time_to_ready(holding: Option<&NodeModel>, weights: Bytes, speeds: &LoadingSpeeds) -> Millis {
     let here = holding.map_or(Bytes::ZERO, |holding| holding.bytes);
     let whole = if here == Bytes::ZERO { weights } else { here };
     match holding.map(|holding| holding.tier) {
         None => whole.over(speeds.network) + whole.over(speeds.disk) + speeds.init,
-        Some(Tier::Partial) => {
+        Some(ModelTier::Partial) => {
             weights.minus(here).over(speeds.network) + weights.max(here).over(speeds.disk) + speeds.init
         }
-        Some(Tier::Disk) => whole.over(speeds.disk) + speeds.init,
+        Some(ModelTier::Disk) => whole.over(speeds.disk) + speeds.init,
         // Whoever loads, runs or keeps it has read its files, and a new pod cannot take another's memory.
-        Some(Tier::PageCache | Tier::Sleeping | Tier::Loading | Tier::Resident) => {
+        Some(ModelTier::PageCache | ModelTier::Sleeping | ModelTier::Loading | ModelTier::Resident) => {
             whole.over(speeds.page_cache) + speeds.init
         }
     }
@@ -126,19 +126,19 @@ pub fn step(time: Millis) -> u8 {
 mod tests {
     use super::*;
 
-    fn holding(tier: Tier, gib: u64) -> Holding {
-        Holding { model: ModelId::parse("m").unwrap(), tier, bytes: Bytes::gib(gib) }
+    fn holding(tier: ModelTier, gib: u64) -> NodeModel {
+        NodeModel { model: ModelId::parse("m").unwrap(), tier, bytes: Bytes::gib(gib) }
     }
 
     #[test]
     fn the_nearer_the_weights_the_sooner_the_engine() {
         let speeds = LoadingSpeeds::default();
-        let time = |holding: Option<Holding>| time_to_ready(holding.as_ref(), Bytes::gib(15), &speeds);
+        let time = |holding: Option<NodeModel>| time_to_ready(holding.as_ref(), Bytes::gib(15), &speeds);
         let order = [
-            time(Some(holding(Tier::Sleeping, 15))),
-            time(Some(holding(Tier::Resident, 15))),
-            time(Some(holding(Tier::Disk, 15))),
-            time(Some(holding(Tier::Partial, 10))),
+            time(Some(holding(ModelTier::Sleeping, 15))),
+            time(Some(holding(ModelTier::Resident, 15))),
+            time(Some(holding(ModelTier::Disk, 15))),
+            time(Some(holding(ModelTier::Partial, 10))),
             time(None),
         ];
         assert!(order.is_sorted(), "{order:?}");
@@ -150,20 +150,21 @@ mod tests {
     #[test]
     fn a_node_that_does_not_know_the_size_takes_the_pods_word() {
         let speeds = LoadingSpeeds::default();
-        let unknown = Some(holding(Tier::Disk, 0));
-        let known = Some(holding(Tier::Disk, 15));
-        let time = |h: &Option<Holding>| time_to_ready(h.as_ref(), Bytes::gib(15), &speeds);
+        let unknown = Some(holding(ModelTier::Disk, 0));
+        let known = Some(holding(ModelTier::Disk, 15));
+        let time = |h: &Option<NodeModel>| time_to_ready(h.as_ref(), Bytes::gib(15), &speeds);
         assert_eq!(time(&unknown), time(&known));
     }
 
     #[test]
     fn every_model_of_a_long_list_is_found_and_no_other() {
         let model = |n: usize| ModelId::parse(&format!("organisation/model-{n}")).unwrap();
-        let held = (0..100).map(|n| Holding { model: model(n), tier: Tier::Disk, bytes: Bytes(n as u64) });
-        let holdings: Holdings = held.collect();
+        let held =
+            (0..100).map(|n| NodeModel { model: model(n), tier: ModelTier::Disk, bytes: Bytes(n as u64) });
+        let holdings: NodeModelSet = held.collect();
         for n in 0..200 {
             assert_eq!(holdings.of(&model(n)).map(|holding| holding.bytes.0), (n < 100).then_some(n as u64));
         }
-        assert_eq!(Holdings::default().of(&model(0)), None);
+        assert_eq!(NodeModelSet::default().of(&model(0)), None);
     }
 }

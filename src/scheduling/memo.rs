@@ -7,9 +7,9 @@
 use super::device::GpuSet;
 use super::fit::Misfit;
 use super::plugin::Ask;
-use super::policy::{ClassId, Policy, Terms};
-use super::rank::{self, Attempt, Score, Shortlist};
-use super::request::{Companion, Demand, Sharing};
+use super::policy::{ClassId, ClassTerms, Policy};
+use super::rank::{self, ScheduleAttempt, Score, Shortlist};
+use super::request::{Demand, HostResources, Sharing};
 use super::snapshot::Snapshot;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::Bytes;
@@ -25,28 +25,28 @@ const DEMANDS: RangeInclusive<usize> = 16..=64;
 
 /// Pages of the demands that were asked for last.
 #[derive(Debug, Default)]
-pub struct Memo {
+pub struct ScoreCache {
     /// The latest last.
-    pages: Vec<Page>,
+    pages: Vec<CachedScores>,
 }
 
 /// What each node answered one demand.
 #[derive(Debug)]
-pub struct Page {
-    key: Key,
+pub struct CachedScores {
+    key: ScoreKey,
     /// By the node's place in the snapshot: as of which generation its verdict holds.
     generations: Vec<u64>,
-    verdicts: Vec<Verdict>,
+    verdicts: Vec<CachedScore>,
 }
 
 /// No node ever gets there.
 const NEVER: u64 = u64::MAX;
 
-pub type Verdict = Result<(Score, GpuSet), Misfit>;
+pub type CachedScore = Result<(Score, GpuSet), Misfit>;
 
 /// All that verdicts follow from beside the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Key {
+struct ScoreKey {
     /// Nodes have the places they had.
     epoch: u64,
     worth: u64,
@@ -56,14 +56,14 @@ struct Key {
     gpus: u32,
     sharing: Sharing,
     class: ClassId,
-    terms: Terms,
+    terms: ClassTerms,
     model: Option<ModelId>,
     weights: Bytes,
-    companion: Companion,
+    companion: HostResources,
     models: Arc<[GpuModel]>,
 }
 
-impl Key {
+impl ScoreKey {
     fn of(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
         Self {
             epoch: snapshot.epoch(),
@@ -87,20 +87,20 @@ impl Key {
     }
 }
 
-impl Memo {
+impl ScoreCache {
     /// The page of this demand, or an empty one. Whoever takes it puts it back; who asks alike meanwhile gets an empty one.
-    pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Page {
-        let key = Key::of(snapshot, demand, policy);
+    pub fn take(&mut self, snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> CachedScores {
+        let key = ScoreKey::of(snapshot, demand, policy);
         // Nobody will ask for those of before.
         self.pages.retain(|page| page.key.is_of_the_time_of(&key));
         match self.pages.iter().position(|page| page.key == key) {
             Some(place) => self.pages.remove(place),
-            None => Page::empty(key, snapshot.nodes().len()),
+            None => CachedScores::empty(key, snapshot.nodes().len()),
         }
     }
 
     /// Keeps the page, and forgets those that were used longest ago if there are too many.
-    pub fn put(&mut self, page: Page) {
+    pub fn put(&mut self, page: CachedScores) {
         self.pages.retain(|known| known.key != page.key);
         let most = (VERDICTS / page.verdicts.len().max(1)).clamp(*DEMANDS.start(), *DEMANDS.end());
         self.pages.push(page);
@@ -113,7 +113,7 @@ impl Memo {
         snapshot: &Snapshot,
         demand: &Demand,
         names: impl ExactSizeIterator<Item = &'a str>,
-        attempt: Attempt<'_>,
+        attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
         let mut page = self.take(snapshot, demand, attempt.policy);
         let list = page.shortlist(snapshot, demand, names, attempt);
@@ -130,8 +130,8 @@ impl Memo {
     }
 }
 
-impl Page {
-    fn empty(key: Key, nodes: usize) -> Self {
+impl CachedScores {
+    fn empty(key: ScoreKey, nodes: usize) -> Self {
         Self { key, generations: vec![NEVER; nodes], verdicts: vec![Err(Misfit::UnknownNode); nodes] }
     }
 
@@ -141,9 +141,9 @@ impl Page {
         snapshot: &Snapshot,
         demand: &Demand,
         names: impl ExactSizeIterator<Item = &'a str>,
-        attempt: Attempt<'_>,
+        attempt: ScheduleAttempt<'_>,
     ) -> Shortlist {
-        debug_assert_eq!(self.key, Key::of(snapshot, demand, attempt.policy));
+        debug_assert_eq!(self.key, ScoreKey::of(snapshot, demand, attempt.policy));
         let verdict = |place| self.verdict(snapshot, place, demand, attempt.policy);
         rank::shortlist_by(snapshot, demand, names, attempt, verdict)
     }
@@ -160,7 +160,13 @@ impl Page {
         scores.min().map(|(_, place)| place)
     }
 
-    fn verdict(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> Verdict {
+    fn verdict(
+        &mut self,
+        snapshot: &Snapshot,
+        place: usize,
+        demand: &Demand,
+        policy: &Policy,
+    ) -> CachedScore {
         if self.generations[place] != snapshot.generations()[place] {
             self.look_at(snapshot, place, demand, policy);
         }
@@ -177,18 +183,24 @@ impl Page {
 mod tests {
     use super::*;
     use crate::scheduling::node::Node;
-    use crate::scheduling::policy::Limit;
+    use crate::scheduling::policy::TenantLimit;
     use crate::scheduling::proptests::{cluster_of, demand_of};
 
-    fn attempt(policy: &Policy) -> Attempt<'_> {
-        Attempt { limit: 4, just_failed: None, own_room: None, policy, allowance: Limit::default() }
+    fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
+        ScheduleAttempt {
+            limit: 4,
+            just_failed: None,
+            own_room: None,
+            policy,
+            allowance: TenantLimit::default(),
+        }
     }
 
     #[test]
     fn a_node_that_did_not_change_is_not_looked_at_again() {
         let (policy, mut snapshot) = (Policy::default(), cluster_of(3));
         let demand = demand_of(10, 1, Sharing::Shared, 0);
-        let mut page = Memo::default().take(&snapshot, &demand, &policy);
+        let mut page = ScoreCache::default().take(&snapshot, &demand, &policy);
         assert_eq!(page.best(&snapshot, &demand, &policy), Some(0));
         // Nobody would say that of it.
         page.verdicts[0] = Err(Misfit::Unseen);
@@ -203,7 +215,7 @@ mod tests {
     #[test]
     fn the_demand_that_was_asked_for_longest_ago_is_forgotten() {
         let (policy, snapshot) = (Policy::default(), cluster_of(1));
-        let mut memo = Memo::default();
+        let mut memo = ScoreCache::default();
         let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
         let mut ask =
             |size: usize| memo.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy));

@@ -1,12 +1,12 @@
 //! One node as a decision sees it: its GPUs and what is left of each.
 
 use super::device::{Device, Gpu};
-use super::loading::{Holding, Holdings};
+use super::loading::{NodeModel, NodeModelSet};
 use super::plugin::{PluginResource, PluginShare};
-use super::policy::{ClassSet, Usage};
+use super::policy::{ClassSet, TenantUsage};
 use super::reading::Freshness;
-use super::request::Companion;
-use super::worth::Site;
+use super::request::HostResources;
+use super::worth::NodeGpus;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
@@ -61,12 +61,12 @@ pub struct Node {
     /// Classes that its pool takes.
     pub classes: ClassSet,
     /// Models of which something is here.
-    pub holdings: Holdings,
+    pub holdings: NodeModelSet,
     /// Pods of each model that are here or on their way; kept only where the policy spreads them.
     pub replicas: Arc<[(ModelId, u16)]>,
     /// CPU and memory that pods may still have here; `None` if nobody said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spare: Option<Companion>,
+    pub spare: Option<HostResources>,
 }
 
 impl Node {
@@ -83,7 +83,7 @@ impl Node {
             closed: false,
             miscut: false,
             classes: ClassSet::ALL,
-            holdings: Holdings::default(),
+            holdings: NodeModelSet::default(),
             replicas: Arc::new([]),
             spare: None,
         }
@@ -95,12 +95,12 @@ impl Node {
     }
 
     /// Its GPUs, and what is left beside them.
-    pub fn site(&self) -> Site<'_> {
-        Site { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
+    pub fn site(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
     }
 
     /// What is here of a model.
-    pub fn holding(&self, model: &ModelId) -> Option<&Holding> {
+    pub fn holding(&self, model: &ModelId) -> Option<&NodeModel> {
         self.holdings.of(model)
     }
 
@@ -116,12 +116,12 @@ impl Node {
 
     /// What it adds to the cluster, as tenants' parts are counted. A device counts as a GPU, whatever part of one it is: so do
     /// those that pods ask for.
-    pub fn whole(&self) -> Usage {
+    pub fn whole(&self) -> TenantUsage {
         let gpus = match self.kind {
             NodeKind::Stowage => self.gpus.len() as u64,
             NodeKind::DevicePlugin => self.plugin.iter().map(|share| u64::from(share.allocatable)).sum(),
         };
-        Usage { vram: self.capacity(), milli_gpus: gpus * 1000 }
+        TenantUsage { vram: self.capacity(), milli_gpus: gpus * 1000 }
     }
 
     pub fn capacity(&self) -> Bytes {

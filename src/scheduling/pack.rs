@@ -3,34 +3,36 @@
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
-use super::policy::Terms;
+use super::policy::ClassTerms;
 use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
-use super::worth::{Alike, Appraisal, Comparison, Gpus, Loss, Site, Worth};
+use super::worth::{
+    ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost, PackingModel,
+};
 use crate::units::Bytes;
 use serde::Serialize;
 
 /// What speaks against one GPU: hinted to someone else, busy engines, what is lost by it; then its place, and its NVLink island.
-type Preference = (bool, Bustle, Loss, u8, Option<u8>);
+type Preference = (bool, EngineLoadLevel, PackingCost, u8, Option<u8>);
 
 /// GPUs for a demand, and what is to be said of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Choice {
+pub struct GpuChoice {
     pub gpus: GpuSet,
-    pub loss: Loss,
+    pub loss: PackingCost,
     /// One of them was just offered to someone else who would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
-    pub bustle: Bustle,
+    pub bustle: EngineLoadLevel,
     /// On the fullest.
     pub tenants: u16,
     /// They do not all reach each other over NVLink, as far as anybody says.
     pub apart: bool,
 }
 
-impl Choice {
+impl GpuChoice {
     /// These, of GPUs that were looked at for a demand.
-    pub fn of(comparison: &Comparison<'_>, gpus: GpuSet) -> Self {
+    pub fn of(comparison: &ChoiceCosts<'_>, gpus: GpuSet) -> Self {
         let appraisal = comparison.appraisal();
         let chosen = || gpus.iter().map(|place| appraisal.gpu(place));
         let first = chosen().next().and_then(|gpu| gpu.island);
@@ -47,11 +49,16 @@ impl Choice {
 
 /// The GPUs for `demand` among the `allowed` ones by best fit, or `None` if too few have room.
 pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-    choose_by(&Appraisal::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
+    choose_by(&NodeEvaluation::by_best_fit(gpus, demand), allowed).map(|choice| choice.gpus)
 }
 
 /// The same by what free VRAM is worth, on a node that is not summed up yet.
-pub fn choose_at(worth: &Worth, site: Site<'_>, demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
+pub fn choose_at(
+    worth: &PackingModel,
+    site: NodeGpus<'_>,
+    demand: &Demand,
+    allowed: GpuSet,
+) -> Option<GpuSet> {
     if !worth.is_learned() {
         return choose(site.gpus, demand, allowed);
     }
@@ -60,26 +67,31 @@ pub fn choose_at(worth: &Worth, site: Site<'_>, demand: &Demand, allowed: GpuSet
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
 /// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
-pub fn choose_by(appraisal: &Appraisal<'_>, allowed: GpuSet) -> Option<Choice> {
+pub fn choose_by(appraisal: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
     match appraisal.gpus() {
-        Gpus::Alone(gpus) => choose_among(appraisal, gpus.iter().enumerate().map(Alike::alone), allowed),
-        Gpus::Alike(outlook) => choose_among(appraisal, outlook.lots().iter().map(Alike::of), allowed),
+        EvaluatedGpus::Alone(gpus) => {
+            choose_among(appraisal, gpus.iter().enumerate().map(EqualGpus::alone), allowed)
+        }
+        EvaluatedGpus::Alike(outlook) => {
+            choose_among(appraisal, outlook.lots().iter().map(EqualGpus::of), allowed)
+        }
     }
 }
 
 /// Of GPUs that are alike, and where those are.
 fn choose_among<'a>(
-    appraisal: &Appraisal<'_>,
-    lots: impl Iterator<Item = Alike<'a>>,
+    appraisal: &NodeEvaluation<'_>,
+    lots: impl Iterator<Item = EqualGpus<'a>>,
     allowed: GpuSet,
-) -> Option<Choice> {
+) -> Option<GpuChoice> {
     let demand = appraisal.demand();
     let lots = lots.map(|alike| alike.among(allowed));
     if demand.gpus == 1 {
         return best_one(appraisal, lots);
     }
     let mut comparison = None;
-    let mut preferences: [Preference; MAX_GPUS as usize] = [(false, Bustle::Calm, Loss(0), 0, None); _];
+    let mut preferences: [Preference; MAX_GPUS as usize] =
+        [(false, EngineLoadLevel::Calm, PackingCost(0), 0, None); _];
     let mut found = 0;
     for alike in lots {
         let Some((contended, bustle)) = standing(alike, demand) else { continue };
@@ -95,13 +107,16 @@ fn choose_among<'a>(
         return None;
     }
     preferences[..found].sort_unstable();
-    Some(Choice::of(&comparison?, together(&preferences[..found], wanted)))
+    Some(GpuChoice::of(&comparison?, together(&preferences[..found], wanted)))
 }
 
 /// Of those that are alike one is appraised, and none that all else speaks against.
-fn best_one<'a>(appraisal: &Appraisal<'_>, lots: impl Iterator<Item = Alike<'a>>) -> Option<Choice> {
+fn best_one<'a>(
+    appraisal: &NodeEvaluation<'_>,
+    lots: impl Iterator<Item = EqualGpus<'a>>,
+) -> Option<GpuChoice> {
     let mut comparison = None;
-    let mut best: Option<Choice> = None;
+    let mut best: Option<GpuChoice> = None;
     for alike in lots {
         let Some((contended, bustle)) = standing(alike, appraisal.demand()) else { continue };
         if best.is_some_and(|best| (contended, bustle) > (best.contended, best.bustle)) {
@@ -113,7 +128,8 @@ fn best_one<'a>(appraisal: &Appraisal<'_>, lots: impl Iterator<Item = Alike<'a>>
             (contended, bustle, loss, gpus) < (best.contended, best.bustle, best.loss, best.gpus)
         });
         if is_better {
-            best = Some(Choice { gpus, loss, contended, bustle, tenants: alike.gpu.tenants, apart: false });
+            best =
+                Some(GpuChoice { gpus, loss, contended, bustle, tenants: alike.gpu.tenants, apart: false });
         }
     }
     best
@@ -121,7 +137,10 @@ fn best_one<'a>(appraisal: &Appraisal<'_>, lots: impl Iterator<Item = Alike<'a>>
 
 /// What is to be said of GPUs that are alike but what is lost by one of them; `None` if they have no room.
 #[inline]
-fn standing(Alike { gpu, places, .. }: Alike<'_>, demand: &Demand) -> Option<(bool, Bustle)> {
+fn standing(
+    EqualGpus { gpu, places, .. }: EqualGpus<'_>,
+    demand: &Demand,
+) -> Option<(bool, EngineLoadLevel)> {
     let has_room = !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand);
     has_room.then(|| (is_contended(gpu, demand), bustle(gpu, demand)))
 }
@@ -150,7 +169,7 @@ pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
 /// say nothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Bustle {
+pub enum EngineLoadLevel {
     #[default]
     Calm,
     /// Neither good nor bad.
@@ -159,7 +178,7 @@ pub enum Bustle {
     Busy,
 }
 
-impl Bustle {
+impl EngineLoadLevel {
     /// What is to be said against it, up to [`WHOLE_PART`].
     pub fn weight(self) -> u32 {
         match self {
@@ -171,10 +190,10 @@ impl Bustle {
 }
 
 #[inline]
-pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
-    let Terms { kv_cache_limit, queue_limit, .. } = demand.terms;
+pub fn bustle(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
+    let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
     if kv_cache_limit.is_none() && queue_limit.is_none() {
-        return Bustle::Calm;
+        return EngineLoadLevel::Calm;
     }
     let near = |measured: u32, limit: u32| u64::from(measured) * 4 > u64::from(limit) * 3;
     let full = gpu.pressure.kv_cache.zip(kv_cache_limit);
@@ -182,10 +201,10 @@ pub fn bustle(gpu: &Gpu, demand: &Demand) -> Bustle {
     if full.is_some_and(|(kv, limit)| near(kv.get().into(), limit.get().into()))
         || long.is_some_and(|(queue, limit)| near(queue, limit))
     {
-        return Bustle::Busy;
+        return EngineLoadLevel::Busy;
     }
     let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-    if is_silent || gpu.pressure.partial { Bustle::Unknown } else { Bustle::Calm }
+    if is_silent || gpu.pressure.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
 }
 
 /// What would stay free on GPUs that have room.

@@ -7,9 +7,9 @@
 use super::fit::Misfit;
 use super::loading;
 use super::node::Node;
-use super::pack::{self, Bustle};
+use super::pack::{self, EngineLoadLevel};
 use super::policy::Policy;
-use super::rank::{Parts, READY_STEPS, WHOLE_PART, ready, share_of_one_more};
+use super::rank::{READY_STEPS, ScoreParts, WHOLE_PART, ready, share_of_one_more};
 use super::request::Demand;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -108,10 +108,10 @@ pub fn has_room(node: &Node, resource: &PluginResource, asked: u32, leaving: u32
 
 /// What is to be said against a node for a pod that asks `count` devices of it. Of KV headroom nothing is promised: it is
 /// that of the calmest GPU an agent reports, and neither good nor bad where none does.
-pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> Parts {
-    let Ask::Plugin { resource, count } = &demand.ask else { return Parts::default() };
+pub fn parts(node: &Node, demand: &Demand, policy: &Policy) -> ScoreParts {
+    let Ask::Plugin { resource, count } = &demand.ask else { return ScoreParts::default() };
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
-    Parts {
+    ScoreParts {
         packing: left_over(node, resource, *count),
         kv_headroom: calmest(node, demand).weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
@@ -132,8 +132,8 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
     (left * u64::from(WHOLE_PART) / u64::from(share.allocatable.max(1))) as u32
 }
 
-fn calmest(node: &Node, demand: &Demand) -> Bustle {
-    node.gpus.iter().map(|gpu| pack::bustle(gpu, demand)).min().unwrap_or(Bustle::Unknown)
+fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
+    node.gpus.iter().map(|gpu| pack::bustle(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
 }
 
 /// Whether an agent says that all GPUs of the node reach each other over NVLink.

@@ -4,14 +4,14 @@ use super::device::GpuSet;
 use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
-use super::memo::Verdict;
+use super::memo::CachedScore;
 use super::node::Node;
-use super::pack::Choice;
+use super::pack::GpuChoice;
 use super::plugin::{self, Ask};
-use super::policy::{Limit, Policy, Usage, Weights};
+use super::policy::{Policy, TenantLimit, TenantUsage, Weights};
 use super::request::{Demand, Sharing};
 use super::snapshot::Snapshot;
-use super::worth::{Appraisal, Loss};
+use super::worth::{NodeEvaluation, PackingCost};
 use crate::ids::NodeName;
 use crate::units::{Bytes, Millis};
 use serde::Serialize;
@@ -25,10 +25,10 @@ pub const MAX_SCORE: u8 = 10;
 pub struct Score {
     /// Another pod was just offered these GPUs.
     pub contended: bool,
-    /// The weighted sum of [`Parts`].
+    /// The weighted sum of [`ScoreParts`].
     pub cost: u64,
     /// What is lost by it, exactly: with equal parts otherwise it alone decides.
-    pub loss: Loss,
+    pub loss: PackingCost,
     /// VRAM free on the whole node: of two equal seats take the fuller node.
     pub node_free: Bytes,
 }
@@ -36,8 +36,8 @@ pub struct Score {
 /// What is to be said against a place, each from 0 to [`WHOLE_PART`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Parts {
-    /// What is lost by the choice, see [`Appraisal::part`]: as long as nothing was learned, what of the chosen GPUs stays free.
+pub struct ScoreParts {
+    /// What is lost by the choice, see [`NodeEvaluation::part`]: as long as nothing was learned, what of the chosen GPUs stays free.
     pub packing: u32,
     /// The busiest of the chosen GPUs: calm, unknown, or near a limit.
     pub kv_headroom: u32,
@@ -53,7 +53,7 @@ pub struct Parts {
 
 pub const WHOLE_PART: u32 = 1000;
 
-impl Parts {
+impl ScoreParts {
     pub fn weighted(&self, weights: &Weights) -> u64 {
         let of = |part: u32, weight: u32| u64::from(part) * u64::from(weight);
         of(self.packing, weights.packing)
@@ -98,20 +98,20 @@ pub struct Shortlist {
 
 /// What the pod brings along from earlier attempts.
 #[derive(Debug, Clone, Copy)]
-pub struct Attempt<'a> {
+pub struct ScheduleAttempt<'a> {
     /// How many candidates to keep at most.
     pub limit: usize,
     pub just_failed: Option<&'a NodeName>,
-    pub own_room: Option<OwnRoom<'a>>,
+    pub own_room: Option<ReservedPlacement<'a>>,
     pub policy: &'a Policy,
     /// What the pod's tenant may still take.
-    pub allowance: Limit,
+    pub allowance: TenantLimit,
 }
 
 /// The room that is the pod's already, by a hold or by an earlier bind. On that node the ledger has the word, not the
 /// snapshot, in which the pod's own room looks like any other tenant's.
 #[derive(Debug, Clone, Copy)]
-pub struct OwnRoom<'a> {
+pub struct ReservedPlacement<'a> {
     pub node: &'a NodeName,
     pub verdict: Result<GpuSet, Misfit>,
 }
@@ -121,7 +121,7 @@ pub fn shortlist<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,
-    attempt: Attempt<'_>,
+    attempt: ScheduleAttempt<'_>,
 ) -> Shortlist {
     shortlist_by(snapshot, demand, names, attempt, |place| seat(snapshot, place, demand, attempt.policy))
 }
@@ -131,8 +131,8 @@ pub fn shortlist_by<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,
-    attempt: Attempt<'_>,
-    mut seat: impl FnMut(usize) -> Verdict,
+    attempt: ScheduleAttempt<'_>,
+    mut seat: impl FnMut(usize) -> CachedScore,
 ) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
@@ -167,8 +167,8 @@ fn consider(
     snapshot: &Snapshot,
     demand: &Demand,
     (asked, name): (usize, &str),
-    attempt: Attempt<'_>,
-    seat: &mut impl FnMut(usize) -> Verdict,
+    attempt: ScheduleAttempt<'_>,
+    seat: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
@@ -176,7 +176,7 @@ fn consider(
     let (score, gpus) = match own_here {
         Some(own) => {
             let (gpus, appraisal) = (own.verdict?, snapshot.appraise(place, demand));
-            (score(&appraisal, node, Choice::of(&appraisal.compare(), gpus), attempt.policy), gpus)
+            (score(&appraisal, node, GpuChoice::of(&appraisal.compare(), gpus), attempt.policy), gpus)
         }
         None => seat(place)?,
     };
@@ -194,25 +194,25 @@ fn consider(
 }
 
 /// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
-pub fn seat(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> Verdict {
+pub fn seat(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
     let (appraisal, node) = (snapshot.appraise(place, demand), &snapshot.nodes()[place]);
     let choice = fit_by(&appraisal, node)?;
     Ok((score(&appraisal, node, choice, policy), choice.gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
-fn beyond_limit(demand: &Demand, attempt: Attempt<'_>) -> Option<Misfit> {
+fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit> {
     let milli_gpus = match demand.sharing {
         Sharing::Exclusive => u64::from(demand.gpus) * 1000,
         // At least something; how much depends on the GPU.
         Sharing::Shared => u64::from(demand.gpus),
     };
-    let least = Usage { vram: demand.vram(), milli_gpus };
+    let least = TenantUsage { vram: demand.vram(), milli_gpus };
     let is_refused = attempt.own_room.is_none() && !attempt.allowance.allows(least);
     is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Score {
+fn score(appraisal: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
     Score {
         contended: choice.contended,
         cost: parts(appraisal, node, choice, policy).weighted(&policy.weights),
@@ -222,13 +222,13 @@ fn score(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy
 }
 
 /// What is to be said against these GPUs of a node.
-pub fn parts(appraisal: &Appraisal<'_>, node: &Node, choice: Choice, policy: &Policy) -> Parts {
+pub fn parts(appraisal: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
     let demand = appraisal.demand();
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);
     }
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
-    Parts {
+    ScoreParts {
         packing: appraisal.part(choice.gpus, choice.loss),
         kv_headroom: choice.bustle.weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),

@@ -3,18 +3,18 @@
 //! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
 //! what a GPU is worth right now (`ledger::book`).
 
-use super::loading::Holdings;
+use super::loading::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};
 use crate::units::{Bytes, Moment, Percent};
 use serde::{Deserialize, Serialize};
 
 /// One node, measured once.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Reading {
+pub struct NodeReading {
     /// On the receiver's clock: when the report came, less the age its sender measured.
     pub sampled: Moment,
     pub gpus: Vec<GpuReading>,
-    pub holdings: Holdings,
+    pub holdings: NodeModelSet,
     /// How many requests the engines of each pod work on, in order of UID; only of those that say so.
     pub in_flight: Vec<(PodUid, u32)>,
 }
@@ -27,12 +27,12 @@ pub struct GpuReading {
     pub used: Option<Bytes>,
     /// What the processes of each pod have, in order of UID.
     pub attributed: Vec<(PodUid, Bytes)>,
-    pub pressure: Pressure,
+    pub pressure: EngineLoad,
 }
 
 /// How busy the engines on a GPU are. Unknown is unknown, never zero.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pressure {
+pub struct EngineLoad {
     /// KV cache in use, of the fullest engine serving there; rounded up.
     pub kv_cache: Option<Percent>,
     /// Requests that wait, over all engines serving there.
@@ -41,7 +41,7 @@ pub struct Pressure {
     pub partial: bool,
 }
 
-impl Pressure {
+impl EngineLoad {
     /// A GPU on which no engine serves.
     pub const NONE: Self = Self { kv_cache: Percent::new(0), queue: Some(0), partial: false };
 
@@ -77,7 +77,7 @@ pub enum Freshness {
     Expired,
 }
 
-impl Reading {
+impl NodeReading {
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuReading> {
         self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
@@ -107,10 +107,10 @@ mod tests {
 
     #[test]
     fn what_one_engine_says_stands_beside_one_that_is_silent() {
-        let said = |kv, queue| Pressure::of(Percent::new(kv), Some(queue));
+        let said = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
         assert_eq!(said(40, 2).beside(said(70, 3)), said(70, 5));
-        let silent = Pressure::of(None, None);
-        assert_eq!(said(97, 40).beside(silent), Pressure { partial: true, ..said(97, 40) });
+        let silent = EngineLoad::of(None, None);
+        assert_eq!(said(97, 40).beside(silent), EngineLoad { partial: true, ..said(97, 40) });
         assert_eq!(silent.beside(silent), silent);
     }
 }

@@ -9,7 +9,7 @@ mod plain;
 pub use plain::DEFAULT_GRACE;
 
 use super::plugin::{Ask, PluginResource};
-use super::policy::{ClassId, Judgement, Policy, TenantId, Terms, Traits};
+use super::policy::{ClassId, ClassTerms, Classification, PodTraits, Policy, TenantId};
 use super::snapshot::Snapshot;
 use crate::ids::{GpuModel, ModelId};
 use crate::units::{Bytes, MilliCpu, Millis, QuantityError};
@@ -102,10 +102,10 @@ pub struct Demand {
     /// Devices of a plugin are always charged whole to the pod's tenant: [`Sharing::Exclusive`].
     pub sharing: Sharing,
     /// What it shows of itself.
-    pub traits: Arc<Traits>,
+    pub traits: Arc<PodTraits>,
     pub class: ClassId,
     /// Its class's.
-    pub terms: Terms,
+    pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
     /// Which policy says so.
     #[serde(skip)]
@@ -113,7 +113,7 @@ pub struct Demand {
     pub priority: i32,
     pub may_preempt: bool,
     /// What it takes on its node beside the GPU.
-    pub companion: Companion,
+    pub companion: HostResources,
     pub grace: Millis,
     pub model: Option<ModelId>,
     /// The part of its VRAM that is KV cache.
@@ -131,7 +131,7 @@ pub struct Demand {
 
 /// CPU and host memory. Stowage does not place by them, but an eviction must free what the scheduler counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Companion {
+pub struct HostResources {
     pub cpu: MilliCpu,
     pub memory: Bytes,
 }
@@ -211,13 +211,13 @@ impl Demand {
     /// The same, with someone who may know such pods already to judge it.
     pub fn judged(
         pod: &PodRequest<'_>,
-        judge: impl FnOnce(&Traits) -> Judgement,
+        judge: impl FnOnce(&PodTraits) -> Classification,
     ) -> Result<Self, RequestError> {
         let shown = sharing_of(pod.exclusive)?;
-        let Asked { ask, vram, gpus, sharing, kv_cache } = Asked::of(pod, shown)?;
+        let RequestedGpus { ask, vram, gpus, sharing, kv_cache } = RequestedGpus::of(pod, shown)?;
         let model = pod.model.map(ModelId::parse).transpose()?;
-        let traits = Traits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
-        let Judgement { class, terms, tenant, version: judged_by } = judge(&traits);
+        let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
+        let Classification { class, terms, tenant, version: judged_by } = judge(&traits);
         Ok(Self {
             ask,
             per_gpu: vram.split(gpus),
@@ -245,7 +245,7 @@ impl Demand {
     /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
         let traits = traits(pod, Sharing::Shared);
-        let Judgement { class, terms, tenant, version: judged_by } = policy.judge(&traits);
+        let Classification { class, terms, tenant, version: judged_by } = policy.judge(&traits);
         let ask = worst_ask(pod.containers);
         let (gpus, sharing) = match &ask {
             Ask::Vram => (1, Sharing::Shared),
@@ -267,7 +267,7 @@ impl Demand {
             judged_by,
             priority: pod.priority,
             may_preempt: false,
-            companion: Companion::default(),
+            companion: HostResources::default(),
             grace: pod.grace,
             model: None,
             kv_cache: None,
@@ -278,8 +278,8 @@ impl Demand {
     }
 
     /// What another policy makes of it.
-    pub fn take(&mut self, judgement: Judgement) {
-        let Judgement { class, terms, tenant, version } = judgement;
+    pub fn take(&mut self, judgement: Classification) {
+        let Classification { class, terms, tenant, version } = judgement;
         (self.class, self.terms, self.tenant, self.judged_by) = (class, terms, tenant, version);
     }
 
@@ -308,7 +308,7 @@ impl Demand {
 }
 
 /// What a pod asks for in one of the two ways.
-struct Asked {
+struct RequestedGpus {
     ask: Ask,
     vram: Bytes,
     gpus: u32,
@@ -316,7 +316,7 @@ struct Asked {
     kv_cache: Option<Bytes>,
 }
 
-impl Asked {
+impl RequestedGpus {
     fn of(pod: &PodRequest<'_>, shown: Sharing) -> Result<Self, RequestError> {
         let asks_vram = pod.containers.iter().any(|c| c.vram.is_some());
         match plugin_of(pod.containers) {
@@ -382,8 +382,8 @@ fn worst_ask(containers: &[ContainerRequest<'_>]) -> Ask {
 }
 
 /// Without what is known of its VRAM only when that is understood.
-fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> Traits {
-    Traits {
+fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> PodTraits {
+    PodTraits {
         namespace: pod.namespace.into(),
         labels: pod.labels.clone(),
         priority_class: pod.priority_class.unwrap_or_default().into(),
@@ -392,7 +392,7 @@ fn traits(pod: &PodRequest<'_>, sharing: Sharing) -> Traits {
         resources: pod.resources.iter().map(|&name| name.into()).collect(),
         model: pod.model.unwrap_or_default().into(),
         service_account: pod.service_account.unwrap_or_default().into(),
-        ..Traits::default()
+        ..PodTraits::default()
     }
 }
 
@@ -408,13 +408,13 @@ fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
     if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
 }
 
-fn companion_of(containers: &[ContainerRequest<'_>]) -> Result<Companion, RequestError> {
+fn companion_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
     let cpu = sum_over(containers, |c| {
         let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
         Ok(Bytes(cpu.unwrap_or_default().0))
     })?;
     let memory = sum_over(containers, |c| bytes("memory", c.memory))?;
-    Ok(Companion { cpu: MilliCpu(cpu.0), memory })
+    Ok(HostResources { cpu: MilliCpu(cpu.0), memory })
 }
 
 fn sum_over<'a>(

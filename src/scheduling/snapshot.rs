@@ -5,7 +5,7 @@
 
 use super::node::Node;
 use super::request::Demand;
-use super::worth::{Appraisal, Outlook, Worth};
+use super::worth::{NodeEvaluation, NodeSummary, PackingModel};
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
@@ -23,9 +23,9 @@ pub struct Snapshot {
     generations: Vec<u64>,
     places: Arc<FxHashMap<NodeName, u32>>,
     /// What free VRAM is worth, as far as that was learned.
-    worth: Arc<Worth>,
+    worth: Arc<PackingModel>,
     /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
-    outlooks: Vec<OnceLock<Outlook>>,
+    outlooks: Vec<OnceLock<NodeSummary>>,
 }
 
 impl PartialEq for Snapshot {
@@ -61,14 +61,14 @@ impl Snapshot {
     }
 
     /// The same, where free VRAM is worth this.
-    pub fn with_worth(mut self, worth: Arc<Worth>) -> Self {
+    pub fn with_worth(mut self, worth: Arc<PackingModel>) -> Self {
         self.set_worth(self.generation, worth);
         self
     }
 
     /// The node at this place, summed up.
     #[inline]
-    pub fn outlook(&self, place: usize) -> &Outlook {
+    pub fn outlook(&self, place: usize) -> &NodeSummary {
         self.outlooks[place].get_or_init(|| self.worth.outlook(self.nodes[place].site()))
     }
 
@@ -81,11 +81,11 @@ impl Snapshot {
 
     /// The node at this place, to be looked at for this demand.
     #[inline]
-    pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> Appraisal<'a> {
+    pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
         self.worth.appraise(self.outlook(place), demand)
     }
 
-    pub fn worth(&self) -> &Worth {
+    pub fn worth(&self) -> &PackingModel {
         &self.worth
     }
 
@@ -146,7 +146,7 @@ impl Snapshot {
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    pub(super) fn set_worth(&mut self, generation: u64, worth: Arc<Worth>) {
+    pub(super) fn set_worth(&mut self, generation: u64, worth: Arc<PackingModel>) {
         (self.generation, self.worth) = (generation, worth);
         self.outlooks.fill(OnceLock::new());
     }

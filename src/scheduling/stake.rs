@@ -18,7 +18,7 @@ const SAME_MOMENT: Millis = Millis::seconds(1);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Stake {
+pub struct DisruptionInfo {
     pub checkpoint: Checkpoint,
     /// `karpenter.sh/do-not-disrupt: "true"`.
     pub do_not_disrupt: bool,
@@ -90,16 +90,16 @@ impl fmt::Display for GroupKey {
 
 /// A stake as a pod shows it, its times as ages: a moment of them makes whoever knows the present.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Shown {
+pub struct ObservedDisruptionInfo {
     /// All but the checkpoint.
-    pub stake: Stake,
-    pub stamp: Stamp,
-    pub leaving: Option<Leaving>,
+    pub stake: DisruptionInfo,
+    pub stamp: CheckpointAge,
+    pub leaving: Option<PodDeletion>,
 }
 
 /// What a pod writes of its last checkpoint.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Stamp {
+pub enum CheckpointAge {
     #[default]
     None,
     Ago(Millis),
@@ -111,51 +111,51 @@ pub enum Stamp {
 
 /// A pod that is being deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Leaving {
+pub struct PodDeletion {
     pub asked_ago: Millis,
     /// What it was given to leave.
     pub grace: Millis,
 }
 
-impl Shown {
+impl ObservedDisruptionInfo {
     /// The stake as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
-    pub fn at(&self, now: Moment) -> Stake {
+    pub fn at(&self, now: Moment) -> DisruptionInfo {
         let checkpoint = match self.stamp {
-            Stamp::None | Stamp::Unreadable => Checkpoint::Never,
-            Stamp::Ago(age) => Checkpoint::At(now.before(age)),
-            Stamp::Ahead(_) => Checkpoint::At(now),
+            CheckpointAge::None | CheckpointAge::Unreadable => Checkpoint::Never,
+            CheckpointAge::Ago(age) => Checkpoint::At(now.before(age)),
+            CheckpointAge::Ahead(_) => Checkpoint::At(now),
         };
-        Stake { checkpoint, ..self.stake.clone() }
+        DisruptionInfo { checkpoint, ..self.stake.clone() }
     }
 }
 
-impl Shown {
+impl ObservedDisruptionInfo {
     /// What a pod would have to show at `now` to have this stake.
-    pub fn of(stake: &Stake, leaving: Option<Moment>, now: Moment) -> Self {
+    pub fn of(stake: &DisruptionInfo, leaving: Option<Moment>, now: Moment) -> Self {
         let stamp = match stake.checkpoint {
-            Checkpoint::Never => Stamp::None,
-            Checkpoint::At(moment) => Stamp::Ago(now.since(moment)),
+            Checkpoint::Never => CheckpointAge::None,
+            Checkpoint::At(moment) => CheckpointAge::Ago(now.since(moment)),
         };
-        let leaving = leaving.map(|by| Leaving { asked_ago: now.since(by), grace: by.since(now) });
-        Self { stake: Stake { checkpoint: Checkpoint::Never, ..stake.clone() }, stamp, leaving }
+        let leaving = leaving.map(|by| PodDeletion { asked_ago: now.since(by), grace: by.since(now) });
+        Self { stake: DisruptionInfo { checkpoint: Checkpoint::Never, ..stake.clone() }, stamp, leaving }
     }
 }
 
-impl Stamp {
+impl CheckpointAge {
     /// Whether it is further ahead than clocks differ.
     pub fn is_ahead(self) -> bool {
         matches!(self, Self::Ahead(by) if by > SAME_CLOCK)
     }
 }
 
-impl Leaving {
+impl PodDeletion {
     /// When its grace ends.
     pub fn by(self, now: Moment) -> Moment {
         now.before(self.asked_ago) + self.grace
     }
 }
 
-impl Stake {
+impl DisruptionInfo {
     /// Whether it says the same as `other`, but for the wavering of clocks.
     pub fn is_like(&self, other: &Self) -> bool {
         let is_near = match (self.checkpoint, other.checkpoint) {
@@ -170,28 +170,28 @@ impl Stake {
 mod tests {
     use super::*;
 
-    fn shown(stamp: Stamp) -> Shown {
-        Shown { stamp, ..Shown::default() }
+    fn shown(stamp: CheckpointAge) -> ObservedDisruptionInfo {
+        ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() }
     }
 
     #[test]
     fn a_stamp_of_the_future_is_one_of_now() {
         let now = Moment(1_000_000);
         let at = |stamp| shown(stamp).at(now).checkpoint;
-        assert_eq!(at(Stamp::Ahead(Millis::seconds(3600))), Checkpoint::At(now));
-        assert_eq!(at(Stamp::Ago(Millis::seconds(10))), Checkpoint::At(Moment(990_000)));
-        assert_eq!(at(Stamp::Unreadable), Checkpoint::Never);
-        assert!(Stamp::Ahead(Millis::seconds(3600)).is_ahead());
-        assert!(!Stamp::Ahead(Millis::seconds(5)).is_ahead());
+        assert_eq!(at(CheckpointAge::Ahead(Millis::seconds(3600))), Checkpoint::At(now));
+        assert_eq!(at(CheckpointAge::Ago(Millis::seconds(10))), Checkpoint::At(Moment(990_000)));
+        assert_eq!(at(CheckpointAge::Unreadable), Checkpoint::Never);
+        assert!(CheckpointAge::Ahead(Millis::seconds(3600)).is_ahead());
+        assert!(!CheckpointAge::Ahead(Millis::seconds(5)).is_ahead());
     }
 
     #[test]
     fn a_stake_that_is_read_again_is_the_same_and_a_new_checkpoint_is_not() {
-        let first = shown(Stamp::Ago(Millis(5_000))).at(Moment(100_000));
-        let again = shown(Stamp::Ago(Millis(6_003))).at(Moment(101_000));
-        let newer = shown(Stamp::Ago(Millis(1_000))).at(Moment(101_000));
+        let first = shown(CheckpointAge::Ago(Millis(5_000))).at(Moment(100_000));
+        let again = shown(CheckpointAge::Ago(Millis(6_003))).at(Moment(101_000));
+        let newer = shown(CheckpointAge::Ago(Millis(1_000))).at(Moment(101_000));
         assert!(first.is_like(&again) && again.is_like(&first));
         assert!(!first.is_like(&newer));
-        assert!(!first.is_like(&Stake { do_not_disrupt: true, ..first.clone() }));
+        assert!(!first.is_like(&DisruptionInfo { do_not_disrupt: true, ..first.clone() }));
     }
 }

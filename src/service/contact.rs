@@ -14,9 +14,9 @@ const LOST_AFTER: Millis = Millis::seconds(15);
 const NEVER: u64 = 0;
 
 #[derive(Debug, Default)]
-pub struct Contact(AtomicU64);
+pub struct ApiServerContact(AtomicU64);
 
-impl Contact {
+impl ApiServerContact {
     /// The API server answered something that was asked then, or showed something.
     pub fn heard(&self, at: Moment) {
         self.0.fetch_max(at.0, Ordering::AcqRel);
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn the_api_server_is_gone_when_it_has_been_silent_for_long_enough() {
-        let (contact, at) = (Contact::default(), |seconds| Moment(0) + Millis::seconds(seconds));
+        let (contact, at) = (ApiServerContact::default(), |seconds| Moment(0) + Millis::seconds(seconds));
         assert_eq!(contact.lost_for(at(1000)), None, "there is none");
         contact.heard(at(100));
         contact.heard(at(90));

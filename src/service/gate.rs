@@ -41,7 +41,7 @@ impl Tenure {
 }
 
 #[derive(Debug)]
-pub struct Gate {
+pub struct Leadership {
     clock: Clock,
     tenure: Mutex<Tenure>,
     /// How often the cluster had to be listed anew. What was listed in an earlier term does not count.
@@ -51,7 +51,7 @@ pub struct Gate {
     stopping: AtomicBool,
 }
 
-impl Gate {
+impl Leadership {
     pub(super) fn new(clock: Clock) -> Self {
         Self {
             clock,
@@ -149,12 +149,12 @@ mod tests {
     use super::*;
     use crate::units::Millis;
 
-    fn gate() -> Gate {
+    fn gate() -> Leadership {
         let clock = Clock::start(super::super::TimeSource::SYSTEM);
-        Gate::new(Clock { stopped_at: Some(clock.now()), ..clock })
+        Leadership::new(Clock { stopped_at: Some(clock.now()), ..clock })
     }
 
-    fn leading(gate: &Gate, nonce: &str, lasts: u64) -> Tenure {
+    fn leading(gate: &Leadership, nonce: &str, lasts: u64) -> Tenure {
         let until = gate.clock.now() + Millis::seconds(lasts);
         Tenure::Leading { epoch: LeaderEpoch::new("lease", 1, nonce), until }
     }
@@ -188,7 +188,7 @@ mod tests {
         gate.set_synced_in(gate.term());
         assert!(gate.is_open() && gate.epoch().is_some());
         let later = Clock { stopped_at: Some(gate.clock.now() + Millis::seconds(10)), ..gate.clock };
-        let gate = Gate { clock: later, ..gate };
+        let gate = Leadership { clock: later, ..gate };
         assert!(!gate.is_open() && gate.epoch().is_none());
         assert!(gate.reason_shut().unwrap().contains("does not lead"));
     }

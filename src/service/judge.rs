@@ -4,8 +4,8 @@
 //! What it says may be outdated by the time the ledger is locked; the version in a judgement tells, and whoever has the lock
 //! judges anew.
 
-use crate::scheduling::ledger::Judgements;
-use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::ledger::Classifications;
+use crate::scheduling::policy::{Classification, PodTraits, Policy};
 use dashmap::DashMap;
 use parking_lot::RwLock;
 use rustc_hash::FxBuildHasher;
@@ -17,41 +17,41 @@ const REMEMBERED: usize = 8192;
 /// them, and such a pod is judged each time.
 const LARGEST: usize = 2048;
 
-pub struct Judge {
-    in_force: RwLock<Arc<InForce>>,
+pub struct Classifier {
+    in_force: RwLock<Arc<ActivePolicy>>,
 }
 
 /// A policy, and what it said of whom it was asked about.
-struct InForce {
+struct ActivePolicy {
     policy: Arc<Policy>,
-    known: DashMap<Traits, Judgement, FxBuildHasher>,
+    known: DashMap<PodTraits, Classification, FxBuildHasher>,
 }
 
 /// What a judge will know when its policy comes into force. Made beforehand, so that the first scheduler to ask after a change
 /// of policy waits no longer than any other.
-pub struct Remembered(DashMap<Traits, Judgement, FxBuildHasher>);
+pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
 
 impl Remembered {
-    pub fn of(judged: &Judgements) -> Self {
+    pub fn of(judged: &Classifications) -> Self {
         let known = judged.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
-        Self(known.map(|(traits, judgement)| (Traits::clone(traits), *judgement)).collect())
+        Self(known.map(|(traits, judgement)| (PodTraits::clone(traits), *judgement)).collect())
     }
 }
 
-impl Judge {
+impl Classifier {
     pub fn of(policy: Arc<Policy>) -> Self {
-        Self { in_force: RwLock::new(Arc::new(InForce { policy, known: DashMap::default() })) }
+        Self { in_force: RwLock::new(Arc::new(ActivePolicy { policy, known: DashMap::default() })) }
     }
 
     pub fn set(&self, policy: Arc<Policy>, remembered: Remembered) {
-        *self.in_force.write() = Arc::new(InForce { policy, known: remembered.0 });
+        *self.in_force.write() = Arc::new(ActivePolicy { policy, known: remembered.0 });
     }
 
-    pub fn judge(&self, traits: &Traits) -> Judgement {
+    pub fn judge(&self, traits: &PodTraits) -> Classification {
         let in_force = self.in_force.read().clone();
         let version = in_force.policy.version;
         if let Some(known) = in_force.known.get(traits) {
-            return Judgement { version, ..*known };
+            return Classification { version, ..*known };
         }
         let judgement = in_force.policy.judge(traits);
         if !is_remembered(traits) {
@@ -65,7 +65,7 @@ impl Judge {
     }
 }
 
-fn is_remembered(traits: &Traits) -> bool {
+fn is_remembered(traits: &PodTraits) -> bool {
     let labels = traits.labels.iter().flat_map(|(key, value)| [key.len(), value.len()]);
     labels.chain(traits.resources.iter().map(String::len)).sum::<usize>() <= LARGEST
 }
@@ -86,22 +86,22 @@ mod tests {
         Arc::new(policy)
     }
 
-    fn pod(namespace: &str) -> Traits {
-        Traits { namespace: namespace.into(), ..Traits::default() }
+    fn pod(namespace: &str) -> PodTraits {
+        PodTraits { namespace: namespace.into(), ..PodTraits::default() }
     }
 
-    fn class_of(policy: &Policy, judgement: Judgement) -> (String, u64) {
+    fn class_of(policy: &Policy, judgement: Classification) -> (String, u64) {
         (policy.class(judgement.class).name.clone(), judgement.version)
     }
 
     #[test]
     fn what_one_policy_said_is_not_what_the_next_one_says() {
         let (first, second) = (policy(1, "chat"), policy(2, "search"));
-        let judge = Judge::of(first.clone());
+        let judge = Classifier::of(first.clone());
         for _ in 0..2 {
             assert_eq!(class_of(&first, judge.judge(&pod("chat"))), ("own".into(), 1));
         }
-        judge.set(second.clone(), Remembered::of(&Judgements::default()));
+        judge.set(second.clone(), Remembered::of(&Classifications::default()));
         for _ in 0..2 {
             assert_eq!(class_of(&second, judge.judge(&pod("chat"))), ("serving".into(), 2));
             assert_eq!(class_of(&second, judge.judge(&pod("search"))), ("own".into(), 2));
@@ -110,10 +110,10 @@ mod tests {
 
     #[test]
     fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
-        let judged: Judgements =
+        let judged: Classifications =
             [(Arc::new(pod("chat")), policy(0, "chat").judge(&pod("chat")))].into_iter().collect();
         let in_force = policy(7, "chat");
-        let judge = Judge::of(policy(6, "search"));
+        let judge = Classifier::of(policy(6, "search"));
         judge.set(in_force.clone(), Remembered::of(&judged));
         assert_eq!(class_of(&in_force, judge.judge(&pod("chat"))), ("own".into(), 7));
     }
@@ -122,19 +122,19 @@ mod tests {
     fn a_pod_with_very_many_labels_is_judged_and_not_remembered() {
         let policy = policy(1, "chat");
         let labels = (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
-        let large = Traits { labels, ..pod("chat") };
-        let judge = Judge::of(policy.clone());
+        let large = PodTraits { labels, ..pod("chat") };
+        let judge = Classifier::of(policy.clone());
         assert_eq!(class_of(&policy, judge.judge(&large)), ("own".into(), 1));
         judge.judge(&pod("chat"));
         assert_eq!(judge.in_force.read().known.len(), 1);
-        let judged: Judgements = [(Arc::new(large), policy.judge(&pod("chat")))].into_iter().collect();
+        let judged: Classifications = [(Arc::new(large), policy.judge(&pod("chat")))].into_iter().collect();
         assert!(Remembered::of(&judged).0.is_empty());
     }
 
     #[test]
     fn more_kinds_than_are_remembered_are_judged_all_the_same() {
         let policy = policy(1, "chat");
-        let judge = Judge::of(policy.clone());
+        let judge = Classifier::of(policy.clone());
         for n in 0..REMEMBERED + 10 {
             judge.judge(&pod(&format!("team-{n}")));
         }

@@ -10,12 +10,12 @@ const BUILT_IN: &str = "built in";
 
 #[derive(Debug)]
 pub struct PolicyStanding {
-    state: Mutex<Standing>,
+    state: Mutex<PolicyStatus>,
 }
 
 /// What stands at one moment.
 #[derive(Debug, Clone)]
-pub struct Standing {
+pub struct PolicyStatus {
     /// The path of the policy's files.
     pub source: Arc<str>,
     pub in_force_since: Moment,
@@ -34,11 +34,11 @@ pub struct RefusedPolicy {
 
 impl PolicyStanding {
     pub fn new(now: Moment) -> Self {
-        let standing = Standing { source: BUILT_IN.into(), in_force_since: now, refused: None };
+        let standing = PolicyStatus { source: BUILT_IN.into(), in_force_since: now, refused: None };
         Self { state: Mutex::new(standing) }
     }
 
-    pub fn get(&self) -> Standing {
+    pub fn get(&self) -> PolicyStatus {
         self.state.lock().clone()
     }
 

@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 #[derive(Debug)]
-pub struct Events<T> {
+pub struct EventQueue<T> {
     next: BinaryHeap<Reverse<(Moment, u64)>>,
     /// By their place in the order in which they were put in.
     what: BTreeMap<u64, T>,
@@ -14,13 +14,13 @@ pub struct Events<T> {
     now: Moment,
 }
 
-impl<T> Default for Events<T> {
+impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self { next: BinaryHeap::new(), what: BTreeMap::new(), put_in: 0, now: Moment::default() }
     }
 }
 
-impl<T> Events<T> {
+impl<T> EventQueue<T> {
     /// The time of the latest event that was taken out.
     pub fn now(&self) -> Moment {
         self.now
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn events_come_by_time_and_then_in_the_order_in_which_they_were_put_in() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         for (when, what) in [(5, "later"), (3, "first"), (5, "last"), (3, "second")] {
             events.at(Moment(when), what);
         }
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn what_should_have_happened_already_happens_now() {
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         events.at(Moment(9), "first");
         events.take();
         events.at(Moment(1), "too late");

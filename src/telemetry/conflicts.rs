@@ -1,7 +1,7 @@
 //! What can be measured of the continuous audit: the conflicts that stand, those that began, what became of evictions to end
 //! them, and how far the audit is behind.
 
-use crate::scheduling::conflicts::{ConflictKind, Conflicts, Look};
+use crate::scheduling::conflicts::{AuditRound, Conflicts, GpuConflictKind};
 use prometheus::core::Collector;
 use prometheus::{IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
 
@@ -43,7 +43,7 @@ impl ConflictMetrics {
         keep(Box::new(evictions.clone()));
         keep(Box::new(unchecked.clone()));
         // An alert on a rate needs to see the count before its first rise.
-        for kind in ConflictKind::ALL {
+        for kind in GpuConflictKind::ALL {
             standing.with_label_values(&[kind.code()]);
             found.with_label_values(&[kind.code()]);
         }
@@ -54,8 +54,8 @@ impl ConflictMetrics {
     }
 
     /// What stands after a look.
-    pub fn set(&self, conflicts: &Conflicts, look: &Look) {
-        for kind in ConflictKind::ALL {
+    pub fn set(&self, conflicts: &Conflicts, look: &AuditRound) {
+        for kind in GpuConflictKind::ALL {
             self.standing.with_label_values(&[kind.code()]).set(conflicts.count(kind) as i64);
         }
         for conflict in &look.begun {

@@ -2,14 +2,14 @@
 
 use super::sketch;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
-use crate::policy_file::raw::{Cluster, ExistingPod, Gpu, Node};
+use crate::policy_file::raw::{ExistingPod, TestCluster, TestGpu, TestNode};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
-use crate::scheduling::loading::Holding;
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::loading::NodeModel;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::request::{Demand, MAX_GPUS, RequestError};
 use crate::units::{Bytes, Millis, Moment};
 use std::collections::BTreeMap;
@@ -54,18 +54,18 @@ pub fn uid(name: &str) -> PodUid {
 pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
-    let state = SeenState::Waiting(SeenWaiting::default());
-    ledger.see(Seen { uid: uid.clone(), key, demand: demand.clone(), state, shown: None });
+    let state = ObservedPhase::Waiting(ObservedWaiting::default());
+    ledger.see(PodObservation { uid: uid.clone(), key, demand: demand.clone(), state, shown: None });
 }
 
-pub fn build(cluster: &Cluster, policy: &Policy) -> Result<Ledger, BadCluster> {
+pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluster> {
     let mut ledger = Ledger::new(Arc::new(policy.clone()));
     ledger.set_now(NOW);
-    let nodes: &[Node] = cluster.nodes.as_deref().unwrap_or_default();
+    let nodes: &[TestNode] = cluster.nodes.as_deref().unwrap_or_default();
     for node in nodes {
         add_node(&mut ledger, node)?;
     }
-    let mut tenants: Vec<Tenant> = Vec::new();
+    let mut tenants: Vec<CasePod> = Vec::new();
     for pod in cluster.pods.iter().flatten() {
         let tenant = add_pod(&mut ledger, pod)?;
         if tenants.iter().any(|other| other.uid == tenant.uid) {
@@ -83,13 +83,13 @@ pub fn build(cluster: &Cluster, policy: &Policy) -> Result<Ledger, BadCluster> {
 }
 
 /// A pod that is there, for what is measured of it.
-struct Tenant {
+struct CasePod {
     uid: PodUid,
     devices: Arc<[GpuUuid]>,
     per_gpu: Bytes,
 }
 
-fn add_node(ledger: &mut Ledger, node: &Node) -> Result<(), BadCluster> {
+fn add_node(ledger: &mut Ledger, node: &TestNode) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     if ledger.has_node(&name) {
         return Err(BadCluster::TwoNodes { node: name });
@@ -110,7 +110,7 @@ fn add_node(ledger: &mut Ledger, node: &Node) -> Result<(), BadCluster> {
 }
 
 /// The node's GPUs by index, each with what the case says of it. Slices in a row, as many as fill one, are of one card.
-fn devices(node: &Node) -> Result<Vec<(Device, &Gpu)>, BadCluster> {
+fn devices(node: &TestNode) -> Result<Vec<(Device, &TestGpu)>, BadCluster> {
     let mut devices = Vec::new();
     for gpu in node.gpus.iter().flatten() {
         for copy in 0..gpu.count.unwrap_or(1) {
@@ -121,7 +121,7 @@ fn devices(node: &Node) -> Result<Vec<(Device, &Gpu)>, BadCluster> {
     Ok(devices)
 }
 
-fn device(node: &str, gpu: &Gpu, index: u32, copy: u16) -> Result<Device, BadCluster> {
+fn device(node: &str, gpu: &TestGpu, index: u32, copy: u16) -> Result<Device, BadCluster> {
     let uuid = |what: &str, place: u32| GpuUuid::parse(&format!("{what}-{node}-{place}"));
     let product = gpu.model.as_deref().unwrap_or("GPU");
     let model = match &gpu.mig {
@@ -141,7 +141,7 @@ fn device(node: &str, gpu: &Gpu, index: u32, copy: u16) -> Result<Device, BadClu
     })
 }
 
-fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<Tenant, BadCluster> {
+fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster> {
     let (name, node) = (&pod.pod.name.0, &pod.node.0);
     let policy = ledger.policy().clone();
     let demand =
@@ -163,34 +163,34 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<Tenant, BadCluster>
         devices.get(*index as usize).map(|device| device.uuid.clone()).ok_or_else(|| no_such_gpu(*index))
     };
     let on: Arc<[GpuUuid]> = pod.on.iter().map(on).collect::<Result<_, _>>()?;
-    let tenant = Tenant { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
+    let tenant = CasePod { uid: uid(name), devices: on.clone(), per_gpu: demand.per_gpu };
     let ran = Some(pod.pod.running_for.map_or(USUAL_RUN, |ran| ran.0));
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
-        SeenState::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
-    ledger.see(Seen { uid: tenant.uid.clone(), key, demand, state, shown: None });
+        ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
+    ledger.see(PodObservation { uid: tenant.uid.clone(), key, demand, state, shown: None });
     Ok(tenant)
 }
 
 /// What the node's agent reports: its pods use what they were promised, and the rest is as the case says.
-fn read(ledger: &mut Ledger, node: &Node, tenants: &[Tenant]) -> Result<(), BadCluster> {
+fn read(ledger: &mut Ledger, node: &TestNode, tenants: &[CasePod]) -> Result<(), BadCluster> {
     let name = NodeName::parse(&node.name.0)?;
     let now = ledger.now();
     let gpus = devices(node)?.iter().map(|(device, gpu)| reading(device, gpu, tenants)).collect();
     let mut holdings = BTreeMap::new();
     for (model, tier) in node.models.iter().flatten() {
         let model = ModelId::parse(model)?;
-        let holding = Holding { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
+        let holding = NodeModel { model: model.clone(), tier: *tier, bytes: USUAL_WEIGHTS };
         holdings.insert(model, holding);
     }
     ledger.read(
         &name,
-        Reading { sampled: now, gpus, holdings: holdings.into_values().collect(), in_flight: Vec::new() },
+        NodeReading { sampled: now, gpus, holdings: holdings.into_values().collect(), in_flight: Vec::new() },
     );
     Ok(())
 }
 
-fn reading(device: &Device, gpu: &Gpu, tenants: &[Tenant]) -> GpuReading {
+fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
     let mut attributed: Vec<(PodUid, Bytes)> = tenants
         .iter()
         .filter(|tenant| tenant.devices.contains(&device.uuid))
@@ -203,8 +203,8 @@ fn reading(device: &Device, gpu: &Gpu, tenants: &[Tenant]) -> GpuReading {
         used: Some(gpu.used.map_or(promised, |used| used.0)),
         attributed,
         pressure: match (gpu.kv_cache, gpu.queue) {
-            (None, None) => Pressure::NONE,
-            (kv_cache, queue) => Pressure::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
+            (None, None) => EngineLoad::NONE,
+            (kv_cache, queue) => EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
         },
     }
 }

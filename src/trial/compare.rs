@@ -2,15 +2,15 @@
 
 use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
-use crate::scheduling::policy::{Eviction, Policy};
-use crate::scheduling::stake::Shown;
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
+use crate::scheduling::policy::{Policy, Preemptibility};
+use crate::scheduling::stake::ObservedDisruptionInfo;
 use serde::Serialize;
 
 /// What one policy says of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Verdict {
+pub struct PodDecision {
     pub class: String,
     pub tenant: Option<String>,
     pub preemptible: bool,
@@ -23,21 +23,21 @@ pub struct Verdict {
 /// A pod of which two policies say different things.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Change {
+pub struct DecisionChange {
     pub pod: PodKey,
     /// Where it is bound, if it is.
     pub node: Option<String>,
-    pub old: Verdict,
-    pub new: Verdict,
+    pub old: PodDecision,
+    pub new: PodDecision,
 }
 
 /// What changes from one policy to another.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Comparison {
+pub struct PolicyComparison {
     /// Pods that were looked at.
     pub pods: usize,
-    pub changes: Vec<Change>,
+    pub changes: Vec<DecisionChange>,
     /// Nodes that the one takes pods on and the other does not, or not of the same classes, each with what they say.
     pub nodes: Vec<NodeChange>,
 }
@@ -51,23 +51,24 @@ pub struct NodeChange {
 }
 
 /// Both ledgers hold the same cluster, each under its policy. In order of pod; those of which nothing changes are left out.
-pub fn compare(old: &mut Ledger, new: &mut Ledger) -> Comparison {
+pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> =
         old.entries().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
     pods.sort_unstable();
-    let mut comparison = Comparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
+    let mut comparison =
+        PolicyComparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
     for (pod, uid) in pods {
         let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else { continue };
         if before != after {
-            let node = old.entry(&uid).and_then(PodEntry::node).map(ToString::to_string);
-            comparison.changes.push(Change { pod, node, old: before, new: after });
+            let node = old.entry(&uid).and_then(PodState::node).map(ToString::to_string);
+            comparison.changes.push(DecisionChange { pod, node, old: before, new: after });
         }
     }
     comparison
 }
 
 /// What a ledger's policy says of a pod in it. The ledger is left as it was.
-fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<Verdict> {
+fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
     let policy = ledger.policy().clone();
     let entry = ledger.entry(uid)?.clone();
     ledger.release(uid);
@@ -78,36 +79,36 @@ fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<Verdict> {
     ledger.release(&cluster::uid(super::CASE));
     put_back(ledger, uid, entry.clone());
     let class = policy.class(entry.demand.class);
-    Some(Verdict {
+    Some(PodDecision {
         class: class.name.clone(),
         tenant: entry.demand.tenant.and_then(|id| policy.tenant(id)).map(|tenant| tenant.name.clone()),
-        preemptible: class.eviction == Eviction::ForHigherPriority,
+        preemptible: class.eviction == Preemptibility::ForHigherPriority,
         nodes,
         victims,
     })
 }
 
-fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodEntry) {
+fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
     let now = ledger.now();
     let leaving = match &entry.phase {
-        Phase::Bound(bound) => bound.leaving,
+        PodPhase::Bound(bound) => bound.leaving,
         _ => None,
     };
-    let shown = Some(Shown::of(&entry.stake, leaving, now));
+    let shown = Some(ObservedDisruptionInfo::of(&entry.stake, leaving, now));
     let state = match entry.phase {
-        Phase::Bound(bound) => SeenState::Bound {
+        PodPhase::Bound(bound) => ObservedPhase::Bound {
             node: bound.node,
             devices: bound.devices,
             starting: entry.starting.is_some(),
             ran: Some(now.since(bound.started)),
         },
-        Phase::Waiting(waiting) => {
-            SeenState::Waiting(SeenWaiting { hold: waiting.hold, ..SeenWaiting::default() })
+        PodPhase::Waiting(waiting) => {
+            ObservedPhase::Waiting(ObservedWaiting { hold: waiting.hold, ..ObservedWaiting::default() })
         }
         // A dump has no Binding on its way.
-        Phase::Assumed(_) => SeenState::Waiting(SeenWaiting::default()),
+        PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
     };
-    ledger.see(Seen { uid: uid.clone(), key: entry.key, demand: entry.demand, state, shown });
+    ledger.see(PodObservation { uid: uid.clone(), key: entry.key, demand: entry.demand, state, shown });
 }
 
 fn node_changes(old: &mut Ledger, new: &mut Ledger) -> Vec<NodeChange> {

@@ -9,22 +9,22 @@ mod compare;
 mod sketch;
 
 pub use cluster::BadCluster;
-pub use compare::{Change, Comparison, NodeChange, Verdict, compare};
+pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
 
 use crate::ids::{NodeName, PodUid};
-use crate::policy_file::raw::{Case, Expectation, PolicyTest};
+use crate::policy_file::raw::{Expectation, PolicyTest, TestCase};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::policy::{Policy, Subject};
-use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
-use crate::scheduling::rank::{Attempt, Shortlist, shortlist};
+use crate::scheduling::policy::{ExpressionPod, Policy};
+use crate::scheduling::preempt::{self, BudgetRules, SearchEffort, VictimSet};
+use crate::scheduling::rank::{ScheduleAttempt, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, RequestError};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// How one case went.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Outcome {
+pub struct CaseOutcome {
     pub case: String,
     /// What came out otherwise than expected; empty if the case holds.
     pub differences: Vec<Difference>,
@@ -41,7 +41,7 @@ pub struct Difference {
 }
 
 /// What the core says to a case's pod.
-struct Answer<'a> {
+struct CaseAnswer<'a> {
     policy: &'a Policy,
     demand: Demand,
     /// In order of name.
@@ -57,18 +57,18 @@ struct Answer<'a> {
 const CASE: &str = "the case's pod";
 
 /// Runs all cases of a test, each on its cluster anew.
-pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<Outcome>, BadCluster> {
+pub fn run(policy: &Policy, test: &PolicyTest) -> Result<Vec<CaseOutcome>, BadCluster> {
     let nothing = Default::default();
     let cluster = test.cluster.as_ref().unwrap_or(&nothing);
     let mut outcomes = Vec::new();
     for case in test.cases.iter().flatten() {
         let ledger = cluster::build(cluster, policy)?;
-        outcomes.push(Outcome { case: case.name.clone(), differences: differences(ledger, case) });
+        outcomes.push(CaseOutcome { case: case.name.clone(), differences: differences(ledger, case) });
     }
     Ok(outcomes)
 }
 
-fn differences(mut ledger: Ledger, case: &Case) -> Vec<Difference> {
+fn differences(mut ledger: Ledger, case: &TestCase) -> Vec<Difference> {
     let policy = ledger.policy().clone();
     let demand = match sketch::demand(&case.pod, &policy) {
         Ok(demand) => demand,
@@ -98,13 +98,13 @@ fn not_understood(expected: &Expectation, error: &RequestError) -> Vec<Differenc
     }]
 }
 
-fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> Answer<'a> {
+fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> CaseAnswer<'a> {
     let uid = cluster::uid(CASE);
     cluster::wait(ledger, &uid, &demand);
     let snapshot = ledger.snapshot();
     demand.weighed_by(&snapshot);
     let nodes: Vec<NodeName> = snapshot.nodes().iter().map(|node| node.name.clone()).collect();
-    let attempt = Attempt {
+    let attempt = ScheduleAttempt {
         limit: nodes.len().max(1),
         just_failed: None,
         own_room: None,
@@ -120,13 +120,13 @@ fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> Answe
         true => cheapest(ledger, &uid, &nodes, &demand).map_or_else(Vec::new, |set| names(ledger, &set)),
         false => Vec::new(),
     };
-    Answer { policy, demand, nodes, list, gpus, victims }
+    CaseAnswer { policy, demand, nodes, list, gpus, victims }
 }
 
 /// Over all nodes; of equal ones the first by name.
 fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
     let rooms = ledger.rooms_for(&ledger.claim(uid), nodes);
-    preempt::cheapest(&rooms, demand, Rules::Keep, Effort::default())
+    preempt::cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::default())
 }
 
 fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
@@ -136,14 +136,14 @@ fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
     names
 }
 
-impl Answer<'_> {
+impl CaseAnswer<'_> {
     fn class(&self, expected: &Expectation) -> Option<Difference> {
         let wanted = expected.class.as_ref()?.0.as_str();
         let found = &self.policy.class(self.demand.class).name;
         let because = || {
             let class = self.policy.classes().iter().find(|class| class.name == wanted);
             let Some(class) = class else { return vec![format!("the policy has no class {wanted}")] };
-            match class.matches.unmet_by(&Subject::new(&self.demand.traits)) {
+            match class.matches.unmet_by(&ExpressionPod::new(&self.demand.traits)) {
                 Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.said())],
                 None => vec![format!("{found} stands before {wanted} and matches too")],
             }

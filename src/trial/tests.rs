@@ -1,7 +1,7 @@
 //! Cases that hold, cases that do not, and clusters that cannot be.
 
 use super::*;
-use crate::scheduling::policy::{Class, Eviction, Limit, Match, Tenant, Usage};
+use crate::scheduling::policy::{Class, Match, Preemptibility, Tenant, TenantLimit, TenantUsage};
 use crate::units::Bytes;
 
 fn test(text: serde_json::Value) -> PolicyTest {
@@ -17,14 +17,14 @@ fn policy() -> Policy {
     };
     let jobs = Class {
         matches: Match { namespaces: vec!["jobs".into()], ..Match::default() },
-        eviction: Eviction::ForHigherPriority,
+        eviction: Preemptibility::ForHigherPriority,
         min_runtime: crate::units::Millis::seconds(600),
         engine: false,
         ..Class::named("jobs")
     };
     let mut classes = vec![chat, jobs];
     classes.extend(Policy::default().classes().to_vec());
-    let half = Usage { vram: Bytes::gib(72), milli_gpus: u64::MAX };
+    let half = TenantUsage { vram: Bytes::gib(72), milli_gpus: u64::MAX };
     let tenants = vec![
         Tenant { guarantee: half, ..Tenant::named("talk", &["chat"]) },
         Tenant::named("work", &["jobs"]),
@@ -128,7 +128,7 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
     let ledger = |policy: &Policy| cluster::build(test.cluster.as_ref().unwrap(), policy).unwrap();
     assert_eq!(
         compare(&mut ledger(&policy()), &mut ledger(&policy())),
-        Comparison { pods: 2, ..Default::default() }
+        PolicyComparison { pods: 2, ..Default::default() }
     );
     let comparison = compare(&mut ledger(&Policy::default()), &mut ledger(&policy()));
     let classes: Vec<_> = comparison
@@ -143,7 +143,7 @@ fn two_policies_are_compared_pod_by_pod_and_the_same_one_changes_nothing() {
 
 #[test]
 fn nobody_leaves_for_a_pod_that_its_tenants_limit_keeps_out_all_the_same() {
-    let limit = Limit { vram: Some(Bytes::gib(30)), milli_gpus: None };
+    let limit = TenantLimit { vram: Some(Bytes::gib(30)), milli_gpus: None };
     let policy = policy().with_tenants(vec![Tenant { limit, ..Tenant::named("talk", &["jobs"]) }]).unwrap();
     let case = serde_json::json!({
         "name": "beyond its limit",

@@ -4,18 +4,18 @@
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::events::Notices;
+use stowage::cluster::events::EventRecorder;
 use stowage::cluster::{ApiControlPlane, CDI_KIND};
 use stowage::contract;
 use stowage::control_plane::WriteTimes;
 use stowage::control_plane::{
-    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, Notice, NoticeKind,
-    PlanState, StatusChange,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState, PodEvent,
+    PodEventReason, StatusChange,
 };
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::decision::Hold;
+use stowage::scheduling::decision::Reservation;
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 use stowage::service::Tenure;
@@ -32,7 +32,7 @@ struct Leader {
     api: ApiServer,
     service: Arc<Service>,
     control_plane: ApiControlPlane,
-    notices: Receiver<Notice>,
+    notices: Receiver<PodEvent>,
 }
 
 impl Leader {
@@ -40,7 +40,7 @@ impl Leader {
         let api = ApiServer::start().await.unwrap();
         let service = Service::new(Policy::default());
         service.lead_from_the_start();
-        let (told, notices) = Notices::new(service.clone());
+        let (told, notices) = EventRecorder::new(service.clone());
         let client = api.client("stowage").unwrap();
         let limits = WriteTimes::of(PATIENCE);
         let control_plane = ApiControlPlane::new(client, service.clone(), told, CDI_KIND.into(), limits);
@@ -49,7 +49,7 @@ impl Leader {
 
     /// The same leader's, for what is not answered.
     fn hasty(&self) -> ApiControlPlane {
-        let (told, _) = Notices::new(self.service.clone());
+        let (told, _) = EventRecorder::new(self.service.clone());
         let client = self.api.client("stowage").unwrap();
         let limits = WriteTimes::of(LIMIT);
         ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), limits)
@@ -133,7 +133,7 @@ async fn a_victim_is_told_why_on_itself_and_in_an_event() {
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("True"), &json!("Preempted")));
     assert!(condition["message"].as_str().unwrap().contains("team-a/llama"), "{condition}");
     let notice = leader.notices.try_recv().unwrap();
-    assert_eq!((notice.kind, notice.key, notice.uid), (NoticeKind::Evicted, key("victim"), uid));
+    assert_eq!((notice.kind, notice.key, notice.uid), (PodEventReason::Evicted, key("victim"), uid));
     assert!(notice.text.contains("team-a/llama"), "{}", notice.text);
     assert_eq!((leader.writes("evict", "written"), leader.writes("eviction-reason", "written")), (1, 1));
     assert_eq!(leader.api.calls().reads_by("stowage"), 0);
@@ -164,10 +164,10 @@ async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_tou
 async fn a_victim_that_cannot_be_told_leaves_all_the_same_and_the_event_says_why() {
     let mut leader = Leader::start().await;
     let uid = leader.running("victim");
-    leader.api.faults().next(Operation::PodStatus, 1, Fault::Fails);
+    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Fails);
     assert_eq!(leader.evict("victim", &uid).await, EvictionOutcome::Evicted);
     assert!(leader.is_leaving("victim"));
-    assert_eq!(leader.notices.try_recv().unwrap().kind, NoticeKind::Evicted);
+    assert_eq!(leader.notices.try_recv().unwrap().kind, PodEventReason::Evicted);
 }
 
 #[tokio::test]
@@ -224,14 +224,17 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
         // Where the limit passed before the request was out, nobody met the fault.
         leader.api.faults().clear();
     };
-    evict_in_vain(Fault::Hangs).await;
+    evict_in_vain(InjectedFault::Hangs).await;
     assert!(!leader.is_leaving("victim"));
     for (fault, is_so) in [
-        (Fault::Fails, (|outcome| matches!(outcome, EvictionOutcome::Unknown { .. })) as fn(_) -> bool),
-        (Fault::TooMany, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
+        (
+            InjectedFault::Fails,
+            (|outcome| matches!(outcome, EvictionOutcome::Unknown { .. })) as fn(_) -> bool,
+        ),
+        (InjectedFault::TooMany, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
         // A conflict, and the pod is the one that was meant.
-        (Fault::Conflicts, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
-        (Fault::Forbids, |outcome| matches!(outcome, EvictionOutcome::Refused { .. })),
+        (InjectedFault::Conflicts, |outcome| outcome == EvictionOutcome::TryLater { after: None }),
+        (InjectedFault::Forbids, |outcome| matches!(outcome, EvictionOutcome::Refused { .. })),
     ] {
         leader.api.faults().next(Operation::Eviction, 1, fault);
         let outcome = leader.evict("victim", &uid).await;
@@ -242,7 +245,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
     assert_eq!((&condition["status"], &condition["reason"]), (&json!("False"), &json!("CalledOff")));
     // It is evicted all the same.
     while !leader.is_leaving("victim") {
-        evict_in_vain(Fault::AnswersLate(PATIENCE)).await;
+        evict_in_vain(InjectedFault::AnswersLate(PATIENCE)).await;
     }
 }
 
@@ -250,7 +253,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
 async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[contract::PLAN_GATE]);
-    let hold = Hold {
+    let hold = Reservation {
         node: node("n"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
@@ -277,9 +280,9 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
     assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
     assert_eq!(leader.condition("p", contract::HOLD_CONDITION).unwrap()["status"], "False");
-    let told = EvictionMark::Leaving(for_llama());
+    let told = EvictionCondition::Leaving(for_llama());
     leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
-    leader.write("p", &uid, StatusChange::eviction(EvictionMark::CalledOff)).await.unwrap();
+    leader.write("p", &uid, StatusChange::eviction(EvictionCondition::CalledOff)).await.unwrap();
     assert_eq!(leader.condition("p", contract::EVICTED_CONDITION).unwrap()["status"], "False");
 
     let writes = leader.api.calls().count("patch", "pods/status");
@@ -304,21 +307,21 @@ async fn a_touch_is_a_change_every_time() {
 async fn a_write_that_met_another_is_tried_once_more_and_its_fate_is_told() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[contract::PLAN_GATE]);
-    leader.api.faults().next(Operation::PodStatus, 1, Fault::Conflicts);
+    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Conflicts);
     leader.write("p", &uid, StatusChange::touch()).await.unwrap();
-    leader.api.faults().next(Operation::PodStatus, 2, Fault::Conflicts);
+    leader.api.faults().next(Operation::PodStatus, 2, InjectedFault::Conflicts);
     let twice = leader.write("p", &uid, StatusChange::touch()).await;
     assert!(matches!(twice, Err(ControlPlaneError::Unknown(_))), "{twice:?}");
-    leader.api.faults().next(Operation::PodStatus, 1, Fault::Hangs);
+    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Hangs);
     let hung = leader.hasty().write_status(&key("p"), &uid, &StatusChange::touch()).await;
     assert!(matches!(hung, Err(ControlPlaneError::Unknown(_))), "{hung:?}");
     // Where the limit passed before the request was out, nobody met the fault.
     leader.api.faults().clear();
-    leader.api.faults().next(Operation::PodStatus, 1, Fault::Forbids);
+    leader.api.faults().next(Operation::PodStatus, 1, InjectedFault::Forbids);
     let forbidden = leader.write("p", &uid, StatusChange::touch()).await;
     assert!(matches!(forbidden, Err(ControlPlaneError::Refused(_))), "{forbidden:?}");
 
-    leader.api.faults().next(Operation::Pod, 1, Fault::Conflicts);
+    leader.api.faults().next(Operation::Pod, 1, InjectedFault::Conflicts);
     leader.lift("p", &uid).await.unwrap();
     assert_eq!(gates(&leader.pod("p")), [""; 0]);
 }

@@ -1,13 +1,13 @@
 //! Who may report: agents with a token of theirs, each for its own node, as the stand-in API server reviews tokens.
 
-use crate::client::{Answer, Client, post_head};
-use crate::served::{Cluster, Served, doors, node, report};
-use crate::tls::{Ca, Files};
+use crate::client::{Client, HttpAnswer, post_head};
+use crate::served::{Served, ServedCluster, doors, node, report};
+use crate::tls::{Ca, TlsFixture};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage::cluster::{AgentAccount, TokenReviews};
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
 use tokio::runtime::Runtime;
@@ -17,13 +17,13 @@ pub const ACCOUNT: &str = "kube-system/stowage-agent";
 pub const AUDIENCE: &str = "stowage.dev/reports";
 
 /// A Stowage that asks a stand-in API server whose a token is, and knows `node-a` and `node-b`.
-pub struct Guarded {
+pub struct GuardedReports {
     pub served: Served,
     pub api: ApiServer,
     _runtime: Runtime,
 }
 
-impl Guarded {
+impl GuardedReports {
     pub fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let api = runtime.block_on(ApiServer::start()).unwrap();
@@ -32,7 +32,7 @@ impl Guarded {
             let _inside = runtime.enter();
             api.client("stowage").unwrap()
         };
-        let mut cluster = Cluster::of(&[]);
+        let mut cluster = ServedCluster::of(&[]);
         cluster.nodes.extend(["node-a", "node-b"].map(node));
         cluster.authority = Some(Arc::new(TokenReviews::new(client, account)));
         Self { served: cluster.serve(), api, _runtime: runtime }
@@ -43,7 +43,7 @@ impl Guarded {
         self.api.issue_token(ACCOUNT, Some(node), AUDIENCE)
     }
 
-    fn post(&self, token: &str, body: &Value) -> Answer {
+    fn post(&self, token: &str, body: &Value) -> HttpAnswer {
         let line = format!("Authorization: Bearer {token}");
         Client::connect(self.served.agents).post_with("/v1/reports", &line, body.to_string())
     }
@@ -70,7 +70,7 @@ fn taken(accepted: u64) -> Value {
 
 #[test]
 fn an_agent_speaks_for_its_own_node_and_for_no_other() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
     assert_eq!(guarded.post(&token, &report("node-a", "boot", 1, 2)).json(), taken(1));
     let other = guarded.post(&token, &report("node-b", "boot", 1, 2));
@@ -88,7 +88,7 @@ fn an_agent_speaks_for_its_own_node_and_for_no_other() {
 
 #[test]
 fn without_a_good_token_nobody_is_heard() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     for line in ["X: y", "Authorization: Basic YTpi", "Authorization: Bearer", "Authorization: Bearer  "] {
         let error = guarded.refuses(401, "no-token", line);
         assert!(error.contains("--token-file"), "{error}");
@@ -125,7 +125,7 @@ fn without_a_good_token_nobody_is_heard() {
 
 #[test]
 fn the_body_of_someone_unknown_is_not_even_read() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     let mut client = Client::connect(guarded.served.agents);
     client.write(post_head("/v1/reports", "Content-Length: 73400320").as_bytes()).unwrap();
     assert_eq!(client.read_answer().unwrap().status, 401);
@@ -137,13 +137,13 @@ fn the_body_of_someone_unknown_is_not_even_read() {
 
 #[test]
 fn while_the_api_server_fails_known_agents_report_and_unknown_ones_hear_so() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     let [known, unknown] = ["node-a", "node-b"].map(|node| guarded.token(node));
     for sequence in 1..=5 {
         assert_eq!(guarded.post(&known, &report("node-a", "boot", sequence, 1)).json(), taken(1));
     }
     assert_eq!(guarded.reviews(), 1, "five reports, one question");
-    guarded.api.faults().next(Operation::TokenReview, 2, Fault::Fails);
+    guarded.api.faults().next(Operation::TokenReview, 2, InjectedFault::Fails);
     assert_eq!(guarded.post(&known, &report("node-a", "boot", 6, 1)).json(), taken(1));
     let error = guarded.refuses(503, "token-unchecked", &format!("Authorization: Bearer {unknown}"));
     assert!(error.contains("cannot be checked now") && error.contains("a fault was ordered"), "{error}");
@@ -157,7 +157,7 @@ fn while_the_api_server_fails_known_agents_report_and_unknown_ones_hear_so() {
 
 #[test]
 fn an_old_or_replayed_report_is_dropped_whoever_shows_the_token() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     let token = guarded.token("node-a");
     assert_eq!(guarded.post(&token, &report("node-a", "boot", 2, 1)).json(), taken(1));
     for sequence in [2, 1] {
@@ -169,7 +169,7 @@ fn an_old_or_replayed_report_is_dropped_whoever_shows_the_token() {
 
 #[test]
 fn the_agents_address_shows_a_certificate_and_asks_for_none() {
-    let (ca, files, guarded) = (Ca::new("ca"), Files::new(), Guarded::start());
+    let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedReports::start());
     let server = ca.issue_for("127.0.0.1");
     let cert = files.write("tls.crt", &server.cert);
     let key = files.write("tls.key", &server.key);

@@ -1,12 +1,12 @@
 //! Bind against a control plane that answers in every way there is: what the scheduler is told, and what the books hold
 //! afterwards. OK is only ever said of a pod that is bound there.
 
-use crate::served::{Cluster, Served, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
+use crate::served::{Served, ServedCluster, bind_args, eventually, gpu_uuid, key_of, on, pod, uid_of};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use stowage::control_plane::{BindOutcome, ControlPlaneError, PodOnRecord};
 use stowage::ids::{GpuUuid, NodeName, PodUid};
-use stowage::scheduling::ledger::Phase;
+use stowage::scheduling::ledger::PodPhase;
 use stowage::units::Bytes;
 
 const FREE: [Bytes; 2] = [Bytes::ZERO; 2];
@@ -15,7 +15,7 @@ const TAKEN: [Bytes; 2] = [Bytes::gib(40), Bytes::ZERO];
 /// Two nodes of two GPUs, and a pod of 40 GiB that waits.
 fn served(outcomes: impl IntoIterator<Item = BindOutcome>) -> (Served, Value) {
     let llm = pod("llm", "40Gi");
-    let served = Cluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
     served.control_plane.binds.lock().extend(outcomes);
     (served, llm)
 }
@@ -77,7 +77,7 @@ fn the_order_names_the_gpus_that_are_charged() {
 fn a_binding_that_is_refused_frees_its_gpu_and_can_be_tried_again() {
     let (served, llm) = served([BindOutcome::Refused { message: "forbidden: quota 17 of 16".into() }]);
     assert_eq!(served.bind(&llm, "node-a"), "the API server refused the binding", "without what changes");
-    assert!(matches!(served.phase(&llm), Phase::Waiting(_)));
+    assert!(matches!(served.phase(&llm), PodPhase::Waiting(_)));
     assert_eq!(served.charged("node-a"), FREE);
     assert_eq!(unbound(&served, "refused"), 1);
     assert_eq!(served.bind(&llm, "node-a"), "");
@@ -209,7 +209,7 @@ fn a_bind_outlives_the_connection_that_asked_for_it() {
     let head = crate::client::post_head("/scheduler/bind", &format!("Content-Length: {}", body.len()));
     client.write((head + &body).as_bytes()).unwrap();
     eventually("the write is under way", || orders(&served) == 1);
-    assert!(matches!(served.phase(&llm), Phase::Assumed(_)));
+    assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     drop(client);
     // The server has let go of the connection and of the handler before the API server answers.
     assert_eq!(served.passed(&pod("other", "10Gi"), &["node-a"]), ["node-a"]);
@@ -228,7 +228,7 @@ fn a_handler_that_is_cancelled_leaves_its_bind_to_end_by_itself() {
     eventually("the write is under way", || orders(&served) == 1);
     handler.abort();
     assert!(served.run(handler).unwrap_err().is_cancelled());
-    assert!(matches!(served.phase(&llm), Phase::Assumed(_)));
+    assert!(matches!(served.phase(&llm), PodPhase::Assumed(_)));
     served.control_plane.permits.add_permits(1);
     eventually("the bind is confirmed", || served.is_bound_to(&llm, "node-a"));
 }

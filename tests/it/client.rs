@@ -14,13 +14,13 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const NOBODYS: u16 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     pub content_type: String,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpAnswer {
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
@@ -53,37 +53,37 @@ impl<S: Read + Write> Client<S> {
         Self { stream: BufReader::new(stream) }
     }
 
-    pub fn post(&mut self, path: &str, body: impl AsRef<[u8]>) -> Answer {
+    pub fn post(&mut self, path: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
         self.try_post(path, body.as_ref()).unwrap()
     }
 
     /// With one more line in its head, such as `Authorization: Bearer …`.
-    pub fn post_with(&mut self, path: &str, line: &str, body: impl AsRef<[u8]>) -> Answer {
+    pub fn post_with(&mut self, path: &str, line: &str, body: impl AsRef<[u8]>) -> HttpAnswer {
         self.try_post_with(path, line, body.as_ref()).unwrap()
     }
 
-    pub fn try_post_with(&mut self, path: &str, line: &str, body: &[u8]) -> io::Result<Answer> {
+    pub fn try_post_with(&mut self, path: &str, line: &str, body: &[u8]) -> io::Result<HttpAnswer> {
         let length = format!("Content-Length: {}\r\n{line}", body.len());
         self.write(&[post_head(path, &length).as_bytes(), body].concat())?;
         self.read_answer()
     }
 
-    pub fn get(&mut self, path: &str) -> Answer {
+    pub fn get(&mut self, path: &str) -> HttpAnswer {
         self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
         self.read_answer().unwrap()
     }
 
     /// A page that may come in chunks.
-    pub fn get_page(&mut self, path: &str) -> Answer {
+    pub fn get_page(&mut self, path: &str) -> HttpAnswer {
         self.write(format!("GET {path} HTTP/1.1\r\nHost: stowage\r\n\r\n").as_bytes()).unwrap();
         self.read_page().unwrap()
     }
 
-    pub fn read_page(&mut self) -> io::Result<Answer> {
+    pub fn read_page(&mut self) -> io::Result<HttpAnswer> {
         self.read(true)
     }
 
-    pub fn try_post(&mut self, path: &str, body: &[u8]) -> io::Result<Answer> {
+    pub fn try_post(&mut self, path: &str, body: &[u8]) -> io::Result<HttpAnswer> {
         self.write(&[post_head(path, &format!("Content-Length: {}", body.len())).as_bytes(), body].concat())?;
         self.read_answer()
     }
@@ -107,12 +107,12 @@ impl<S: Read + Write> Client<S> {
         }
     }
 
-    pub fn read_answer(&mut self) -> io::Result<Answer> {
+    pub fn read_answer(&mut self) -> io::Result<HttpAnswer> {
         self.read(false)
     }
 
-    fn read(&mut self, may_be_chunked: bool) -> io::Result<Answer> {
-        let mut answer = Answer { status: 0, content_type: String::new(), body: Vec::new() };
+    fn read(&mut self, may_be_chunked: bool) -> io::Result<HttpAnswer> {
+        let mut answer = HttpAnswer { status: 0, content_type: String::new(), body: Vec::new() };
         let mut length = None;
         for place in 0.. {
             let mut line = String::new();

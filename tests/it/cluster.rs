@@ -7,16 +7,16 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::events::Notices;
-use stowage::cluster::{self, ApiControlPlane, CDI_KIND, LeadWith, LeaseName, Options};
+use stowage::cluster::events::EventRecorder;
+use stowage::cluster::{self, ApiControlPlane, CDI_KIND, ClusterOptions, LeadWith, LeaseName};
 use stowage::control_plane::WriteTimes;
-use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, Notice, NoticeKind, StatusChange};
+use stowage::control_plane::{BindOrder, BindOutcome, ControlPlane, PodEvent, PodEventReason, StatusChange};
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::ids::{GpuUuid, NodeName, PodUid};
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::decision::Hold;
-use stowage::scheduling::ledger::{Assumption, Phase, PodEntry};
+use stowage::scheduling::decision::Reservation;
+use stowage::scheduling::ledger::{AssumeResult, PodPhase, PodState};
 use stowage::scheduling::node::Node;
 use stowage::service::Service;
 use stowage::service::Tenure;
@@ -32,18 +32,18 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const TIMES: WriteTimes =
     WriteTimes { client: Duration::from_secs(5), ..WriteTimes::of(Duration::from_millis(100)) };
 
-struct Replica {
+struct TestReplica {
     service: Arc<Service>,
     control_plane: Arc<ApiControlPlane>,
     tasks: JoinSet<()>,
     shutdown: CancellationToken,
 }
 
-impl Replica {
+impl TestReplica {
     fn start(server: &ApiServer, name: &str, lead_with: LeadWith) -> Self {
         let service = Service::new(without_engines());
         let shutdown = CancellationToken::new();
-        let options = Options { times: TIMES, ..Options::new(lead_with, name.into()) };
+        let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
         let client = server.client(name).unwrap();
         let (control_plane, tasks) = cluster::start(client, service.clone(), options, shutdown.clone());
         Self { service, control_plane, tasks, shutdown }
@@ -68,7 +68,7 @@ impl Replica {
         let mut ledger = self.service.ledger();
         let (uid, entry) = ledger.entries().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
-        let Assumption::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
+        let AssumeResult::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
             panic!("{name} was assumed before")
         };
         let policy = ledger.policy().digest;
@@ -84,9 +84,9 @@ impl Replica {
     }
 
     /// What becomes of a Binding that the API server does not answer in time.
-    async fn bind_in_vain(&self, server: &ApiServer, order: &BindOrder, fault: Fault) -> BindOutcome {
+    async fn bind_in_vain(&self, server: &ApiServer, order: &BindOrder, fault: InjectedFault) -> BindOutcome {
         let bind = Duration::from_millis(300);
-        let (told, _) = Notices::new(self.service.clone());
+        let (told, _) = EventRecorder::new(self.service.clone());
         let times = WriteTimes { client: bind, ..TIMES };
         let client = server.client("stowage").unwrap();
         let hasty = ApiControlPlane::new(client, self.service.clone(), told, CDI_KIND.into(), times);
@@ -97,24 +97,24 @@ impl Replica {
         outcome
     }
 
-    fn phase(&self, name: &str) -> Option<Phase> {
+    fn phase(&self, name: &str) -> Option<PodPhase> {
         let ledger = self.service.ledger();
         ledger.entries().into_values().find(|entry| &*entry.key.name == name).map(|entry| entry.phase.clone())
     }
 
     /// The pods in the books, but for what may be lost (which node was offered, who was refused) and what is each replica's own
     /// (since when a pod waits and until when its room is held, on its own clock).
-    fn entries(&self) -> BTreeMap<PodUid, PodEntry> {
-        let timeless = |entry: &PodEntry| {
+    fn entries(&self) -> BTreeMap<PodUid, PodState> {
+        let timeless = |entry: &PodState| {
             let mut entry = entry.clone();
             match &mut entry.phase {
-                Phase::Waiting(waiting) => {
+                PodPhase::Waiting(waiting) => {
                     waiting.offered = None;
                     (waiting.refused, waiting.since, waiting.sought) = (None, Moment(0), None);
                     waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
                 }
-                Phase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),
-                Phase::Assumed(_) => {}
+                PodPhase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),
+                PodPhase::Assumed(_) => {}
             }
             entry
         };
@@ -128,7 +128,7 @@ impl Replica {
         snapshot.nodes().iter().map(|node| Node { generation: 0, ..node.clone() }).collect()
     }
 
-    fn events(&self, kind: NoticeKind, outcome: &str) -> u64 {
+    fn events(&self, kind: PodEventReason, outcome: &str) -> u64 {
         self.service.metrics.events.with_label_values(&[kind.reason(), outcome]).get()
     }
 }
@@ -196,7 +196,7 @@ fn advertised(server: &ApiServer, node: &str) -> Option<String> {
 #[tokio::test]
 async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     let server = server_with_nodes(&["a", "b"]).await;
-    let before = Replica::acting(&server).await;
+    let before = TestReplica::acting(&server).await;
     for name in ["one", "done", "late", "stray", "holds", "waits", "gone"] {
         create_pod(&server, name, 20);
     }
@@ -212,15 +212,15 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     // Written, and the answer is lost with the process.
     let late = before.assume("late", "b").await;
     while server.get("pods/default/late").unwrap()["spec"]["nodeName"].is_null() {
-        let outcome = before.bind_in_vain(&server, &late, Fault::AnswersLate(PATIENCE)).await;
+        let outcome = before.bind_in_vain(&server, &late, InjectedFault::AnswersLate(PATIENCE)).await;
         assert!(matches!(outcome, BindOutcome::Unknown { .. }));
     }
     // Nobody leaves meanwhile, however long this takes.
-    server.faults().next(Operation::Eviction, 1000, Fault::TooMany);
+    server.faults().next(Operation::Eviction, 1000, InjectedFault::TooMany);
     // One that waits for `two` to leave.
     let holder = before.assume("holds", "a").await;
     before.service.ledger().forget(&holder.uid);
-    let hold = Hold {
+    let hold = Reservation {
         node: node_name("a"),
         devices: two.placement.devices.clone(),
         victims: [two.uid.clone()].into(),
@@ -233,8 +233,9 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
         .await
         .unwrap();
     eventually("everything is seen", || {
-        let bound = |name| matches!(before.phase(name), Some(Phase::Bound(_)));
-        let is_shown = matches!(before.phase("holds"), Some(Phase::Waiting(waiting)) if waiting.hold_shown);
+        let bound = |name| matches!(before.phase(name), Some(PodPhase::Bound(_)));
+        let is_shown =
+            matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.hold_shown);
         bound("late")
             && bound("stray")
             && is_shown
@@ -243,11 +244,11 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     })
     .await;
 
-    let after = Replica::acting(&server).await;
+    let after = TestReplica::acting(&server).await;
     assert_eq!(after.entries(), before.entries());
     assert_eq!(after.nodes(), before.nodes());
     assert_eq!(audit(&after.service.ledger()), []);
-    let deadline = |replica: &Replica| {
+    let deadline = |replica: &TestReplica| {
         let ledger = replica.service.ledger();
         let deadline = ledger.entry(&holder.uid).unwrap().hold().unwrap().deadline;
         replica.service.clock.to_wall(deadline).as_second()
@@ -260,7 +261,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
 #[tokio::test]
 async fn a_bind_is_one_write_and_reads_nothing() {
     let server = server_with_nodes(&["a"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
     let order = replica.assume("p", "a").await;
     let reads = server.calls().reads_by("stowage");
@@ -277,21 +278,21 @@ async fn a_bind_is_one_write_and_reads_nothing() {
     assert_eq!(on_record.uid, order.uid);
     assert_eq!(on_record.node, Some(node_name("a")));
     assert_eq!(on_record.devices, Some(order.placement.devices.clone()));
-    eventually("the watch confirms it", || matches!(replica.phase("p"), Some(Phase::Bound(_)))).await;
+    eventually("the watch confirms it", || matches!(replica.phase("p"), Some(PodPhase::Bound(_)))).await;
     replica.stop().await;
 }
 
 #[tokio::test]
 async fn every_fate_of_a_binding_has_its_outcome() {
     let server = server_with_nodes(&["a", "b"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
     let order = replica.assume("p", "a").await;
     let bind = async |order: &BindOrder| replica.control_plane.bind(order).await;
 
-    server.faults().next(Operation::Binding, 1, Fault::Fails);
+    server.faults().next(Operation::Binding, 1, InjectedFault::Fails);
     assert!(matches!(bind(&order).await, BindOutcome::Unknown { .. }), "500");
-    let hung = replica.bind_in_vain(&server, &order, Fault::Hangs).await;
+    let hung = replica.bind_in_vain(&server, &order, InjectedFault::Hangs).await;
     assert!(matches!(hung, BindOutcome::Unknown { .. }), "no answer");
     let other = BindOrder { uid: PodUid::parse("another").unwrap(), ..order.clone() };
     assert_eq!(bind(&other).await, BindOutcome::Conflict, "the name stands for another pod");
@@ -313,7 +314,7 @@ async fn every_fate_of_a_binding_has_its_outcome() {
 #[tokio::test]
 async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
     let server = server_with_nodes(&["a", "b"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     create_pod(&server, "gone", 20);
     create_pod(&server, "kept", 20);
     replica.bind("gone", "a").await;
@@ -326,7 +327,7 @@ async fn a_watch_that_fell_behind_lists_anew_and_releases_who_is_gone() {
     eventually("the deletions are seen", || replica.phase("gone").is_none() && replica.nodes().len() == 1)
         .await;
     assert!(server.calls().count_by("stowage", "list", "pods") > lists);
-    assert!(matches!(replica.phase("kept"), Some(Phase::Bound(_))));
+    assert!(matches!(replica.phase("kept"), Some(PodPhase::Bound(_))));
     assert_eq!(audit(&replica.service.ledger()), []);
     replica.stop().await;
 }
@@ -337,8 +338,8 @@ async fn capacity_is_patched_and_kept_and_not_on_device_plugin_nodes() {
     let offers = json!({ "status": { "allocatable": { "nvidia.com/gpu": "2" } } });
     server.patch_status("nodes/plugin", &offers).unwrap();
     server.create("nodes", json!({ "metadata": { "name": "no-gpus" } })).unwrap();
-    server.faults().next(Operation::NodeStatus, 1, Fault::Fails);
-    let replica = Replica::acting(&server).await;
+    server.faults().next(Operation::NodeStatus, 1, InjectedFault::Fails);
+    let replica = TestReplica::acting(&server).await;
     let whole = replica.nodes()[0].capacity().0.to_string();
     assert_eq!(whole, (2 * (81920u64 << 20) / 10 * 9).to_string());
     eventually("capacity is advertised", || advertised(&server, "a").as_ref() == Some(&whole)).await;
@@ -357,16 +358,19 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
     create_pod(&server, "stray", 20);
     bind_past_stowage(&server, "stray", "a");
     let lease = LeaseName::of_kube_scheduler();
-    let replica =
-        Replica::start(&server, "stowage", LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() });
+    let replica = TestReplica::start(
+        &server,
+        "stowage",
+        LeadWith::KubeScheduler { lease, hostname: "stowage-0".into() },
+    );
     eventually("the stray is seen", || replica.phase("stray").is_some()).await;
     eventually("the Lease is looked for twice", || server.calls().count("get", "leases") >= 2).await;
     let wrote = |verb| server.calls().all().iter().any(|(call, _)| call.verb == verb);
     assert!(!wrote("create") && !wrote("patch") && !wrote("update"));
     // It begins to lead, and says what stands.
     replica.stop().await;
-    let replica = Replica::acting(&server).await;
-    eventually("the Event is there", || replica.events(NoticeKind::Unplaced, "published") == 1).await;
+    let replica = TestReplica::acting(&server).await;
+    eventually("the Event is there", || replica.events(PodEventReason::Unplaced, "published") == 1).await;
     let event = &server.list("events")[0];
     assert_eq!(
         (event["reason"].as_str(), event["type"].as_str()),
@@ -379,17 +383,18 @@ async fn a_replica_that_does_not_lead_writes_nothing() {
 #[tokio::test]
 async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
     let server = server_with_nodes(&["a"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 500);
     eventually("the pod is seen", || replica.phase("p").is_some()).await;
     let (uid, entry) = replica.entries().pop_first().unwrap();
     for free in 0..100 {
         let text = format!("no GPU has 500 GiB free: the best has {free}");
-        let notice = Notice { key: entry.key.clone(), uid: uid.clone(), kind: NoticeKind::Refused, text };
+        let notice =
+            PodEvent { key: entry.key.clone(), uid: uid.clone(), kind: PodEventReason::Refused, text };
         replica.control_plane.notify(notice);
     }
-    eventually("the Event is published", || replica.events(NoticeKind::Refused, "published") == 1).await;
-    assert_eq!(replica.events(NoticeKind::Refused, "suppressed"), 99);
+    eventually("the Event is published", || replica.events(PodEventReason::Refused, "published") == 1).await;
+    assert_eq!(replica.events(PodEventReason::Refused, "suppressed"), 99);
     assert_eq!(server.list("events").len(), 1);
     replica.stop().await;
 }
@@ -397,14 +402,14 @@ async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
 #[tokio::test]
 async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_other_conditions_alone() {
     let server = server_with_nodes(&["a"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     create_pod(&server, "p", 20);
     let ready = json!({ "status": { "conditions": [{ "type": "PodScheduled", "status": "False" }] } });
     server.patch_status("pods/default/p", &ready).unwrap();
     let order = replica.assume("p", "a").await;
     replica.service.ledger().forget(&order.uid);
     // The leader did not make it: it shows as one of an earlier leader's that was written too late.
-    let hold = Hold {
+    let hold = Reservation {
         node: node_name("a"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
@@ -418,7 +423,7 @@ async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_o
     replica.control_plane.write_status(&order.key, &order.uid, &StatusChange::hold(hold)).await.unwrap();
     eventually("the condition is cleared", || hold_condition(&server, "p").unwrap()["status"] == "False")
         .await;
-    eventually("it is told", || replica.events(NoticeKind::HoldEnded, "published") >= 1).await;
+    eventually("it is told", || replica.events(PodEventReason::HoldEnded, "published") >= 1).await;
     let pod: Pod = serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
     let conditions = pod.status.unwrap().conditions.unwrap();
     assert!(conditions.iter().any(|condition| condition.type_ == "PodScheduled"), "{conditions:?}");
@@ -441,7 +446,7 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
     server.create("leases/kube-system", lease).unwrap();
     let name = LeaseName::of_kube_scheduler();
     let lead_with = LeadWith::KubeScheduler { lease: name, hostname: "stowage-0".into() };
-    let replica = Replica::start(&server, "stowage", lead_with);
+    let replica = TestReplica::start(&server, "stowage", lead_with);
     let gate = &replica.service.gate;
     let looks = || server.calls().count("get", "leases");
     eventually("it is looked at", || looks() >= 2 && gate.is_synced()).await;
@@ -470,9 +475,9 @@ async fn the_gate_follows_the_neighbours_lease_and_shuts_when_it_is_lost_or_not_
 async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
     let server = server_with_nodes(&["a"]).await;
     let lead_with = |name: &str| LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-    let first = Replica::start(&server, "first", lead_with("first"));
+    let first = TestReplica::start(&server, "first", lead_with("first"));
     eventually("the first leads", || first.service.gate.is_open()).await;
-    let second = Replica::start(&server, "second", lead_with("second"));
+    let second = TestReplica::start(&server, "second", lead_with("second"));
     let looks = || server.calls().count_by("second", "get", "leases");
     eventually("the second looks twice", || looks() >= 2 && second.service.gate.is_synced()).await;
     assert!(first.service.gate.is_open() && !second.service.gate.is_open());

@@ -2,14 +2,14 @@
 //! is told so in a form the scheduler tries again.
 
 use crate::client::Client;
-use crate::served::{Cluster, Served, args, bind_args, exclusive, over, pod, uid_of};
+use crate::served::{Served, ServedCluster, args, bind_args, exclusive, over, pod, uid_of};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use stowage::control_plane::BindOutcome;
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::ledger::Phase;
+use stowage::scheduling::ledger::PodPhase;
 
 /// More than the 29 binds in flight that were seen of the real scheduler.
 const CLIENTS: usize = 40;
@@ -73,7 +73,7 @@ impl FiveHundred {
         let nodes: Vec<String> = (0..25).map(|n| format!("node-{n:02}")).collect();
         let gpus: Vec<(&str, u32)> = nodes.iter().map(|name| (name.as_str(), 4)).collect();
         let pods: Vec<Value> = (0..500).map(|n| pod(&format!("pod-{n:03}"), "14745Mi")).collect();
-        let served = Cluster::of(&gpus).with(pods.iter().cloned()).serve();
+        let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
         Self { served, nodes, pods }
     }
 
@@ -161,7 +161,7 @@ fn when_every_hint_is_lost_who_loses_a_race_is_told_so_and_lands_elsewhere() {
 #[test]
 fn one_more_pod_than_there_is_room_for_is_refused_and_not_squeezed_in() {
     let pods: Vec<Value> = (0..21).map(|n| pod(&format!("pod-{n:02}"), "14745Mi")).collect();
-    let served = Cluster::of(&[("node-a", 4)]).with(pods.iter().cloned()).serve();
+    let served = ServedCluster::of(&[("node-a", 4)]).with(pods.iter().cloned()).serve();
     let refused = AtomicUsize::new(0);
     in_parallel(&served, &pods, |client, pod| {
         loop {
@@ -197,7 +197,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
         |name| over(pod(name, "4Gi"), 4),
     ];
     let pods: Vec<Value> = (0..400).map(|n| kinds[n % kinds.len()](&format!("pod-{n:03}"))).collect();
-    let served = Cluster::of(&gpus).with(pods.iter().cloned()).serve();
+    let served = ServedCluster::of(&gpus).with(pods.iter().cloned()).serve();
     let left = parking_lot::Mutex::new(Vec::new());
     in_parallel(&served, &pods, |client, pod| {
         for _ in 0..4 {
@@ -227,7 +227,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
     assert_eq!(ledger.totals().assumed, 0);
     let booked: u64 = ledger.totals().charged.0;
     assert_eq!(booked, promised.values().sum::<u64>(), "the books hold what was written, and nothing else");
-    let bound = ledger.entries().values().filter(|entry| matches!(entry.phase, Phase::Bound(_))).count();
+    let bound = ledger.entries().values().filter(|entry| matches!(entry.phase, PodPhase::Bound(_))).count();
     let written =
         served.control_plane.orders.lock().iter().filter(|(order, _)| stayed(order.uid.as_str())).count();
     assert_eq!(bound, written);
@@ -236,7 +236,7 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
 #[test]
 fn one_pod_sent_to_bind_from_everywhere_at_once_is_bound_once() {
     let llm = pod("llm", "40Gi");
-    let served = Cluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with([llm.clone()]).serve();
     let answers = parking_lot::Mutex::new(Vec::new());
     let tries: Vec<Value> = (0..80).map(|n| bind_args(&llm, ["node-a", "node-b"][n % 2])).collect();
     in_parallel(&served, &tries, |client, body| {

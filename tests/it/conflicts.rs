@@ -4,7 +4,7 @@
 use serde_json::json;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::cluster::{self, ClusterOptions, LeadWith, LeaseName};
 use stowage::demo::api_server::ApiServer;
 use stowage::policy_file::{SourceText, load};
 use stowage::scheduling::policy::Policy;
@@ -16,14 +16,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A replica beside an API server with one node of two GPUs of 80 GiB.
-struct World {
+struct AuditedReplica {
     server: ApiServer,
     service: Arc<Service>,
     _tasks: JoinSet<()>,
     _stop: DropGuard,
 }
 
-impl World {
+impl AuditedReplica {
     async fn start(lead_with: LeadWith, policy: &str) -> Self {
         let server = ApiServer::start().await.unwrap();
         let labels = json!({
@@ -33,7 +33,7 @@ impl World {
         let service = Service::new(policy_of(policy));
         let stop = CancellationToken::new();
         let (client, options) =
-            (server.client("stowage").unwrap(), Options::new(lead_with, "stowage".into()));
+            (server.client("stowage").unwrap(), ClusterOptions::new(lead_with, "stowage".into()));
         let (_, tasks) = cluster::start(client, service.clone(), options, stop.clone());
         eventually("the watches have synced", || service.gate.is_synced()).await;
         Self { server, service, _tasks: tasks, _stop: stop.drop_guard() }
@@ -102,7 +102,7 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 #[tokio::test]
 async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other() {
-    let world = World::start(LeadWith::FromTheStart, "{}").await;
+    let world = AuditedReplica::start(LeadWith::FromTheStart, "{}").await;
     assert_eq!(world.gauge("overcommitted").as_deref(), Some("0"), "shown before the first");
     world.bound("early", 60, false);
     world.bound("late", 50, false);
@@ -124,7 +124,7 @@ async fn b4_two_pods_bound_to_one_gpu_are_counted_and_each_is_told_of_the_other(
 
 #[tokio::test]
 async fn b4_with_evict_unstarted_the_pod_that_has_not_started_leaves_though_it_was_bound_first() {
-    let world = World::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
+    let world = AuditedReplica::start(LeadWith::FromTheStart, "conflicts: evict-unstarted").await;
     world.bound("waiting-for-its-image", 60, false);
     world.bound("running", 60, false);
     world.runs("running");
@@ -140,7 +140,7 @@ async fn b6_a_pod_beside_an_exclusive_one_is_counted_by_a_replica_that_does_not_
     // Nobody holds that Lease.
     let standby =
         LeadWith::KubeScheduler { lease: LeaseName::of_kube_scheduler(), hostname: "another".into() };
-    let world = World::start(standby, "conflicts: evict-unstarted").await;
+    let world = AuditedReplica::start(standby, "conflicts: evict-unstarted").await;
     world.bound("exclusive", 70, true);
     world.bound("beside", 2, false);
     eventually("the GPU is counted", || world.gauge("exclusive-shared").as_deref() == Some("1")).await;

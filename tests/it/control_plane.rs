@@ -16,7 +16,7 @@ mod shadow;
 mod world;
 
 use fleet::{GpuNode, node, pod};
-use journal::{Happening, Journal};
+use journal::{ClusterJournal, Happening};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -25,8 +25,8 @@ use processes::{eventually, throughout};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use stowage::agent::publish::{Outcome, Publisher};
-use world::{World, amount};
+use stowage::agent::publish::{PublishOutcome, Publisher};
+use world::{RealControlPlane, amount};
 
 const ALWAYS: [&str; 4] = ["--lead-with", "always", "--write-deadline", "1s"];
 const GIB: u64 = 1 << 30;
@@ -39,9 +39,9 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
         GpuNode { reserved_mib: 512, ..node("l40s-a", 4, 46_068, "NVIDIA-L40S") },
         node("l40s-b", 4, 46_068, "NVIDIA-L40S"),
     ];
-    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let pods = sixty();
-    let journal = Journal::start(world.client.clone());
+    let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
 
     submit(&world.client, &pods[..30]).await;
@@ -78,8 +78,8 @@ async fn sixty_mixed_pods_are_bound_and_restarts_on_the_way_lose_nothing() {
 async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
     let nodes =
         vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3"), node("b", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
-    let journal = Journal::start(world.client.clone());
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
     // 71.7 GiB of each GPU can be promised: two of 28 leave 15.7 free, 31.4 on a node. Where reports come late a twentieth
     // of the GPU is kept back, and all of this holds as well.
@@ -133,7 +133,7 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_is_known_by_the_token_of_its_pod() {
-    let Some(mut world) = World::start().await else { return };
+    let Some(mut world) = RealControlPlane::start().await else { return };
     world.install();
     world.add_nodes(&[node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")]).await;
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: agent, namespace: kube-system}, spec: {nodeName: a, \
@@ -170,7 +170,7 @@ async fn an_agent_is_known_by_the_token_of_its_pod() {
     };
     let good = token("stowage-agent", &[&audience, &bound]);
     eventually("the agent's report is taken", async || {
-        (post("a", &good).await == Outcome::Accepted).then_some(())
+        (post("a", &good).await == PublishOutcome::Accepted).then_some(())
     })
     .await;
     let books = world.books().await.unwrap();
@@ -184,8 +184,10 @@ async fn an_agent_is_known_by_the_token_of_its_pod() {
     ] {
         // Until the API server has been asked: a slow answer is no verdict.
         let verdict = eventually(reason, async || match post(of, &token).await {
-            Outcome::Refused { status, reason } if status.as_u16() < 500 => Some((status.as_u16(), reason)),
-            Outcome::Accepted => panic!("accepted, where it should be said that {reason}"),
+            PublishOutcome::Refused { status, reason } if status.as_u16() < 500 => {
+                Some((status.as_u16(), reason))
+            }
+            PublishOutcome::Accepted => panic!("accepted, where it should be said that {reason}"),
             _ => None,
         });
         let (actual, said) = verdict.await;
@@ -227,7 +229,7 @@ async fn pods(client: &Client) -> Vec<Pod> {
 }
 
 /// The bound pods, once there are so many.
-async fn all_bound(world: &mut World, count: usize) -> Vec<Pod> {
+async fn all_bound(world: &mut RealControlPlane, count: usize) -> Vec<Pod> {
     let what = format!("{count} pods are bound");
     eventually(&what, async || {
         world.check();
@@ -276,7 +278,7 @@ fn charged(books: &Value) -> BTreeMap<String, Value> {
 // ---- what must be true ----
 
 /// In the very write that gave the pod its node.
-async fn devices_are_in_the_binding(journal: &Journal, bound: &[Pod], nodes: &[GpuNode]) {
+async fn devices_are_in_the_binding(journal: &ClusterJournal, bound: &[Pod], nodes: &[GpuNode]) {
     for pod in bound {
         let name = name_of(pod);
         let (_, node, annotations) = journal.tells_of_binding(name).await;
@@ -333,7 +335,7 @@ fn no_gpu_is_promised_twice(bound: &[Pod], nodes: &[GpuNode]) {
 }
 
 /// A text that never changes, few calls, one Event; also while VRAM comes free beside it.
-async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut World, bound: &[Pod]) {
+async fn a_pod_that_does_not_fit_is_refused_quietly(world: &mut RealControlPlane, bound: &[Pod]) {
     // Where the scheduler's own sum has room for it, so that it asks.
     let asked_on =
         |node: &str| -> u64 { bound.iter().filter(|pod| node_of(pod) == Some(node)).map(asked_gib).sum() };
@@ -391,7 +393,7 @@ async fn events_of_stowage(client: &Client, pod: &str) -> Vec<Event> {
 }
 
 /// Zero at once, another wrong figure once it has stood for a while; and what the agents said of the driver's reserve.
-async fn capacity_is_put_back(world: &mut World) {
+async fn capacity_is_put_back(world: &mut RealControlPlane) {
     let nodes: Api<Node> = Api::all(world.client.clone());
     let right = |mib: u64, reserved_mib: u64, gpus: u64| {
         let total = mib << 20;

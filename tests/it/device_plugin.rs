@@ -1,15 +1,15 @@
 //! Pods that ask a device plugin for their GPUs, in enforce mode: where they fit, what is counted, who may be evicted for
 //! them, and that their Bindings are plain.
 
-use crate::served::{Cluster, Served, pod, preempt_args, priority, uid_of, without_engines};
+use crate::served::{Served, ServedCluster, pod, preempt_args, priority, uid_of, without_engines};
 use serde_json::{Value, json};
 use stowage::contract;
-use stowage::control_plane::NoticeKind;
+use stowage::control_plane::PodEventReason;
 use stowage::ids::LeaderEpoch;
 use stowage::ids::NodeName;
 use stowage::scheduling::audit::audit;
 use stowage::scheduling::node::NodeKind;
-use stowage::scheduling::policy::{Limit, Policy, Pool, Tenant};
+use stowage::scheduling::policy::{Policy, Pool, Tenant, TenantLimit};
 use stowage::units::{Bytes, Millis};
 
 pub const GPU: &str = "nvidia.com/gpu";
@@ -36,8 +36,8 @@ pub fn bound_to(mut pod: Value, node: &str) -> Value {
     pod
 }
 
-fn cluster(nodes: &[(&str, u32)], policy: Policy) -> Cluster {
-    let mut cluster = Cluster::of(&[]);
+fn cluster(nodes: &[(&str, u32)], policy: Policy) -> ServedCluster {
+    let mut cluster = ServedCluster::of(&[]);
     cluster.nodes = nodes.iter().map(|(name, gpus)| plugin_node(name, GPU, *gpus)).collect();
     cluster.policy = policy;
     cluster
@@ -57,7 +57,7 @@ fn order(served: &Served, pod: &Value, nodes: &[&str]) -> Vec<String> {
 
 #[test]
 fn each_kind_of_pod_fits_its_own_kind_of_node_and_a_fixed_phrase_says_so() {
-    let mut cluster = Cluster::of(&[("stowage", 2)]);
+    let mut cluster = ServedCluster::of(&[("stowage", 2)]);
     cluster.nodes.push(plugin_node("plugin", GPU, 2));
     let served = cluster.serve();
     let nodes = ["stowage", "plugin"];
@@ -90,7 +90,7 @@ fn a_pod_that_cannot_be_understood_is_refused_with_its_phrase_and_an_event() {
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
-    assert!(served.notices().iter().all(|(_, kind, _)| *kind == NoticeKind::NotUnderstood));
+    assert!(served.notices().iter().all(|(_, kind, _)| *kind == PodEventReason::NotUnderstood));
     assert_eq!(served.notices().len(), 3);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
@@ -198,7 +198,7 @@ fn pools_and_tenants() -> Policy {
         ..Pool::named("serving-only")
     };
     let tenant = Tenant {
-        limit: Limit { milli_gpus: Some(2000), ..Limit::default() },
+        limit: TenantLimit { milli_gpus: Some(2000), ..TenantLimit::default() },
         ..Tenant::named("default", &["default"])
     };
     let policy = without_engines();

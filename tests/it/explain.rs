@@ -1,7 +1,7 @@
 //! `/v1/explain` and `stowage explain`: the shape of the answer, errors that say the way out, and exit codes.
 
 use crate::client::{Client, NOBODYS};
-use crate::served::{Cluster, on, pod, priority};
+use crate::served::{ServedCluster, on, pod, priority};
 use serde_json::{Value, json};
 use std::process::{Command, Output};
 use stowage::ids::NodeName;
@@ -9,7 +9,7 @@ use stowage::units::Millis;
 
 fn served() -> crate::served::Served {
     let job = priority(on(pod("job", "60Gi"), "node-a", &[0], 60 << 30), -10);
-    Cluster::of(&[("node-a", 1), ("node-b", 1)])
+    ServedCluster::of(&[("node-a", 1), ("node-b", 1)])
         .with([job, pod("large", "100Gi"), pod("small", "40Gi")])
         .serve()
 }
@@ -54,7 +54,7 @@ fn the_answer_has_the_documented_shape() {
 #[test]
 fn b4_a_pod_whose_gpu_was_promised_twice_is_explained_with_the_other() {
     let two = ["early", "late"].map(|name| on(pod(name, "60Gi"), "node-a", &[0], 60 << 30));
-    let served = Cluster::of(&[("node-a", 1)]).with(two).serve();
+    let served = ServedCluster::of(&[("node-a", 1)]).with(two).serve();
     let ask = || Client::connect(served.operators).get("/v1/explain?pod=default/late").json();
     assert!(ask()["conflicts"].is_null());
     let now = served.service.now();

@@ -7,8 +7,8 @@
 //! count in MiB. Each is sent a second time as it was meant (`NAME.as-meant.json`): without the one and with the unit
 //! of the other, so that the real scheduler's shapes meet a decision, too.
 
-use crate::client::{Answer, Client};
-use crate::served::{Cluster, Served, exclusive, on, over, pod};
+use crate::client::{Client, HttpAnswer};
+use crate::served::{Served, ServedCluster, exclusive, on, over, pod};
 use crate::shared;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -125,7 +125,7 @@ fn check(name: &str, verb: &str, body: &str) {
     compare(name, &golden(&served, &answer));
 }
 
-fn golden(served: &Served, answer: &Answer) -> String {
+fn golden(served: &Served, answer: &HttpAnswer) -> String {
     let mut lines = vec![
         format!("  \"status\": {}", answer.status),
         format!("  \"contentType\": {}", json!(answer.content_type)),
@@ -165,13 +165,13 @@ fn compare(name: &str, actual: &str) {
 ///  node-b  4 GPUs   0: 30 GiB promised
 ///  node-c  2 GPUs   0: one pod's own   1: 70 GiB promised
 /// ```
-fn quiet() -> Cluster {
+fn quiet() -> ServedCluster {
     let mut llm = pod("llm-0", "24576");
     llm["metadata"]["uid"] = json!("2251aa96-c531-460c-97b3-d10d372251c1");
     // node-b has one GPU too few for it.
     let mut too_late = over(pod("binderr", "284Gi"), 4);
     too_late["metadata"]["uid"] = json!("3472ed7b-7260-441b-8d2f-d4dc85bca8b3");
-    Cluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 2)]).with([
+    ServedCluster::of(&[("node-a", 4), ("node-b", 4), ("node-c", 2)]).with([
         on(pod("tenant-a", "40Gi"), "node-a", &[1], 40 << 30),
         on(pod("tenant-b", "30Gi"), "node-b", &[0], 30 << 30),
         on(exclusive(pod("owner-c", "10Gi")), "node-c", &[0], 72 << 30),
@@ -183,7 +183,7 @@ fn quiet() -> Cluster {
 }
 
 /// What preempt is asked about: the victims of the request, opportunistic, each filling two GPUs of its node.
-fn full_of_victims(request: &Value) -> Cluster {
+fn full_of_victims(request: &Value) -> ServedCluster {
     let whole = request["NodeNameToVictims"].as_object();
     let nodes = whole.or(request["NodeNameToMetaVictims"].as_object()).unwrap();
     let mut urgent = request["Pod"].clone();
@@ -202,7 +202,7 @@ fn full_of_victims(request: &Value) -> Cluster {
         nodes.get(*node).map_or(2, |victims| victims["Pods"].as_array().unwrap().len() as u32 * 2)
     };
     let sizes = ["node-a", "node-b", "node-c"].map(|node| (node, size(&node)));
-    Cluster::of(&sizes).with(pods)
+    ServedCluster::of(&sizes).with(pods)
 }
 
 /// The request without `nvidia.com/gpu`, and with its VRAM in MiB.

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::cluster::{self, ClusterOptions, LeadWith, LeaseName};
 use stowage::control_plane::WriteTimes;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation, Stage};
-use stowage::extender::request::Limits;
+use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
+use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::BindingArgs;
 use stowage::extender::{Extender, bind};
 use stowage::ids::PodUid;
@@ -29,22 +29,22 @@ const LEASE: &str = "leases/stowage/stowage";
 const PROMISABLE: u64 = 72 << 30;
 
 /// One of two that follow each other by a Lease of their own.
-struct Replica {
+struct LeasedReplica {
     name: &'static str,
     service: Arc<Service>,
     extender: Extender,
     tasks: JoinSet<()>,
 }
 
-impl Replica {
+impl LeasedReplica {
     fn start(server: &ApiServer, name: &'static str) -> Self {
         let service = Service::new(without_engines());
         let lead_with = LeadWith::Lease { lease: LeaseName::own("stowage"), identity: name.into() };
-        let options = Options { times: TIMES, ..Options::new(lead_with, name.into()) };
+        let options = ClusterOptions { times: TIMES, ..ClusterOptions::new(lead_with, name.into()) };
         let client = server.client_with(name, TIMES).unwrap();
         let (control_plane, tasks) =
             cluster::start(client, service.clone(), options, CancellationToken::new());
-        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         Self { name, service, extender, tasks }
     }
 
@@ -173,11 +173,11 @@ async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
-    let a = Replica::acting(&server, "a").await;
+    let a = LeasedReplica::acting(&server, "a").await;
     // B's list shows the cluster as of now, whenever its pages come in.
-    server.faults().next_of("b", Operation::ListPods, 1, Fault::AnswersWhenReleased);
+    server.faults().next_of("b", Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
     server.connections().hold_watches_back("b", "pods");
-    let b = Replica::start(&server, "b");
+    let b = LeasedReplica::start(&server, "b");
     server.held().until("b", Operation::ListPods, "").await;
     a.bound(&y).await;
     a.dies(&server).await;
@@ -193,12 +193,12 @@ async fn b3_a_gpu_bound_while_the_next_leader_was_listing_is_not_promised_again(
 async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never() {
     let server = server(1).await;
     let (x, y) = (create(&server, "x", 0), create(&server, "y", 0));
-    let a = Replica::acting(&server, "a").await;
-    let b = Replica::start(&server, "b");
+    let a = LeasedReplica::acting(&server, "a").await;
+    let b = LeasedReplica::start(&server, "b");
     eventually("b has listed", || b.service.gate.is_synced()).await;
     a.knows(&y).await;
     // The API server has accepted it, and is slow.
-    server.faults().next_of("a", Operation::Binding, 1, Fault::LandsWhenReleased(Stage::Queue));
+    server.faults().next_of("a", Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Queue));
     let lost = a.bind(&y);
     server.held().until("a", Operation::Binding, "y").await;
     a.dies(&server).await;
@@ -216,19 +216,24 @@ async fn b4_a_binding_of_a_dead_leader_lands_before_the_next_one_acts_or_never()
 #[tokio::test(flavor = "multi_thread")]
 async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
     let server = server(1).await;
-    let a = Replica::acting(&server, "a").await;
+    let a = LeasedReplica::acting(&server, "a").await;
     let job = create(&server, "job", -10);
     a.bound(&job).await;
     let running = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     server.patch_status("pods/default/job", &json!({ "status": running })).unwrap();
     // A proxy buffers it: no time that anybody sets limits when it lands.
-    server.faults().next_of("a", Operation::PodStatus, 1, Fault::LandsWhenReleased(Stage::Network));
+    server.faults().next_of(
+        "a",
+        Operation::PodStatus,
+        1,
+        InjectedFault::LandsWhenReleased(DelayStage::Network),
+    );
     let late = create_gated(&server, "late", 100);
     server.held().until("a", Operation::PodStatus, "late").await;
     a.dies(&server).await;
 
     create_gated(&server, "first", 200);
-    let b = Replica::acting(&server, "b").await;
+    let b = LeasedReplica::acting(&server, "b").await;
     eventually("b holds the GPU for the first", || hold_of(&server, "first").as_deref() == Some("True"))
         .await;
     assert_eq!(hold_of(&server, "late"), None);
@@ -245,11 +250,11 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
 async fn b9_however_often_a_pod_is_bound_without_an_answer_one_loop_reads_it() {
     let server = server(2).await;
     let (p, q) = (create(&server, "p", 0), create(&server, "q", 0));
-    let replica = Replica::acting(&server, "a").await;
+    let replica = LeasedReplica::acting(&server, "a").await;
     replica.knows(&p).await;
     replica.knows(&q).await;
-    server.faults().next_of("a", Operation::GetPod, 1000, Fault::AnswersWhenReleased);
-    server.faults().next_of("a", Operation::Binding, 1000, Fault::Fails);
+    server.faults().next_of("a", Operation::GetPod, 1000, InjectedFault::AnswersWhenReleased);
+    server.faults().next_of("a", Operation::Binding, 1000, InjectedFault::Fails);
     for _ in 0..5 {
         assert_ne!(replica.bind(&p).await.unwrap(), "");
     }

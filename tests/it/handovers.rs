@@ -21,25 +21,25 @@ mod world;
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tally::Tally;
-use world::World;
+use tally::HandoverTally;
+use world::HandoverCluster;
 
 /// What a machine of a CI job plays in about a minute.
 const SEEDS: u64 = 50;
 
 /// What came of one seed.
-struct Played {
-    tally: Tally,
+struct HandoverRun {
+    tally: HandoverTally,
     history: Vec<String>,
     /// What should not have happened, in order.
     broken: Vec<String>,
 }
 
-fn play(seed: u64) -> Played {
+fn play(seed: u64) -> HandoverRun {
     fastrand::seed(seed);
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(async { World::new(seed).await.play().await })
+    runtime.block_on(async { HandoverCluster::new(seed).await.play().await })
 }
 
 fn asked(variable: &str) -> Option<u64> {
@@ -47,8 +47,8 @@ fn asked(variable: &str) -> Option<u64> {
 }
 
 /// Plays the seeds on all cores, and stops at the first that fails.
-fn play_all(seeds: u64) -> Tally {
-    let (next, total, failed) = (AtomicU64::new(0), Mutex::new(Tally::default()), Mutex::new(None));
+fn play_all(seeds: u64) -> HandoverTally {
+    let (next, total, failed) = (AtomicU64::new(0), Mutex::new(HandoverTally::default()), Mutex::new(None));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -67,7 +67,7 @@ fn play_all(seeds: u64) -> Tally {
             });
         }
     });
-    if let Some((seed, Played { history, broken, .. })) = failed.into_inner() {
+    if let Some((seed, HandoverRun { history, broken, .. })) = failed.into_inner() {
         panic!("seed {seed}:\n{}\n\nits history:\n{}", broken.join("\n"), history.join("\n"));
     }
     total.into_inner()
@@ -76,7 +76,7 @@ fn play_all(seeds: u64) -> Tally {
 #[test]
 fn no_gpu_is_promised_twice_however_leadership_changes_hands() {
     if let Some(seed) = asked("STOWAGE_HANDOVER_SEED") {
-        let Played { tally, history, broken } = play(seed);
+        let HandoverRun { tally, history, broken } = play(seed);
         println!("{}\n{tally}", history.join("\n"));
         assert_eq!(broken, [""; 0]);
         return;

@@ -1,25 +1,25 @@
 //! Requests that are none: each gets its status and a text that names the place, changes nothing, is counted, and the
 //! next good one is answered.
 
-use crate::client::{Answer, Client, post_head};
+use crate::client::{Client, HttpAnswer, post_head};
 use crate::served::{
-    Cluster, Served, args, bind_args, eventually, on, pod, preempt_args, priority, report, uid_of,
+    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, report, uid_of,
 };
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::time::Duration;
-use stowage::control_plane::NoticeKind;
-use stowage::extender::request::Limits;
+use stowage::control_plane::PodEventReason;
+use stowage::extender::request::RequestLimits;
 use stowage::service::Tenure;
 
 const VERBS: [&str; 4] = ["filter", "prioritize", "preempt", "bind"];
 
 fn served() -> Served {
-    served_within(Limits::default())
+    served_within(RequestLimits::default())
 }
 
-fn served_within(limits: Limits) -> Served {
-    let mut cluster = Cluster::of(&[("node-a", 2), ("node-b", 2)])
+fn served_within(limits: RequestLimits) -> Served {
+    let mut cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
         .with([on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30), pod("waiting", "20Gi")]);
     cluster.limits = limits;
     cluster.serve()
@@ -31,8 +31,8 @@ fn refuses(
     verb: &str,
     status: u16,
     code: &str,
-    send: impl FnOnce(&mut Client<TcpStream>) -> Answer,
-) -> Answer {
+    send: impl FnOnce(&mut Client<TcpStream>) -> HttpAnswer,
+) -> HttpAnswer {
     let (books, count) = (served.books(), served.bad_requests(verb, code));
     let answer = send(&mut served.client());
     assert_eq!(answer.status, status, "{verb} {code}: {}", answer.text());
@@ -153,7 +153,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_a_notice() {
             json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
         assert_eq!((answer.status, answer.json()), (200, refused), "{quantity:?}");
         let (name, kind, text) = served.notices().swap_remove(notices);
-        assert_eq!((name.as_str(), kind), ("absurd", NoticeKind::NotUnderstood));
+        assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::NotUnderstood));
         assert!(text.contains("stowage.dev/vram is"), "{text}");
         assert_eq!(
             served.prioritize(&pod, &["node-a", "node-b"]),
@@ -175,7 +175,7 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_a_notice() {
 
 #[test]
 fn a_body_over_the_limit_is_a_413_whether_it_is_announced_or_streamed() {
-    let limits = Limits { body: 4096, ..Limits::default() };
+    let limits = RequestLimits { body: 4096, ..RequestLimits::default() };
     let served = served_within(limits);
     for path in ["filter", "prioritize", "preempt", "bind"] {
         let answer = refuses(&served, path, 413, "too-large", |client| {
@@ -214,7 +214,7 @@ fn a_streamed_body_within_the_limit_is_taken() {
 
 #[test]
 fn a_client_that_drips_is_sent_away_with_a_408() {
-    let limits = Limits { body_time: Duration::from_millis(100), ..Limits::default() };
+    let limits = RequestLimits { body_time: Duration::from_millis(100), ..RequestLimits::default() };
     let served = served_within(limits);
     let answer = refuses(&served, "filter", 408, "too-slow", |client| {
         client.write(post_head("/scheduler/filter", "Content-Length: 1000000").as_bytes()).unwrap();
@@ -339,14 +339,14 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_is_remarked_once() {
     edited["metadata"]["annotations"]["stowage.dev/vram-granted"] = json!("1");
     for _ in 0..3 {
         let notice = served.show(&edited).unwrap();
-        assert_eq!(notice.kind, NoticeKind::EditIgnored);
+        assert_eq!(notice.kind, PodEventReason::EditIgnored);
         assert!(notice.text.contains("charged on GPU-node-b-0 of node-b"), "{}", notice.text);
     }
     assert_eq!(served.books(), books);
     assert_eq!(served.metric("stowage_pod_remarks_total{remark=\"devices-edited\"}"), 1);
     let mut removed = bound;
     removed["metadata"]["annotations"] = json!({});
-    assert_eq!(served.show(&removed).unwrap().kind, NoticeKind::EditIgnored);
+    assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
     assert_eq!(served.books(), books);
     assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
     assert!(served.service.ledger().entry(&uid_of(&waiting)).is_some());

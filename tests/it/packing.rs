@@ -4,16 +4,18 @@
 use crate::shared;
 use stowage::sim::openb::published::{self, PUBLISHED};
 use stowage::sim::openb::{NODES, PODS, Trace, TraceText};
-use stowage::sim::packing::{Arrivals, CpuRule, Eviction, PackingPolicy, Setting, Typical, replay};
+use stowage::sim::packing::{
+    Arrivals, CpuRule, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical, replay,
+};
 
 fn text(name: &str) -> Option<String> {
     shared::text(&format!("traces/openb/{name}"))
 }
 
-fn setting() -> Option<Setting> {
+fn setting() -> Option<PlayedTrace> {
     let (nodes, pods) = (text(NODES)?, text(PODS)?);
     let of = |file, text| TraceText { file, text };
-    Some(Setting::of(&Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap()))
+    Some(PlayedTrace::of(&Trace::read(of(NODES, &nodes), of(PODS, &pods)).unwrap()))
 }
 
 #[test]
@@ -34,8 +36,9 @@ fn a_published_policy_comes_to_what_was_published() {
     let (Some(setting), Some(runs)) = (setting(), text(PUBLISHED)) else { return };
     let runs = published::read(TraceText { file: PUBLISHED, text: &runs }).unwrap();
     let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
-    for policy in [PackingPolicy::BestFit, PackingPolicy::Packing] {
-        let mut placer = policy.placer(&setting, &typical, &arrivals, Eviction::Never, CpuRule::default());
+    for policy in [PlayedPolicy::BestFit, PlayedPolicy::Packing] {
+        let mut placer =
+            policy.placer(&setting, &typical, &arrivals, SimulatedEviction::Never, CpuRule::default());
         let curve = replay(&setting, &arrivals, &typical, &mut *placer).curve;
         let was = published::means(&runs, "default", policy.published_as().unwrap(), &[42]).unwrap();
         for (load, was) in [(100, was.at_100), (130, was.at_130)] {

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use stowage::policy_file::diagnostic::text::{Colours, render};
-use stowage::policy_file::{SourceText, Sources, load};
+use stowage::policy_file::{PolicySources, SourceText, load};
 
 fn broken() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/policy/broken")
@@ -32,7 +32,7 @@ fn told(directory: &Path) -> String {
         Ok(loaded) => loaded.warnings,
         Err(found) => found,
     };
-    render(&found, &Sources::new(&files), Colours::Off)
+    render(&found, &PolicySources::new(&files), Colours::Off)
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub fn fails(arguments: &[&str]) -> (i32, String) {
 }
 
 /// A `stowage serve` on ports of its own choice.
-pub struct Running {
+pub struct RunningServe {
     child: Child,
     /// What it said before it had said where it listens.
     early: RefCell<VecDeque<String>>,
@@ -34,7 +34,7 @@ pub struct Running {
     pub operators: SocketAddr,
 }
 
-impl Running {
+impl RunningServe {
     fn serve(dump: &Path) -> Self {
         Self::serve_with(dump, &[])
     }
@@ -113,7 +113,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServe {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -318,7 +318,7 @@ fn a_port_that_is_taken_is_named_with_its_flag() {
 fn a_dump_is_served_as_yaml_and_as_json_alike() {
     let folder = tempfile::tempdir().unwrap();
     for dump in [yaml_dump(&folder), json_dump(&folder)] {
-        let running = Running::serve(&dump);
+        let running = RunningServe::serve(&dump);
         let mut operators = Client::connect(running.operators);
         assert_eq!(operators.get("/readyz").text(), "ok\n");
         assert_eq!(operators.get("/healthz").text(), "ok\n");
@@ -348,7 +348,7 @@ fn a_dump_is_served_as_yaml_and_as_json_alike() {
 #[test]
 fn a_stop_finishes_what_is_under_way_and_exits_with_0() {
     let folder = tempfile::tempdir().unwrap();
-    let mut running = Running::serve(&json_dump(&folder));
+    let mut running = RunningServe::serve(&json_dump(&folder));
     let body = bind_args(&pod("llm", "40Gi"), "node-b").to_string();
     let mut client = Client::connect(running.scheduler);
     // The head is answered only after the server has seen that the body is to be read: then the request is under way.

@@ -1,13 +1,13 @@
 //! The agent's publisher against real extenders' addresses, plain and with TLS.
 
-use crate::agent_auth::Guarded;
+use crate::agent_auth::GuardedReports;
 use crate::client::NOBODYS;
-use crate::served::{Cluster, Served, doors, eventually, report};
-use crate::tls::{Ca, Files};
+use crate::served::{Served, ServedCluster, doors, eventually, report};
+use crate::tls::{Ca, TlsFixture};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use stowage::agent::publish::{Destination, Outcome, Publisher};
+use stowage::agent::publish::{Destination, PublishOutcome, Publisher};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
 use stowage::report::NodeReport;
@@ -17,13 +17,13 @@ use tokio_util::sync::CancellationToken;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An agent, and a runtime for it.
-struct Agent {
+struct PublishingAgent {
     publisher: Publisher,
     runtime: tokio::runtime::Runtime,
     sequence: u64,
 }
 
-impl Agent {
+impl PublishingAgent {
     fn of(extenders: &[String], token_file: Option<PathBuf>, ca: Option<PathBuf>) -> Self {
         let extenders: Vec<Destination> = extenders.iter().map(|text| text.parse().unwrap()).collect();
         let publisher = Publisher::new(extenders, token_file, ca).unwrap().with_patience(PATIENCE);
@@ -31,7 +31,7 @@ impl Agent {
     }
 
     /// Sends the next report of a node; what became of it at each replica, in order of their names.
-    fn publish(&mut self, node: &str) -> Vec<Outcome> {
+    fn publish(&mut self, node: &str) -> Vec<PublishOutcome> {
         self.sequence += 1;
         let report: NodeReport = serde_json::from_value(report(node, "agent", self.sequence, 2)).unwrap();
         self.runtime.block_on(self.publisher.publish(report, Instant::now()));
@@ -40,16 +40,16 @@ impl Agent {
 }
 
 fn served() -> Served {
-    Cluster::of(&[("node-a", 1)]).serve()
+    ServedCluster::of(&[("node-a", 1)]).serve()
 }
 
 fn at(served: &Served) -> String {
     format!("http://{}", served.agents)
 }
 
-fn unreachable(outcome: &Outcome) -> &str {
+fn unreachable(outcome: &PublishOutcome) -> &str {
     match outcome {
-        Outcome::Unreachable { reason } => reason,
+        PublishOutcome::Unreachable { reason } => reason,
         other => panic!("{other:?}"),
     }
 }
@@ -58,7 +58,7 @@ fn unreachable(outcome: &Outcome) -> &str {
 fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
     let (one, other) = (served(), served());
     let dead = format!("http://127.0.0.1:{NOBODYS}");
-    let mut agent = Agent::of(&[at(&one), at(&other), dead.clone()], None, None);
+    let mut agent = PublishingAgent::of(&[at(&one), at(&other), dead.clone()], None, None);
     for _ in 0..2 {
         agent.publish("node-a");
     }
@@ -69,7 +69,7 @@ fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
             assert!(unreachable(&replica.latest).contains("refused"), "{replica:?}");
             assert_eq!((replica.accepted, replica.failed), (0, 2));
         } else {
-            assert_eq!((&replica.latest, replica.accepted), (&Outcome::Accepted, 2));
+            assert_eq!((&replica.latest, replica.accepted), (&PublishOutcome::Accepted, 2));
         }
     }
     assert_eq!((one.charged("node-a").len(), other.charged("node-a").len()), (2, 2));
@@ -79,7 +79,7 @@ fn every_replica_gets_each_report_and_a_dead_one_holds_up_nobody() {
 fn a_replica_that_never_answers_has_its_time_and_no_more() {
     let (live, hung) = (served(), TcpListener::bind("127.0.0.1:0").unwrap());
     let hung_at = format!("http://{}", hung.local_addr().unwrap());
-    let mut agent = Agent::of(&[at(&live), hung_at.clone()], None, None);
+    let mut agent = PublishingAgent::of(&[at(&live), hung_at.clone()], None, None);
     agent.publisher = agent.publisher.with_patience(Duration::from_millis(100));
     eventually("the live one accepts and the hung one is given up", || {
         agent.publish("node-a");
@@ -88,33 +88,35 @@ fn a_replica_that_never_answers_has_its_time_and_no_more() {
             state.replicas.iter().partition(|(name, _)| name.starts_with(&hung_at));
         hung.iter()
             .for_each(|(_, hung)| assert!(unreachable(&hung.latest).contains("no answer within 100ms")));
-        !hung.is_empty() && live.iter().any(|(_, live)| live.latest == Outcome::Accepted)
+        !hung.is_empty() && live.iter().any(|(_, live)| live.latest == PublishOutcome::Accepted)
     });
 }
 
 #[test]
 fn a_later_report_that_is_known_already_is_dropped_not_refused() {
     let served = served();
-    let mut agent = Agent::of(&[at(&served)], None, None);
-    assert_eq!(agent.publish("node-a"), [Outcome::Accepted]);
+    let mut agent = PublishingAgent::of(&[at(&served)], None, None);
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     agent.sequence = 0;
-    assert_eq!(agent.publish("node-a"), [Outcome::Dropped]);
-    let [Outcome::Refused { status, reason }] = &agent.publish("node-z")[..] else { panic!("it is unknown") };
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Dropped]);
+    let [PublishOutcome::Refused { status, reason }] = &agent.publish("node-z")[..] else {
+        panic!("it is unknown")
+    };
     assert_eq!(status.as_u16(), 422);
     assert!(reason.contains("no node \"node-z\""), "{reason}");
 }
 
 #[test]
 fn the_token_is_the_one_in_the_file_at_each_report() {
-    let (guarded, files) = (Guarded::start(), Files::new());
+    let (guarded, files) = (GuardedReports::start(), TlsFixture::new());
     let token = files.write("token", "");
-    let mut agent = Agent::of(&[at(&guarded.served)], Some(token), None);
+    let mut agent = PublishingAgent::of(&[at(&guarded.served)], Some(token), None);
     let unsent = agent.publish("node-a");
-    let [Outcome::Unsent { reason }] = &unsent[..] else { panic!("{unsent:?}") };
+    let [PublishOutcome::Unsent { reason }] = &unsent[..] else { panic!("{unsent:?}") };
     assert!(reason.contains("should hold a token"), "{reason}");
     assert!(agent.publisher.state().problems.contains(reason));
-    let refused = |outcomes: Vec<Outcome>| match &outcomes[..] {
-        [Outcome::Refused { status, reason }] => (status.as_u16(), reason.clone()),
+    let refused = |outcomes: Vec<PublishOutcome>| match &outcomes[..] {
+        [PublishOutcome::Refused { status, reason }] => (status.as_u16(), reason.clone()),
         other => panic!("{other:?}"),
     };
     files.write("token", "made-up");
@@ -126,14 +128,14 @@ fn the_token_is_the_one_in_the_file_at_each_report() {
         "{reason}"
     );
     files.write("token", &format!("{}\n", guarded.token("node-a")));
-    assert_eq!(agent.publish("node-a"), [Outcome::Accepted]);
+    assert_eq!(agent.publish("node-a"), [PublishOutcome::Accepted]);
     assert_eq!(agent.publisher.state().problems.len(), 0);
 }
 
 #[test]
 fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anything() {
     let [ours, theirs] = ["ours", "theirs"].map(Ca::new);
-    let (served, files, stop) = (served(), Files::new(), CancellationToken::new());
+    let (served, files, stop) = (served(), TlsFixture::new(), CancellationToken::new());
     let open = |server: &str| {
         let server = ours.issue_for(server);
         let cert = files.write("tls.crt", &server.cert);
@@ -145,12 +147,12 @@ fn with_tls_only_who_shows_a_certificate_of_the_ca_and_of_its_name_is_told_anyth
     let (serving, address) = open("localhost");
     let ca = files.write("ours.crt", &ours.pem);
     let publish = |extender: String, ca: &PathBuf| {
-        Agent::of(&[extender], None, Some(ca.clone())).publish("node-a").pop().unwrap()
+        PublishingAgent::of(&[extender], None, Some(ca.clone())).publish("node-a").pop().unwrap()
     };
     let named = format!("https://localhost:{}", address.port());
-    let mut agent = Agent::of(&[named], None, Some(ca.clone()));
+    let mut agent = PublishingAgent::of(&[named], None, Some(ca.clone()));
     // A name may stand for an IPv6 address as well, where nobody listens.
-    assert!(agent.publish("node-a").contains(&Outcome::Accepted));
+    assert!(agent.publish("node-a").contains(&PublishOutcome::Accepted));
     let other_name = publish(format!("https://{address}"), &ca);
     assert!(unreachable(&other_name).contains("not valid for name"), "{other_name:?}");
     let other_ca = publish(format!("https://{address}"), &files.write("theirs.crt", &theirs.pem));

@@ -2,18 +2,19 @@
 //! keep two pods apart, and room that is held for the one who waits.
 
 use crate::served::{
-    Cluster, Served, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report, uid_of,
+    Served, ServedCluster, eventually, exclusive, gpu_report, on, over, pod, preempt_args, priority, report,
+    uid_of,
 };
 use serde_json::{Value, json};
-use stowage::control_plane::NoticeKind;
-use stowage::scheduling::ledger::Phase;
+use stowage::control_plane::PodEventReason;
+use stowage::scheduling::ledger::PodPhase;
 use stowage::units::{Bytes, Moment};
 
 const NODES: [&str; 12] =
     ["n01", "n02", "n03", "n04", "n05", "n06", "n07", "n08", "n09", "n10", "n11", "n12"];
 
-fn equal_nodes() -> Cluster {
-    Cluster::of(&NODES.map(|name| (name, 1)))
+fn equal_nodes() -> ServedCluster {
+    ServedCluster::of(&NODES.map(|name| (name, 1)))
 }
 
 fn top(scores: &[(String, i64)]) -> &str {
@@ -24,7 +25,7 @@ fn top(scores: &[(String, i64)]) -> &str {
 fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes() {
     let nodes = ["node-a", "node-b", "node-x"];
     let small: Vec<Value> = (0..6).map(|n| pod(&format!("small-{n}"), &format!("{}Gi", n + 1))).collect();
-    let cluster = Cluster::of(&[("node-a", 2), ("node-b", 2)]).with(small.iter().cloned()).with(
+    let cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)]).with(small.iter().cloned()).with(
         ["node-a", "node-b"].into_iter().flat_map(|node| {
             [0, 1].map(|gpu| on(pod(&format!("{node}-{gpu}"), "20Gi"), node, &[gpu], 20 << 30))
         }),
@@ -68,8 +69,8 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
 
 #[test]
 fn every_reason_is_a_fixed_phrase_among_the_unresolvable() {
-    let mut cluster = Cluster::of(&[("full", 1), ("owned", 1), ("single", 1), ("small", 2), ("sick", 1)])
-        .with([
+    let mut cluster =
+        ServedCluster::of(&[("full", 1), ("owned", 1), ("single", 1), ("small", 2), ("sick", 1)]).with([
             on(pod("tenant", "70Gi"), "full", &[0], 70 << 30),
             on(exclusive(pod("owner", "1Gi")), "owned", &[0], 72 << 30),
         ]);
@@ -237,7 +238,7 @@ fn crowded() -> (Served, [Value; 2]) {
     let victims =
         [0, 1].map(|gpu| on(priority(pod(&format!("batch-{gpu}"), "50Gi"), -10), "node-a", &[gpu], 50 << 30));
     let serving = [0, 1].map(|gpu| on(pod(&format!("serving-{gpu}"), "50Gi"), "node-b", &[gpu], 50 << 30));
-    let cluster = Cluster::of(&[("node-a", 2), ("node-b", 2)])
+    let cluster = ServedCluster::of(&[("node-a", 2), ("node-b", 2)])
         .with(victims.clone())
         .with(serving)
         .with([priority(pod("urgent", "60Gi"), 1000), pod("rival", "60Gi")]);
@@ -267,7 +268,7 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
 
     let told = (
         "urgent".to_owned(),
-        NoticeKind::RoomHeld,
+        PodEventReason::RoomHeld,
         "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
     );
     assert!(served.notices().contains(&told), "{:?}", served.notices());
@@ -347,7 +348,7 @@ fn a_pod_that_is_bound_already_is_passed_on_its_own_node_only() {
     let llm = pod("llm", "72Gi");
     assert_eq!(served.bind(&llm, "n07"), "");
     assert_eq!(served.passed(&llm, &NODES), ["n07"], "its Binding was lost to the scheduler, not to us");
-    assert!(matches!(served.phase(&llm), Phase::Bound(_)));
+    assert!(matches!(served.phase(&llm), PodPhase::Bound(_)));
     assert!(served.service.ledger().entry(&uid_of(&llm)).is_some());
     eventually("nothing is left open", || served.charged("n07") == [Bytes::gib(72)]);
     let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });

@@ -1,18 +1,19 @@
 //! Another policy while pods are being scheduled: no request fails, no decision is of two policies, and what is no policy
 //! changes nothing but what is said.
 
-use crate::client::{Answer, Client};
-use crate::process::{Running, fails, json_dump};
+use crate::client::{Client, HttpAnswer};
+use crate::process::{RunningServe, fails, json_dump};
 use crate::served::{
-    Cluster, Served, args, bind_args, eventually, on, pod, preempt_args, priority, uid_of, without_engines,
+    Served, ServedCluster, args, bind_args, eventually, on, pod, preempt_args, priority, uid_of,
+    without_engines,
 };
 use serde_json::{Value, json};
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use stowage::control_plane::NoticeKind;
-use stowage::extender::filter::{self, View};
+use stowage::control_plane::PodEventReason;
+use stowage::extender::filter::{self, DecisionView};
 use stowage::extender::preempt::preempt;
 use stowage::ids::{PodKey, PodUid};
 use stowage::policy_watch::{self, OwnPod};
@@ -69,7 +70,7 @@ impl Reloading {
         write(&policies);
         let (policy, watch) = policy_watch::open(policies, None).unwrap();
         let pods: Vec<Value> = (0..800).map(|n| moving(&format!("pod-{n:03}"))).collect();
-        let mut cluster = Cluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
+        let mut cluster = ServedCluster::of(&NODES.map(|name| (name, 8))).with(pods.iter().cloned());
         for node in &mut cluster.nodes {
             let side = side_of(node["metadata"]["name"].as_str().unwrap());
             node["metadata"]["labels"] = json!({ "side": side });
@@ -104,12 +105,12 @@ impl Reloading {
         self.served.metric(&format!("stowage_policy_reloads_total{{outcome=\"{outcome}\"}}"))
     }
 
-    fn readyz(&self) -> Answer {
+    fn readyz(&self) -> HttpAnswer {
         Client::connect(self.served.operators).get("/readyz")
     }
 
     /// What was said to Stowage's own pod.
-    fn told(&self) -> Vec<(NoticeKind, String)> {
+    fn told(&self) -> Vec<(PodEventReason, String)> {
         let notices = self.served.notices().into_iter();
         notices.filter(|(name, ..)| name == "stowage-0").map(|(_, kind, text)| (kind, text)).collect()
     }
@@ -147,14 +148,14 @@ fn one_side<'a>(nodes: impl Iterator<Item = &'a str>) -> String {
 
 /// Which changes were begun and which are known to be in force, by their number; the policy's side is the number's parity.
 #[derive(Default)]
-struct Progress {
+struct ReloadProgress {
     begun: AtomicUsize,
     in_force: AtomicUsize,
     is_over: AtomicBool,
     asked: AtomicUsize,
 }
 
-impl Progress {
+impl ReloadProgress {
     /// Asks, and looks whether a policy answered that can have been in force.
     fn answered(&self, ask: impl FnOnce() -> String) -> String {
         let before = self.in_force.load(Ordering::SeqCst);
@@ -190,7 +191,7 @@ fn ranked(client: &mut Client<TcpStream>, pod: &Value) -> String {
 }
 
 /// Filters, prioritizes and, each time in a while, binds, until it is over.
-fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Progress) {
+fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &ReloadProgress) {
     let mut client = served.client();
     for round in 0.. {
         if progress.is_over.load(Ordering::SeqCst) {
@@ -220,7 +221,7 @@ fn schedule(served: &Served, pods: &[Value], next: &AtomicUsize, progress: &Prog
 fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     let reloading = Reloading::new();
     let digests = SIDES.map(|side| digest_of(&one_sided(side)));
-    let (progress, next) = (Progress::default(), AtomicUsize::new(0));
+    let (progress, next) = (ReloadProgress::default(), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         // A failed assertion here must not leave the clients asking for ever.
         let _over = Over(&progress);
@@ -246,7 +247,7 @@ fn a_policy_that_changes_under_load_fails_no_request_and_mixes_no_decision() {
     }
 }
 
-struct Over<'a>(&'a Progress);
+struct Over<'a>(&'a ReloadProgress);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
@@ -262,7 +263,7 @@ fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
     let before = asking.demand.clone();
     reloading.write(&one_sided("b"));
     reloading.until_in_force(digest_of(&one_sided("b")));
-    let view = View::take(&mut reloading.served.service.ledger(), &mut asking);
+    let view = DecisionView::take(&mut reloading.served.service.ledger(), &mut asking);
     assert_eq!(Some(asking.demand.class), view.policy.class_named("moving"));
     assert_ne!(asking.demand.class, before.class);
     assert_eq!((before.judged_by + 1, asking.demand.judged_by), (view.policy.version, view.policy.version));
@@ -272,7 +273,7 @@ fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
 fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
     let tenant = priority(on(pod("tenant", "60Gi"), "node-a", &[0], 60 << 30), -10);
     let urgent = priority(pod("urgent", "40Gi"), 1000);
-    let served = Cluster::of(&[("node-a", 1)]).with([tenant.clone(), urgent.clone()]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), urgent.clone()]).serve();
     let body = preempt_args(&urgent, &[("node-a", &[&tenant])]).to_string();
     // The search waits behind this one's thread until the policy has changed.
     let runtime =
@@ -363,7 +364,7 @@ fn is_refused(reloading: &Reloading, what: &str, part: &str, spoil: impl FnOnce(
     assert_eq!(reloading.served.metric("stowage_policy_refused"), 1);
     let said = reloading.told();
     let (kind, text) = &said[said.len() - 1];
-    assert_eq!((said.len(), *kind), (told + 1, NoticeKind::PolicyRefused), "{what}: it is said once");
+    assert_eq!((said.len(), *kind), (told + 1, PodEventReason::PolicyRefused), "{what}: it is said once");
     assert!(text.contains(part) && text.contains("stays in force"), "{text}");
     let passed = reloading.served.passed(&reloading.pods[0], &NODES);
     assert_eq!(one_side(passed.iter().map(String::as_str)), "a", "{what}");
@@ -397,7 +398,7 @@ fn what_is_no_policy_is_refused_and_said_and_the_last_good_one_stays() {
     assert_eq!(reloading.readyz().text(), "ok\n");
     assert_eq!(reloading.served.metric("stowage_policy_refused"), 0);
     let (kind, text) = reloading.told().pop().unwrap();
-    assert_eq!(kind, NoticeKind::PolicyInForce);
+    assert_eq!(kind, PodEventReason::PolicyInForce);
     for side in SIDES {
         assert!(text.contains(&digest_of(&one_sided(side)).to_string()), "{text}");
     }
@@ -456,13 +457,13 @@ fn a_path_without_a_policy_is_an_error_at_the_start() {
 }
 
 /// A `stowage serve` whose policy is the file `policy.yaml` of a folder.
-fn start(folder: &TempDir, arguments: &[&str]) -> Running {
+fn start(folder: &TempDir, arguments: &[&str]) -> RunningServe {
     let policy = folder.path().join("policy.yaml");
     let policy = ["--policy", policy.to_str().unwrap()];
-    Running::serve_with(&json_dump(folder), &[&policy[..], arguments].concat())
+    RunningServe::serve_with(&json_dump(folder), &[&policy[..], arguments].concat())
 }
 
-fn in_force(running: &Running) -> Value {
+fn in_force(running: &RunningServe) -> Value {
     Client::connect(running.operators).get("/debug/policy").json()["digest"].clone()
 }
 
@@ -528,7 +529,7 @@ fn a_service_takes_a_changed_file_over_and_says_so_in_its_log() {
     let folder = tempfile::tempdir().unwrap();
     let policy = folder.path().join("policy.yaml");
     fs::write(&policy, one_sided("a")).unwrap();
-    let running = Running::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
+    let running = RunningServe::serve_with(&json_dump(&folder), &["--policy", policy.to_str().unwrap()]);
     replace(&policy, &one_sided("b"));
     let line = running.line_with("another policy is in force");
     for side in SIDES {

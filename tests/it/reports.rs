@@ -1,13 +1,13 @@
 //! Agents' reports: taken whole or not at all, in their order, and refused with the place that is wrong.
 
 use crate::client::{Client, post_head};
-use crate::served::{Cluster, GPU_BYTES, Served, args, gpu_report, node, on, over, pod, report};
+use crate::served::{GPU_BYTES, Served, ServedCluster, args, gpu_report, node, on, over, pod, report};
 use serde_json::{Value, json};
-use stowage::control_plane::NoticeKind;
+use stowage::control_plane::PodEventReason;
 use stowage::service::Tenure;
 
 fn served() -> Served {
-    Cluster::of(&[("node-a", 2)])
+    ServedCluster::of(&[("node-a", 2)])
         .with([
             on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30),
             pod("small", "10Gi"),
@@ -192,7 +192,7 @@ fn half_a_report_and_one_of_seventy_megabytes_are_sent_back() {
 
 #[test]
 fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
-    let served = Cluster::of(&[("node-a", 1), ("node-b", 2)]).serve();
+    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 2)]).serve();
     let bytes = served.metric("stowage_agent_report_bytes_total");
     let later = with(report("node-a", "boot", 7, 1), |r| {
         r["models"] = json!([{ "model": "m", "tier": "disk", "source": "huggingface" }])
@@ -221,8 +221,9 @@ fn operators_see_each_nodes_latest_report_and_how_old_it_is() {
 fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
     let tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
     let other = on(pod("other", "40Gi"), "node-b", &[0], 40 << 30);
-    let served =
-        Cluster::of(&[("node-a", 2), ("node-b", 1)]).with([tenant, other, pod("small", "10Gi")]).serve();
+    let served = ServedCluster::of(&[("node-a", 2), ("node-b", 1)])
+        .with([tenant, other, pod("small", "10Gi")])
+        .serve();
     let finding = |pod: &str| {
         json!([
             { "kind": "drift", "pod": pod, "recorded": ["GPU-made-up"], "actual": ["GPU-node-a-1"] },
@@ -242,12 +243,12 @@ fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
     let [(drifts, drift, drift_text), (overs, over_grant, over_text)] = &notices[..] else {
         panic!("{notices:?}")
     };
-    assert_eq!((drifts.as_str(), *drift), ("tenant", NoticeKind::Drift));
+    assert_eq!((drifts.as_str(), *drift), ("tenant", PodEventReason::Drift));
     assert!(
         drift_text.contains("run on GPU-node-a-1") && drift_text.contains("recorded GPU-node-a-0"),
         "{drift_text}"
     );
-    assert_eq!((overs.as_str(), *over_grant), ("tenant", NoticeKind::OverGrant));
+    assert_eq!((overs.as_str(), *over_grant), ("tenant", PodEventReason::OverGrant));
     assert!(over_text.contains("44.0 GiB") && over_text.contains("40.0 GiB"), "{over_text}");
     served.service.set_tenure(Tenure::Standby);
     assert_eq!(told(6, "uid-tenant"), [], "the other replica tells it");
@@ -261,7 +262,7 @@ fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
 fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
     let tenants = (0..4).map(|gpu| on(pod(&format!("tenant-{gpu}"), "20Gi"), "node-a", &[gpu], 20 << 30));
     let pair = on(over(pod("pair", "20Gi"), 2), "node-a", &[0, 1], 20 << 30);
-    let served = Cluster::of(&[("node-a", 5), ("node-b", 1)])
+    let served = ServedCluster::of(&[("node-a", 5), ("node-b", 1)])
         .with(tenants)
         .with([pair, on(pod("elsewhere", "20Gi"), "node-b", &[0], 20 << 30)])
         .serve();
@@ -281,8 +282,8 @@ fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
     let mut notices = served.notices();
     notices.sort();
     let [pair, zero, one, two, three] = &notices[..] else { panic!("{notices:?}") };
-    let says = |notice: &(String, NoticeKind, String), name: &str, parts: &[&str]| {
-        assert_eq!((notice.0.as_str(), notice.1), (name, NoticeKind::GpuLost));
+    let says = |notice: &(String, PodEventReason, String), name: &str, parts: &[&str]| {
+        assert_eq!((notice.0.as_str(), notice.1), (name, PodEventReason::GpuLost));
         parts.iter().for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
     };
     says(zero, "tenant-0", &["On node-a: GPU GPU-node-a-0 is gone", "Delete the pod"]);
@@ -360,7 +361,7 @@ fn old_and_replayed_reports_are_dropped_and_a_new_boot_starts_anew() {
 fn reports_of_one_node_that_race_end_with_the_latest() {
     const SENDERS: u64 = 4;
     const LAST: u64 = 200;
-    let served = Cluster::of(&[("node-a", 1)]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)]).serve();
     std::thread::scope(|scope| {
         for sender in 1..=SENDERS {
             let served = &served;
@@ -382,7 +383,7 @@ fn reports_of_one_node_that_race_end_with_the_latest() {
 
 #[test]
 fn of_a_batch_the_good_ones_count() {
-    let served = Cluster::of(&[("node-a", 1), ("node-b", 1)]).serve();
+    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)]).serve();
     let batch = json!([
         report("node-a", "boot", 2, 2),
         report("node-z", "boot", 2, 2),

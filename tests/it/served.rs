@@ -3,7 +3,7 @@
 //!
 //! Nothing here runs in the background but the two listeners: hints and holds last until a test lets them run out.
 
-use crate::client::{Answer, Client};
+use crate::client::{Client, HttpAnswer};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use parking_lot::Mutex;
@@ -14,20 +14,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 use stowage::cluster::dump::{Dump, DumpControlPlane};
-use stowage::cluster::index::Index;
+use stowage::cluster::index::ClusterIndex;
 use stowage::control_plane::{
     AgentAuthority, BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason,
-    HoldChange, Notice, NoticeKind, PageAuthority, PodOnRecord, StatusChange,
+    PageAuthority, PodEvent, PodEventReason, PodOnRecord, ReservationChange, StatusChange,
 };
 use stowage::extender::page_auth::PageAuth;
 use stowage::extender::reports::{AgentAuth, TokenGuard};
-use stowage::extender::request::Limits;
-use stowage::extender::server::{Door, Doors};
+use stowage::extender::request::RequestLimits;
+use stowage::extender::server::{Endpoint, Endpoints};
 use stowage::extender::{Extender, server};
 use stowage::ids::{PodKey, PodUid};
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::decision::Hold;
-use stowage::scheduling::ledger::{Phase, PodEntry};
+use stowage::scheduling::decision::Reservation;
+use stowage::scheduling::ledger::{PodPhase, PodState};
 use stowage::scheduling::policy::Policy;
 use stowage::service::Service;
 use stowage::units::{Bytes, Millis};
@@ -49,8 +49,8 @@ pub struct Scripted {
     pub permits: Semaphore,
     /// Every Binding that was to be written, and what became of it once that is known.
     pub orders: Mutex<Vec<(BindOrder, Option<BindOutcome>)>>,
-    pub holds: Mutex<Vec<(PodKey, Option<Hold>)>>,
-    pub notices: Mutex<Vec<Notice>>,
+    pub holds: Mutex<Vec<(PodKey, Option<Reservation>)>>,
+    pub notices: Mutex<Vec<PodEvent>>,
     pub hold_fails: Mutex<bool>,
     /// This pod's hold is given up while its condition is being written.
     pub given_up_meanwhile: Mutex<Option<(Arc<Service>, PodUid)>>,
@@ -102,8 +102,8 @@ impl ControlPlane for Scripted {
                 service.ledger().drop_hold(&uid);
             }
             let hold = match hold {
-                HoldChange::Held(hold) => Some(hold.clone()),
-                HoldChange::Ended => None,
+                ReservationChange::Held(hold) => Some(hold.clone()),
+                ReservationChange::Ended => None,
             };
             self.holds.lock().push((key.clone(), hold));
         }
@@ -127,7 +127,7 @@ impl ControlPlane for Scripted {
         self.dump.lift_gate(key, uid)
     }
 
-    fn notify(&self, notice: Notice) {
+    fn notify(&self, notice: PodEvent) {
         self.notices.lock().push(notice);
     }
 }
@@ -144,11 +144,11 @@ pub fn without_engines() -> Policy {
 }
 
 /// What a test starts from.
-pub struct Cluster {
+pub struct ServedCluster {
     pub nodes: Vec<Value>,
     pub pods: Vec<Value>,
     pub policy: Policy,
-    pub limits: Limits,
+    pub limits: RequestLimits,
     /// Who says whose a token is; without it everyone may report.
     pub authority: Option<Arc<dyn AgentAuthority>>,
     /// Who says who may see which page; without it everyone may see all.
@@ -156,14 +156,14 @@ pub struct Cluster {
     gpus: Vec<(String, u32)>,
 }
 
-impl Cluster {
+impl ServedCluster {
     /// Nodes whose agents report that many GPUs.
     pub fn of(gpus: &[(&str, u32)]) -> Self {
         Self {
             nodes: gpus.iter().map(|(name, _)| node(name)).collect(),
             pods: Vec::new(),
             policy: without_engines(),
-            limits: Limits::default(),
+            limits: RequestLimits::default(),
             authority: None,
             pages: None,
             gpus: gpus.iter().map(|(name, gpus)| ((*name).to_owned(), *gpus)).collect(),
@@ -179,7 +179,7 @@ impl Cluster {
         let items: Vec<&Value> = self.nodes.iter().chain(&self.pods).collect();
         let dump = Dump::of(json!({ "kind": "List", "items": items }).to_string(), Path::new("test"));
         let service = Service::new(self.policy);
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let control_plane = Arc::new(Scripted {
             dump: DumpControlPlane::load(&dump, &service, &mut index).unwrap(),
             binds: Mutex::default(),
@@ -229,20 +229,20 @@ impl Cluster {
 }
 
 /// Plain addresses on loopback: the scheduler's, the agents', the operators'.
-pub fn doors() -> (Doors, [SocketAddr; 3]) {
+pub fn doors() -> (Endpoints, [SocketAddr; 3]) {
     let listeners = [(); 3].map(|()| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         listener
     });
     let addresses = [0, 1, 2].map(|place: usize| listeners[place].local_addr().unwrap());
-    let [scheduler, agents, operators] = listeners.map(Door::plain);
-    (Doors { scheduler, agents, operators }, addresses)
+    let [scheduler, agents, operators] = listeners.map(Endpoint::plain);
+    (Endpoints { scheduler, agents, operators }, addresses)
 }
 
 pub struct Served {
     pub service: Arc<Service>,
-    pub index: Mutex<Index>,
+    pub index: Mutex<ClusterIndex>,
     pub control_plane: Arc<Scripted>,
     pub extender: Extender,
     pub scheduler: SocketAddr,
@@ -259,16 +259,16 @@ impl Served {
     }
 
     /// Over a connection of its own.
-    pub fn post(&self, path: &str, body: Value) -> Answer {
+    pub fn post(&self, path: &str, body: Value) -> HttpAnswer {
         self.client().post(path, body.to_string())
     }
 
     /// As an agent, or as several in one batch.
-    pub fn report(&self, body: Value) -> Answer {
+    pub fn report(&self, body: Value) -> HttpAnswer {
         Client::connect(self.agents).post("/v1/reports", body.to_string())
     }
 
-    pub fn filter(&self, pod: &Value, nodes: &[&str]) -> Answer {
+    pub fn filter(&self, pod: &Value, nodes: &[&str]) -> HttpAnswer {
         self.post("/scheduler/filter", args(pod, nodes))
     }
 
@@ -298,7 +298,7 @@ impl Served {
     }
 
     /// Makes a pod known, as its watch would.
-    pub fn show(&self, pod: &Value) -> Option<Notice> {
+    pub fn show(&self, pod: &Value) -> Option<PodEvent> {
         self.index.lock().apply_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap())
     }
 
@@ -306,16 +306,16 @@ impl Served {
         self.index.lock().delete_pod(&self.service, &serde_json::from_value(pod.clone()).unwrap());
     }
 
-    pub fn entry(&self, pod: &Value) -> Option<PodEntry> {
+    pub fn entry(&self, pod: &Value) -> Option<PodState> {
         self.service.ledger().entry(&uid_of(pod)).cloned()
     }
 
-    pub fn phase(&self, pod: &Value) -> Phase {
+    pub fn phase(&self, pod: &Value) -> PodPhase {
         self.entry(pod).expect("the ledger knows the pod").phase
     }
 
     pub fn is_bound_to(&self, pod: &Value, node: &str) -> bool {
-        matches!(self.phase(pod), Phase::Bound(bound) if bound.node.as_str() == node)
+        matches!(self.phase(pod), PodPhase::Bound(bound) if bound.node.as_str() == node)
     }
 
     pub fn hint_on(&self, pod: &Value) -> Option<String> {
@@ -348,7 +348,7 @@ impl Served {
         self.metric(&format!("stowage_bad_requests_total{{code=\"{code}\",verb=\"{verb}\"}}"))
     }
 
-    pub fn notices(&self) -> Vec<(String, NoticeKind, String)> {
+    pub fn notices(&self) -> Vec<(String, PodEventReason, String)> {
         let notices = self.control_plane.notices.lock();
         notices.iter().map(|n| (n.key.name.to_string(), n.kind, n.text.clone())).collect()
     }

@@ -3,22 +3,22 @@
 
 use crate::client::Client;
 use crate::device_plugin::{GPU, asks, bound_to, plugin_node};
-use crate::served::{Cluster, Served, pod, preempt_args, priority, without_engines};
+use crate::served::{Served, ServedCluster, pod, preempt_args, priority, without_engines};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
-use stowage::cluster::{self, LeadWith, Options};
+use stowage::cluster::{self, ClusterOptions, LeadWith};
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::kubelet::{self, Kubelet};
-use stowage::demo::scheduler::Scheduler;
-use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::StandInScheduler;
+use stowage::demo::scheduler::config::SchedulerConfig;
 use stowage::demo::scheduler::observations::Verb;
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage::extender::{Extender, server};
 use stowage::scheduling::audit::audit;
-use stowage::scheduling::ledger::Phase;
+use stowage::scheduling::ledger::PodPhase;
 use stowage::scheduling::policy::{Digest, Mode, Policy, Pool};
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -31,8 +31,8 @@ fn shadowing(mut policy: Policy) -> Policy {
     policy
 }
 
-fn cluster(nodes: &[(&str, u32)]) -> Cluster {
-    let mut cluster = Cluster::of(&[]);
+fn cluster(nodes: &[(&str, u32)]) -> ServedCluster {
+    let mut cluster = ServedCluster::of(&[]);
     cluster.nodes = nodes.iter().map(|(name, gpus)| plugin_node(name, GPU, *gpus)).collect();
     cluster.policy = shadowing(without_engines());
     cluster
@@ -152,7 +152,7 @@ fn bind_writes_what_the_scheduler_wants_whatever_the_books_say() {
 #[test]
 fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let vram = pod("vram", "10Gi");
-    let mut cluster = Cluster::of(&[("stowage", 2)]).with([vram.clone()]);
+    let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
     cluster.policy = shadowing(without_engines());
     let served = cluster.serve();
     let answer = served.filter(&vram, &["stowage"]).json();
@@ -162,7 +162,7 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&stray])]));
     assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
     assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);
-    assert!(matches!(served.phase(&vram), Phase::Waiting(_)));
+    assert!(matches!(served.phase(&vram), PodPhase::Waiting(_)));
     assert!(served.control_plane.orders.lock().is_empty());
     assert_eq!((served.shadow("filter", "refused"), served.shadow("preempt", "refused")), (1, 1));
 }
@@ -200,7 +200,7 @@ fn a_policy_that_begins_to_enforce_is_obeyed_from_then_on() {
 #[test]
 fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enforces() {
     let vram = pod("vram", "10Gi");
-    let mut cluster = Cluster::of(&[("stowage", 2)]).with([vram.clone()]);
+    let mut cluster = ServedCluster::of(&[("stowage", 2)]).with([vram.clone()]);
     cluster.policy = shadowing(without_engines());
     let served = cluster.serve();
     assert!(served.passed(&vram, &["stowage"]).is_empty());
@@ -215,17 +215,17 @@ fn a_pod_that_was_refused_in_shadow_mode_is_looked_at_again_when_the_policy_enfo
 // ---- with the stand-in scheduler ----
 
 /// Stowage beside the stand-in scheduler, both over the stand-in API server.
-struct Beside {
+struct ShadowSetup {
     api: Arc<ApiServer>,
     service: Arc<Service>,
     extender: Extender,
-    scheduler: Scheduler,
+    scheduler: StandInScheduler,
     _kubelet: Kubelet,
     _tasks: JoinSet<()>,
     stop: CancellationToken,
 }
 
-impl Drop for Beside {
+impl Drop for ShadowSetup {
     fn drop(&mut self) {
         self.stop.cancel();
     }
@@ -234,7 +234,7 @@ impl Drop for Beside {
 /// Which pods the scheduler brings to Stowage.
 const NOBODYS: &str = "example.com/nothing";
 
-impl Beside {
+impl ShadowSetup {
     /// Four nodes of 4, 6, 8 and 10 GPUs.
     async fn start(policy: Policy, managed: &str) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
@@ -243,10 +243,10 @@ impl Beside {
         }
         let service = Service::new(policy);
         let stop = CancellationToken::new();
-        let options = Options::new(LeadWith::FromTheStart, "stowage".into());
+        let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let client = api.client("stowage").unwrap();
         let (control_plane, tasks) = cluster::start(client, service.clone(), options, stop.clone());
-        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
@@ -255,13 +255,16 @@ impl Beside {
             axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), router).await.unwrap()
         };
         tokio::spawn(stop.clone().run_until_cancelled_owned(serving));
-        let mut config = Config::shipped(&format!("http://{address}/scheduler"));
+        let mut config = SchedulerConfig::shipped(&format!("http://{address}/scheduler"));
         config.initial_back_off = Duration::from_millis(5);
         config.extender.timeout = Duration::from_secs(30);
         config.extender.managed_resource = managed.to_owned();
-        let fast = kubelet::Config { grace_second: Duration::from_millis(1), ..kubelet::Config::default() };
+        let fast = kubelet::KubeletConfig {
+            grace_second: Duration::from_millis(1),
+            ..kubelet::KubeletConfig::default()
+        };
         let kubelet = Kubelet::start(api.client("kubelet").unwrap(), fast);
-        let scheduler = Scheduler::start(api.client("scheduler").unwrap(), config);
+        let scheduler = StandInScheduler::start(api.client("scheduler").unwrap(), config);
         Self { api, service, extender, scheduler, _kubelet: kubelet, _tasks: tasks, stop }
     }
 
@@ -308,10 +311,10 @@ impl Beside {
 
 #[tokio::test]
 async fn in_shadow_mode_every_pod_goes_where_it_goes_without_stowage() {
-    let without = Beside::start(without_engines(), NOBODYS).await;
+    let without = ShadowSetup::start(without_engines(), NOBODYS).await;
     let alone = without.all().await;
     assert_eq!(without.scheduler.observations().calls().len(), 0, "it decided alone");
-    let beside = Beside::start(shadowing(without_engines()), GPU).await;
+    let beside = ShadowSetup::start(shadowing(without_engines()), GPU).await;
     assert_eq!(beside.all().await, alone);
 
     let seen = beside.scheduler.observations();
@@ -343,7 +346,7 @@ async fn enforcing_packs_the_same_pods_and_evicts_for_the_one_that_needs_it() {
         classes: Some(vec!["serving".into()]),
         ..Pool::named("kept-free")
     };
-    let beside = Beside::start(without_engines().with_pools(vec![pool]).unwrap(), GPU).await;
+    let beside = ShadowSetup::start(without_engines().with_pools(vec![pool]).unwrap(), GPU).await;
     let mut nodes = Vec::new();
     for number in 0..9 {
         nodes.push(beside.bind(&format!("pod-{number}"), 2, -1).await);

@@ -26,7 +26,7 @@ fn sources(folder: &Path) -> Vec<SourceText> {
 fn loaded(folder: &Path) -> Loaded {
     let sources = sources(folder);
     let loaded = load(&sources);
-    let texts = stowage::policy_file::Sources::new(&sources);
+    let texts = stowage::policy_file::PolicySources::new(&sources);
     let problems = match &loaded {
         Ok(loaded) => &loaded.warnings,
         Err(problems) => problems,

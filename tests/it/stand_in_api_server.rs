@@ -9,7 +9,7 @@ use kube::runtime::watcher::{self, Event};
 use serde_json::{Value, json};
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -341,10 +341,10 @@ async fn ordered_faults_are_met_in_order_and_then_no_more() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let path = "/api/v1/namespaces/default/pods/a/binding";
-    api.faults().next(Operation::Binding, 1, Fault::Fails);
-    api.faults().next(Operation::Binding, 1, Fault::Conflicts);
-    api.faults().next(Operation::Binding, 1, Fault::Hangs);
-    api.faults().next(Operation::Binding, 1, Fault::AnswersLate(Duration::from_secs(60)));
+    api.faults().next(Operation::Binding, 1, InjectedFault::Fails);
+    api.faults().next(Operation::Binding, 1, InjectedFault::Conflicts);
+    api.faults().next(Operation::Binding, 1, InjectedFault::Hangs);
+    api.faults().next(Operation::Binding, 1, InjectedFault::AnswersLate(Duration::from_secs(60)));
     assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 500);
     assert_eq!(send(&client, "POST", path, binding("", "n")).await.unwrap_err().0, 409);
     let asked = api.calls().count("create", "pods/binding");
@@ -394,7 +394,7 @@ async fn odd_input_is_refused_and_never_ends_the_server() {
 async fn dropping_the_server_ends_its_watches_and_hanging_requests() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
-    api.faults().next(Operation::Binding, 1, Fault::Hangs);
+    api.faults().next(Operation::Binding, 1, InjectedFault::Hangs);
     let request = http::Request::get("/api/v1/pods?watch=true&resourceVersion=1").body(Vec::new()).unwrap();
     let watching = tokio::spawn({
         let client = client.clone();

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 /// What goes back over the wire.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct ScriptedAnswer {
     pub status: u16,
     pub body: String,
     pub content_type: String,
@@ -22,7 +22,7 @@ pub struct Answer {
     pub closes: bool,
 }
 
-impl Answer {
+impl ScriptedAnswer {
     pub fn ok(body: impl ToString) -> Self {
         Self {
             status: 200,
@@ -37,26 +37,26 @@ impl Answer {
 
 /// One request as it came.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct RecordedRequest {
     pub verb: String,
     pub headers: Vec<(String, String)>,
     pub body: Value,
 }
 
-type Script = dyn Fn(&Request) -> Answer + Send + Sync;
+type ExtenderScript = dyn Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync;
 
 pub struct ScriptedExtender {
     address: SocketAddr,
-    requests: Arc<Mutex<Vec<Request>>>,
+    requests: Arc<Mutex<Vec<RecordedRequest>>>,
     task: JoinHandle<()>,
 }
 
 impl ScriptedExtender {
-    pub async fn start(script: impl Fn(&Request) -> Answer + Send + Sync + 'static) -> Self {
+    pub async fn start(script: impl Fn(&RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let requests = Arc::<Mutex<Vec<Request>>>::default();
-        let (script, log): (Arc<Script>, _) = (Arc::new(script), requests.clone());
+        let requests = Arc::<Mutex<Vec<RecordedRequest>>>::default();
+        let (script, log): (Arc<ExtenderScript>, _) = (Arc::new(script), requests.clone());
         let task = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -70,7 +70,7 @@ impl ScriptedExtender {
         format!("http://{}/scheduler", self.address)
     }
 
-    pub fn requests(&self, verb: &str) -> Vec<Request> {
+    pub fn requests(&self, verb: &str) -> Vec<RecordedRequest> {
         self.requests.lock().unwrap().iter().filter(|request| request.verb == verb).cloned().collect()
     }
 }
@@ -81,7 +81,7 @@ impl Drop for ScriptedExtender {
     }
 }
 
-async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Request>>>) {
+async fn serve(stream: TcpStream, script: Arc<ExtenderScript>, log: Arc<Mutex<Vec<RecordedRequest>>>) {
     let mut stream = BufReader::new(stream);
     while let Some(request) = read(&mut stream).await {
         log.lock().unwrap().push(request.clone());
@@ -93,7 +93,7 @@ async fn serve(stream: TcpStream, script: Arc<Script>, log: Arc<Mutex<Vec<Reques
     }
 }
 
-async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
+async fn read(stream: &mut BufReader<TcpStream>) -> Option<RecordedRequest> {
     let mut lines = Vec::new();
     loop {
         let mut line = String::new();
@@ -113,11 +113,11 @@ async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut body = vec![0; length];
     stream.read_exact(&mut body).await.ok()?;
     let verb = path.rsplit('/').next()?.to_owned();
-    Some(Request { verb, headers, body: serde_json::from_slice(&body).ok()? })
+    Some(RecordedRequest { verb, headers, body: serde_json::from_slice(&body).ok()? })
 }
 
-fn encode(answer: &Answer) -> Vec<u8> {
-    let Answer { status, body, content_type, .. } = answer;
+fn encode(answer: &ScriptedAnswer) -> Vec<u8> {
+    let ScriptedAnswer { status, body, content_type, .. } = answer;
     let head = format!("HTTP/1.1 {status} X\r\nContent-Type: {content_type}\r\n");
     let rest = match (answer.chunked, *status) {
         (_, 204) => "\r\n".to_owned(),
@@ -128,17 +128,19 @@ fn encode(answer: &Answer) -> Vec<u8> {
 }
 
 /// The default script: everything passes, all score alike, bind does as it is told.
-pub fn agreeable(api: &ApiServer, request: &Request) -> Answer {
+pub fn agreeable(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     match request.verb.as_str() {
-        "filter" => Answer::ok(keep(request, |_| true)),
-        "prioritize" => Answer::ok(json!([])),
-        "preempt" => Answer::ok(json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]})),
+        "filter" => ScriptedAnswer::ok(keep(request, |_| true)),
+        "prioritize" => ScriptedAnswer::ok(json!([])),
+        "preempt" => {
+            ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": request.body["NodeNameToMetaVictims"]}))
+        }
         _ => bind(api, request, request.body["Node"].as_str().unwrap()),
     }
 }
 
 /// A filter answer in the mode of the request.
-pub fn keep(request: &Request, keeps: impl Fn(&str) -> bool) -> Value {
+pub fn keep(request: &RecordedRequest, keeps: impl Fn(&str) -> bool) -> Value {
     match &request.body["NodeNames"] {
         Value::Array(names) => {
             let kept: Vec<&Value> = names.iter().filter(|name| keeps(name.as_str().unwrap())).collect();
@@ -154,7 +156,7 @@ pub fn keep(request: &Request, keeps: impl Fn(&str) -> bool) -> Value {
 }
 
 /// The names a filter request asks about, in either mode.
-pub fn asked(request: &Request) -> Vec<String> {
+pub fn asked(request: &RecordedRequest) -> Vec<String> {
     let names = |values: &Vec<Value>, name: fn(&Value) -> &Value| {
         values.iter().map(|value| name(value).as_str().unwrap().to_owned()).collect()
     };
@@ -165,12 +167,12 @@ pub fn asked(request: &Request) -> Vec<String> {
 }
 
 /// Binds through the API server, as an extender must.
-pub fn bind(api: &ApiServer, request: &Request, node: &str) -> Answer {
+pub fn bind(api: &ApiServer, request: &RecordedRequest, node: &str) -> ScriptedAnswer {
     let text = |field: &str| request.body[field].as_str().unwrap().to_owned();
     let binding = json!({
         "metadata": {"name": text("PodName"), "uid": text("PodUID")},
         "target": {"kind": "Node", "name": node},
     });
     let bound = api.bind(&format!("pods/{}/{}", text("PodNamespace"), text("PodName")), &binding);
-    Answer::ok(json!({"Error": bound.err().map(|error| error.to_string()).unwrap_or_default()}))
+    ScriptedAnswer::ok(json!({"Error": bound.err().map(|error| error.to_string()).unwrap_or_default()}))
 }

@@ -4,12 +4,12 @@ use serde_json::json;
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::dying;
-use stowage::demo::kubelet::{Config, Kubelet};
+use stowage::demo::kubelet::{Kubelet, KubeletConfig};
 
 #[tokio::test]
 async fn a_bound_pod_runs_and_a_deleted_one_ends() {
     let api = ApiServer::start().await.unwrap();
-    let config = Config { grace_second: Duration::from_millis(1), ..Config::default() };
+    let config = KubeletConfig { grace_second: Duration::from_millis(1), ..KubeletConfig::default() };
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
     api.create("pods", json!({"metadata": {"name": "a"}, "spec": {"containers": []}})).unwrap();
     api.bind("pods/default/a", &json!({"target": {"name": "n"}})).unwrap();
@@ -29,7 +29,7 @@ const LONG: Duration = Duration::from_secs(3600);
 #[tokio::test]
 async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
     let api = ApiServer::start().await.unwrap();
-    let config = Config { grace_second: LONG, ..Config::default() };
+    let config = KubeletConfig { grace_second: LONG, ..KubeletConfig::default() };
     let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), config);
     for (name, takes) in [("soon", "1"), ("never", dying::FOR_EVER)] {
         let metadata = json!({"name": name, "annotations": {dying::TAKES: takes}});
@@ -46,7 +46,7 @@ async fn a_pod_that_dies_slowly_or_soon_is_let_go_when_it_says() {
 #[tokio::test]
 async fn capacity_that_is_patched_in_becomes_allocatable() {
     let api = ApiServer::start().await.unwrap();
-    let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), Config::default());
+    let _kubelet = Kubelet::start(api.client("kubelet").unwrap(), KubeletConfig::default());
     api.create("nodes", json!({"metadata": {"name": "n"}, "status": {"capacity": {"cpu": "4"}}})).unwrap();
     api.patch_status("nodes/n", &json!({"status": {"capacity": {"stowage.dev/vram": "80Gi"}}})).unwrap();
     let node = api.until(|api| {

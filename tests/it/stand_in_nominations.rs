@@ -1,18 +1,18 @@
 //! The stand-in scheduler's nominations: what they are good for, and on which paths they are lost.
 
-use crate::stand_in_extender::{Answer, Request, ScriptedExtender, agreeable, asked};
+use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::scheduler::Scheduler;
-use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::StandInScheduler;
+use stowage::demo::scheduler::config::SchedulerConfig;
 use stowage::demo::scheduler::observations::Verb;
 
 /// What the extender does beside agreeing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+enum ExtenderMood {
     Agrees,
     RefusesEverywhere,
     FailsToFilter,
@@ -20,13 +20,13 @@ enum Mood {
 }
 
 /// Nodes `n0`, `n1`, … of 80Gi.
-struct Cluster {
+struct NominationCluster {
     api: Arc<ApiServer>,
     extender: ScriptedExtender,
-    mood: Arc<Mutex<Mood>>,
+    mood: Arc<Mutex<ExtenderMood>>,
 }
 
-impl Cluster {
+impl NominationCluster {
     async fn new(nodes: usize) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
         for number in 0..nodes {
@@ -34,18 +34,18 @@ impl Cluster {
             let node = json!({"metadata": {"name": format!("n{number}")}, "status": {"capacity": capacity}});
             api.create("nodes", node).unwrap();
         }
-        let mood = Arc::new(Mutex::new(Mood::Agrees));
+        let mood = Arc::new(Mutex::new(ExtenderMood::Agrees));
         let (scripted, now) = (api.clone(), mood.clone());
         let extender = ScriptedExtender::start(move |request| answer(&scripted, *now.lock(), request)).await;
         Self { api, extender, mood }
     }
 
-    fn schedule(&self) -> Scheduler {
-        let mut config = Config::shipped(&self.extender.url_prefix());
+    fn schedule(&self) -> StandInScheduler {
+        let mut config = SchedulerConfig::shipped(&self.extender.url_prefix());
         config.initial_back_off = Duration::from_millis(5);
         // No test here is about time-outs, and a busy machine must not cause one.
         config.extender.timeout = Duration::from_secs(30);
-        Scheduler::start(self.api.client("scheduler").unwrap(), config)
+        StandInScheduler::start(self.api.client("scheduler").unwrap(), config)
     }
 
     fn create(&self, name: &str, vram: &str, spec: Value) {
@@ -91,7 +91,7 @@ impl Cluster {
     }
 
     /// Until the scheduler has seen all that was written and has nothing to do.
-    async fn settled(&self, scheduler: &Scheduler) {
+    async fn settled(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
             let version =
                 |object: &Arc<Value>| object["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
@@ -106,14 +106,14 @@ impl Cluster {
     }
 }
 
-fn answer(api: &ApiServer, mood: Mood, request: &Request) -> Answer {
+fn answer(api: &ApiServer, mood: ExtenderMood, request: &RecordedRequest) -> ScriptedAnswer {
     match (mood, request.verb.as_str()) {
-        (Mood::RefusesEverywhere, "filter") => {
+        (ExtenderMood::RefusesEverywhere, "filter") => {
             let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
-            Answer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
+            ScriptedAnswer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
         }
-        (Mood::FailsToFilter, "filter") | (Mood::FailsToBind, "bind") => {
-            Answer::ok(json!({"Error": "not now"}))
+        (ExtenderMood::FailsToFilter, "filter") | (ExtenderMood::FailsToBind, "bind") => {
+            ScriptedAnswer::ok(json!({"Error": "not now"}))
         }
         _ => agreeable(api, request),
     }
@@ -125,7 +125,7 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 
 #[tokio::test]
 async fn a_planned_pod_costs_one_question_about_one_node_and_no_scores() {
-    let cluster = Cluster::new(4).await;
+    let cluster = NominationCluster::new(4).await;
     let scheduler = cluster.schedule();
     cluster.gated("planned", "1Gi");
     cluster.settled(&scheduler).await;
@@ -143,8 +143,8 @@ async fn a_planned_pod_costs_one_question_about_one_node_and_no_scores() {
 
 #[tokio::test]
 async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_refuses() {
-    for mood in [Mood::FailsToFilter, Mood::FailsToBind, Mood::RefusesEverywhere] {
-        let cluster = Cluster::new(2).await;
+    for mood in [ExtenderMood::FailsToFilter, ExtenderMood::FailsToBind, ExtenderMood::RefusesEverywhere] {
+        let cluster = NominationCluster::new(2).await;
         *cluster.mood.lock() = mood;
         cluster.create("p", "1Gi", json!({}));
         cluster.nominate("p", Some("n1"));
@@ -152,7 +152,7 @@ async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_re
         within(cluster.api.until(|_| cluster.nominated("p").is_none().then_some(()))).await;
         assert_eq!(cluster.node_of("p"), None, "{mood:?}");
         assert_eq!(cluster.filtered("p")[0], ["n1"], "{mood:?}");
-        *cluster.mood.lock() = Mood::Agrees;
+        *cluster.mood.lock() = ExtenderMood::Agrees;
         cluster.api.patch("pods/default/p", &json!({"metadata": {"annotations": {"touch": "1"}}})).unwrap();
         cluster.bound("p").await;
     }
@@ -160,8 +160,8 @@ async fn a_nomination_is_lost_when_filter_or_bind_fails_and_when_the_extender_re
 
 #[tokio::test]
 async fn who_may_not_preempt_keeps_its_nomination_when_it_is_refused() {
-    let cluster = Cluster::new(2).await;
-    *cluster.mood.lock() = Mood::RefusesEverywhere;
+    let cluster = NominationCluster::new(2).await;
+    *cluster.mood.lock() = ExtenderMood::RefusesEverywhere;
     cluster.create("p", "1Gi", json!({"preemptionPolicy": "Never"}));
     cluster.nominate("p", Some("n1"));
     let scheduler = cluster.schedule();
@@ -172,7 +172,7 @@ async fn who_may_not_preempt_keeps_its_nomination_when_it_is_refused() {
 
 #[tokio::test]
 async fn a_nominated_pods_room_is_kept_from_lower_and_equal_priority_only() {
-    let cluster = Cluster::new(1).await;
+    let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
     cluster.settled(&scheduler).await;
@@ -193,7 +193,7 @@ async fn a_nominated_pods_room_is_kept_from_lower_and_equal_priority_only() {
 
 #[tokio::test]
 async fn clearing_a_nomination_wakes_those_it_kept_out() {
-    let cluster = Cluster::new(1).await;
+    let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     let scheduler = cluster.schedule();
     cluster.settled(&scheduler).await;
@@ -207,7 +207,7 @@ async fn clearing_a_nomination_wakes_those_it_kept_out() {
 
 #[tokio::test]
 async fn a_gated_pods_nomination_is_forgotten_by_a_scheduler_that_starts_until_the_pod_changes() {
-    let cluster = Cluster::new(1).await;
+    let cluster = NominationCluster::new(1).await;
     cluster.gated("planned", "60Gi");
     cluster.nominate("planned", Some("n0"));
     let scheduler = cluster.schedule();

@@ -1,26 +1,26 @@
 //! The stand-in scheduler at work: wire format, waking, nomination and preemption.
 
 use crate::shared;
-use crate::stand_in_extender::{Answer, Request, ScriptedExtender, agreeable, asked, keep};
+use crate::stand_in_extender::{RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, keep};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
 use stowage::demo::kubelet::{self, Kubelet};
-use stowage::demo::scheduler::Scheduler;
-use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::StandInScheduler;
+use stowage::demo::scheduler::config::SchedulerConfig;
 use stowage::demo::scheduler::observations::Verb;
 
-struct Cluster {
+struct SchedulerCluster {
     api: Arc<ApiServer>,
     extender: ScriptedExtender,
 }
 
-impl Cluster {
+impl SchedulerCluster {
     /// Nodes `n0`, `n1`, … of 80Gi.
     async fn new(
         nodes: usize,
-        script: impl Fn(&ApiServer, &Request) -> Answer + Send + Sync + 'static,
+        script: impl Fn(&ApiServer, &RecordedRequest) -> ScriptedAnswer + Send + Sync + 'static,
     ) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
         for number in 0..nodes {
@@ -33,16 +33,16 @@ impl Cluster {
         Self { api, extender }
     }
 
-    fn config(&self) -> Config {
-        let mut config = Config::shipped(&self.extender.url_prefix());
+    fn config(&self) -> SchedulerConfig {
+        let mut config = SchedulerConfig::shipped(&self.extender.url_prefix());
         config.initial_back_off = Duration::from_millis(5);
         // No test here is about time-outs, and a busy machine must not cause one.
         config.extender.timeout = Duration::from_secs(30);
         config
     }
 
-    fn schedule(&self) -> Scheduler {
-        Scheduler::start(self.api.client("scheduler").unwrap(), self.config())
+    fn schedule(&self) -> StandInScheduler {
+        StandInScheduler::start(self.api.client("scheduler").unwrap(), self.config())
     }
 
     fn create(&self, name: &str, vram: &str, priority: i64) {
@@ -60,7 +60,7 @@ impl Cluster {
     }
 
     /// Until the scheduler has seen all that was written and has nothing to do.
-    async fn settled(&self, scheduler: &Scheduler) {
+    async fn settled(&self, scheduler: &StandInScheduler) {
         let newest = |kind: &str| {
             let version =
                 |object: &Arc<Value>| object["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok();
@@ -79,13 +79,13 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
-fn refuse_all(api: &ApiServer, request: &Request) -> Answer {
+fn refuse_all(api: &ApiServer, request: &RecordedRequest) -> ScriptedAnswer {
     if request.verb != "filter" {
         return agreeable(api, request);
     }
     let reasons: Value =
         asked(request).into_iter().map(|name| (name, json!("no single GPU has room"))).collect();
-    Answer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
+    ScriptedAnswer::ok(json!({"NodeNames": [], "FailedAndUnresolvableNodes": reasons}))
 }
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn requests_are_the_recorded_ones() {
     let Some(recorded) = shared::json("fixtures/kube-scheduler-v1.36.2/filter-cached.json") else {
         return;
     };
-    let cluster = Cluster::new(2, agreeable).await;
+    let cluster = SchedulerCluster::new(2, agreeable).await;
     let mut pod = recorded["request"]["Pod"].clone();
     pod["spec"]["schedulerName"] = json!("stowage");
     let mut config = cluster.config();
@@ -104,7 +104,7 @@ async fn requests_are_the_recorded_ones() {
         cluster.api.patch_status(&format!("nodes/{node}"), &room).unwrap();
     }
     cluster.api.create("pods", pod.clone()).unwrap();
-    let _scheduler = Scheduler::start(cluster.api.client("scheduler").unwrap(), config);
+    let _scheduler = StandInScheduler::start(cluster.api.client("scheduler").unwrap(), config);
     cluster.bound("llm-0").await;
 
     let mut request = cluster.extender.requests("filter").remove(0);
@@ -128,7 +128,7 @@ fn keys(object: &Value) -> Vec<&str> {
 
 #[tokio::test]
 async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
-    let cluster = Cluster::new(2, refuse_all).await;
+    let cluster = SchedulerCluster::new(2, refuse_all).await;
     let scheduler = cluster.schedule();
     cluster.create("a", "1Gi", 0);
     let filters = || scheduler.observations().count(Verb::Filter);
@@ -152,7 +152,7 @@ async fn a_refused_pod_is_woken_by_a_touch_and_not_by_a_heartbeat() {
 
 #[tokio::test]
 async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
-    let cluster = Cluster::new(4, agreeable).await;
+    let cluster = SchedulerCluster::new(4, agreeable).await;
     cluster.create("a", "1Gi", 0);
     cluster.api.patch_status("pods/default/a", &json!({"status": {"nominatedNodeName": "n2"}})).unwrap();
     let scheduler = cluster.schedule();
@@ -164,7 +164,7 @@ async fn a_nominated_pod_asks_about_its_node_alone_and_skips_scores() {
 
 #[tokio::test]
 async fn a_gated_pod_waits_until_its_gate_is_lifted_and_a_strangers_pod_for_ever() {
-    let cluster = Cluster::new(1, agreeable).await;
+    let cluster = SchedulerCluster::new(1, agreeable).await;
     let container = json!({"name": "c", "resources": {"limits": {"stowage.dev/vram": "1Gi"}}});
     let pod = |name: &str, scheduler: &str, gates: Value| {
         let spec = json!({"schedulerName": scheduler, "schedulingGates": gates, "containers": [container]});
@@ -182,8 +182,8 @@ async fn a_gated_pod_waits_until_its_gate_is_lifted_and_a_strangers_pod_for_ever
 
 #[tokio::test]
 async fn the_top_score_wins_every_time() {
-    let cluster = Cluster::new(5, |api, request| match request.verb.as_str() {
-        "prioritize" => Answer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}])),
+    let cluster = SchedulerCluster::new(5, |api, request| match request.verb.as_str() {
+        "prioritize" => ScriptedAnswer::ok(json!([{"Host": "n1", "Score": 3}, {"Host": "n3", "Score": 4}])),
         _ => agreeable(api, request),
     });
     let cluster = cluster.await;
@@ -196,16 +196,19 @@ async fn the_top_score_wins_every_time() {
 
 #[tokio::test]
 async fn a_full_sum_is_preempted_for_and_the_nomination_leads_to_the_node() {
-    let cluster = Cluster::new(2, |api, request| match request.verb.as_str() {
+    let cluster = SchedulerCluster::new(2, |api, request| match request.verb.as_str() {
         // The one node of the two on which the placement is to succeed.
         "preempt" => {
             let victims = &request.body["NodeNameToMetaVictims"]["n1"];
-            Answer::ok(json!({"NodeNameToMetaVictims": {"n1": victims}}))
+            ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": {"n1": victims}}))
         }
         _ => agreeable(api, request),
     });
     let cluster = cluster.await;
-    let fast = kubelet::Config { grace_second: Duration::from_millis(1), ..kubelet::Config::default() };
+    let fast = kubelet::KubeletConfig {
+        grace_second: Duration::from_millis(1),
+        ..kubelet::KubeletConfig::default()
+    };
     let _kubelet = Kubelet::start(cluster.api.client("kubelet").unwrap(), fast);
     let scheduler = cluster.schedule();
     for name in ["low0", "low1"] {
@@ -228,8 +231,8 @@ async fn a_full_sum_is_preempted_for_and_the_nomination_leads_to_the_node() {
 
 #[tokio::test]
 async fn an_empty_preempt_answer_evicts_nobody() {
-    let cluster = Cluster::new(1, |api, request| match request.verb.as_str() {
-        "preempt" => Answer::ok(json!({"NodeNameToMetaVictims": {}})),
+    let cluster = SchedulerCluster::new(1, |api, request| match request.verb.as_str() {
+        "preempt" => ScriptedAnswer::ok(json!({"NodeNameToMetaVictims": {}})),
         _ => agreeable(api, request),
     });
     let cluster = cluster.await;
@@ -256,7 +259,7 @@ async fn an_empty_preempt_answer_evicts_nobody() {
 
 #[tokio::test]
 async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
-    let cluster = Cluster::new(1, agreeable).await;
+    let cluster = SchedulerCluster::new(1, agreeable).await;
     let scheduler = cluster.schedule();
     for name in ["a", "b", "c"] {
         cluster.create(name, "40Gi", 0);
@@ -276,8 +279,8 @@ async fn the_node_sum_counts_pods_whose_bind_is_still_on_its_way() {
 
 #[tokio::test]
 async fn a_shortlist_of_one_is_bound_without_scores() {
-    let cluster = Cluster::new(3, |api, request| match request.verb.as_str() {
-        "filter" => Answer::ok(keep(request, |name| name == "n1")),
+    let cluster = SchedulerCluster::new(3, |api, request| match request.verb.as_str() {
+        "filter" => ScriptedAnswer::ok(keep(request, |name| name == "n1")),
         _ => agreeable(api, request),
     });
     let cluster = cluster.await;
@@ -291,13 +294,13 @@ async fn a_shortlist_of_one_is_bound_without_scores() {
 /// EXTENDER.md's second trap: why Stowage refuses through `FailedAndUnresolvableNodes`.
 #[tokio::test]
 async fn a_refusal_through_failed_nodes_loops_where_somebody_could_be_evicted() {
-    let cluster = Cluster::new(6, |api, request| {
+    let cluster = SchedulerCluster::new(6, |api, request| {
         let refused = request.verb == "filter" && request.body["Pod"]["metadata"]["name"] == "high";
         if !refused {
             return agreeable(api, request);
         }
         let reasons: Value = asked(request).into_iter().map(|name| (name, json!("no room"))).collect();
-        Answer::ok(json!({"NodeNames": [], "FailedNodes": reasons}))
+        ScriptedAnswer::ok(json!({"NodeNames": [], "FailedNodes": reasons}))
     });
     let cluster = cluster.await;
     let scheduler = cluster.schedule();

@@ -1,13 +1,15 @@
 //! The stand-in scheduler against the recording: each odd answer must end as it did with kube-scheduler v1.36.2.
 
 use crate::shared;
-use crate::stand_in_extender::{Answer, Request, ScriptedExtender, agreeable, asked, bind, keep};
+use crate::stand_in_extender::{
+    RecordedRequest, ScriptedAnswer, ScriptedExtender, agreeable, asked, bind, keep,
+};
 use futures::future::join_all;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::scheduler::config::Config;
+use stowage::demo::scheduler::config::SchedulerConfig;
 use stowage::demo::scheduler::observations::Verb;
 use stowage::demo::scheduler::trial::{Trial, run_one};
 
@@ -62,8 +64,8 @@ async fn replay(case: &Value, mode: &str, expected: &Value) -> Result<(), String
     compare(&trial, expected, &extender.url_prefix())
 }
 
-fn config(extender: &ScriptedExtender, case: &Value, mode: &str) -> Config {
-    let mut config = Config::shipped(&extender.url_prefix());
+fn config(extender: &ScriptedExtender, case: &Value, mode: &str) -> SchedulerConfig {
+    let mut config = SchedulerConfig::shipped(&extender.url_prefix());
     config.extender.timeout = if case["delaySeconds"].is_null() { LONG_PATIENCE } else { SHORT_PATIENCE };
     config.extender.weight = 1;
     config.extender.ignored_by_scheduler = true;
@@ -79,10 +81,10 @@ fn pod() -> Value {
 }
 
 /// The recorded answer to the case's verb, the agreeable one to the others.
-fn script(api: &ApiServer, case: &Value, request: &Request) -> Answer {
+fn script(api: &ApiServer, case: &Value, request: &RecordedRequest) -> ScriptedAnswer {
     let is_about = case["verb"] == *request.verb;
     let mut answer = match case["errorField"].as_str().filter(|_| is_about) {
-        Some(error) => Answer::ok(json!({"Error": error})),
+        Some(error) => ScriptedAnswer::ok(json!({"Error": error})),
         None => by_setting(api, &case["dummySetting"], request),
     };
     if !is_about {
@@ -102,22 +104,22 @@ fn script(api: &ApiServer, case: &Value, request: &Request) -> Answer {
     answer
 }
 
-fn by_setting(api: &ApiServer, setting: &Value, request: &Request) -> Answer {
+fn by_setting(api: &ApiServer, setting: &Value, request: &RecordedRequest) -> ScriptedAnswer {
     match request.verb.as_str() {
-        "filter" if setting["deny"] == "*" => Answer::ok(denial(setting, request)),
+        "filter" if setting["deny"] == "*" => ScriptedAnswer::ok(denial(setting, request)),
         "filter" if setting["keep"].is_array() => {
             let kept = setting["keep"].as_array().unwrap();
-            Answer::ok(keep(request, |name| kept.iter().any(|keep| keep == name)))
+            ScriptedAnswer::ok(keep(request, |name| kept.iter().any(|keep| keep == name)))
         }
         // Recorded with one node left, which was not the one bound to.
-        "filter" if setting["node"].is_string() => Answer::ok(keep(request, |name| name == "n0003")),
-        "bind" if setting["mode"] == "ok" => Answer::ok(json!({})),
+        "filter" if setting["node"].is_string() => ScriptedAnswer::ok(keep(request, |name| name == "n0003")),
+        "bind" if setting["mode"] == "ok" => ScriptedAnswer::ok(json!({})),
         "bind" if setting["node"].is_string() => bind(api, request, setting["node"].as_str().unwrap()),
         _ => agreeable(api, request),
     }
 }
 
-fn denial(setting: &Value, request: &Request) -> Value {
+fn denial(setting: &Value, request: &RecordedRequest) -> Value {
     let message = setting["msg"].as_str().unwrap_or_default();
     let reasons: Value = asked(request).into_iter().map(|name| (name, json!(message))).collect();
     let mut answer = keep(request, |_| false);

@@ -1,7 +1,7 @@
 //! Mutual TLS on the scheduler's address: who shows a certificate of the operators' CA is answered, nobody else.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{Cluster, args, doors, pod};
+use crate::served::{ServedCluster, args, doors, pod};
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -48,11 +48,11 @@ impl Ca {
     }
 }
 
-pub struct Files {
+pub struct TlsFixture {
     folder: TempDir,
 }
 
-impl Files {
+impl TlsFixture {
     pub fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -101,9 +101,9 @@ pub fn connect(
 #[test]
 fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
     let [ours, theirs, impostor] = ["ours", "theirs", "ours"].map(Ca::new);
-    let files = Files::new();
+    let files = TlsFixture::new();
     let tls = load(&files.of(&ours.issue(), &ours.pem)).unwrap();
-    let served = Cluster::of(&[("node-a", 1)]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)]).serve();
     let (mut doors, [address, ..]) = doors();
     doors.scheduler.tls = Some(tls);
     let stop = CancellationToken::new();
@@ -143,7 +143,7 @@ fn only_who_shows_a_certificate_of_the_operators_ca_is_answered() {
 
 #[test]
 fn files_that_do_not_work_are_named_with_what_is_wrong() {
-    let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), Files::new());
+    let (ca, other, files) = (Ca::new("ca"), Ca::new("other"), TlsFixture::new());
     let server = ca.issue();
     let good = files.of(&server, &ca.pem);
     assert!(load(&good).is_ok());

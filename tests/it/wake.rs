@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::demo::engines::{FakeEngine, Load};
-use stowage::demo::machine::Machine;
+use stowage::demo::engines::{FakeEngine, StubEngineLoad};
+use stowage::demo::machine::DemoMachine;
 use stowage::demo::scheduler::observations::Verb;
 use stowage::demo::setup::Setup;
 use stowage::scheduling::policy::Policy;
@@ -13,10 +13,10 @@ use stowage::units::Millis;
 /// Longer than anything here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-const ONE_GPU: Machine = Machine { node: "node-a", model: "H100", gpus: 1, gib: 80, models: &[] };
+const ONE_GPU: DemoMachine = DemoMachine { node: "node-a", model: "H100", gpus: 1, gib: 80, models: &[] };
 
-const CALM: Load = Load { kv_percent: 20, waiting: 0, running: 2 };
-const BUSY: Load = Load { kv_percent: 97, waiting: 50, running: 8 };
+const CALM: StubEngineLoad = StubEngineLoad { kv_percent: 20, waiting: 0, running: 2 };
+const BUSY: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 50, running: 8 };
 
 fn pod(name: &str, port: Option<u16>) -> Value {
     let port = port.map(|port| json!({ "stowage.dev/metrics-port": port.to_string() }));

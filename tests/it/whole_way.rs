@@ -2,7 +2,7 @@
 //!
 //! Only the hardware and the pod list are made up. What a page says reaches the extender through the agent or not at all.
 
-use crate::served::{Cluster, Served, eventually, gpu_report, on, pod};
+use crate::served::{Served, ServedCluster, eventually, gpu_report, on, pod};
 use axum::Router;
 use axum::response::{IntoResponse, Response};
 use futures::future::{BoxFuture, ready};
@@ -12,22 +12,22 @@ use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use stowage::agent::engines::Engines;
-use stowage::agent::engines::limits::Limits;
+use stowage::agent::engines::EngineWatcher;
+use stowage::agent::engines::limits::EngineLimits;
 use stowage::agent::models::{ModelScan, ModelSource};
 use stowage::agent::nvml::{GpuSample, GpuSource};
 use stowage::agent::ownership::OwnerSource;
 use stowage::agent::pods::{PodOnNode, PodSource};
 use stowage::agent::publish::Publisher;
-use stowage::agent::round::{Round, Rounds, Sources};
+use stowage::agent::round::{ReportSources, Round, Rounds};
 use stowage::ids::NodeName;
-use stowage::report::{EngineReport, EngineState, GpuReport, Missing};
-use stowage::scheduling::reading::Pressure;
+use stowage::report::{EngineReport, EngineState, GpuReport, MissingPart};
+use stowage::scheduling::reading::EngineLoad;
 use tokio::runtime::Runtime;
 
 /// What an engine does when its page is asked for.
 #[derive(Debug, Clone, Copy)]
-enum Mood {
+enum EngineMood {
     Serves {
         kv: f64,
         waiting: u64,
@@ -37,14 +37,14 @@ enum Mood {
 }
 
 /// An engine in a process of its own, as far as one test can have that: a runtime, which takes its sockets along.
-struct Engine {
+struct EngineProcess {
     port: u16,
-    mood: Arc<Mutex<Mood>>,
+    mood: Arc<Mutex<EngineMood>>,
     runtime: Runtime,
 }
 
-impl Engine {
-    fn start(mood: Mood) -> Self {
+impl EngineProcess {
+    fn start(mood: EngineMood) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let mood = Arc::new(Mutex::new(mood));
@@ -62,7 +62,7 @@ impl Engine {
         Self { port, mood, runtime }
     }
 
-    fn is(&self, mood: Mood) {
+    fn is(&self, mood: EngineMood) {
         *self.mood.lock() = mood;
     }
 
@@ -71,10 +71,10 @@ impl Engine {
     }
 }
 
-async fn answer(uri: &Uri, mood: Mood) -> Response {
+async fn answer(uri: &Uri, mood: EngineMood) -> Response {
     match (uri.path(), mood) {
-        (_, Mood::Hangs) => std::future::pending().await,
-        ("/metrics", Mood::Serves { kv, waiting }) => format!(
+        (_, EngineMood::Hangs) => std::future::pending().await,
+        ("/metrics", EngineMood::Serves { kv, waiting }) => format!(
             "vllm:kv_cache_usage_perc{{engine=\"0\"}} {kv}\nvllm:num_requests_waiting{{engine=\"0\"}} {waiting}\n"
         )
         .into_response(),
@@ -101,7 +101,11 @@ impl PodSource for Given {
 }
 
 impl OwnerSource for Given {
-    fn owners<'a>(&'a mut self, _: &'a mut [GpuReport], _: &'a [PodOnNode]) -> BoxFuture<'a, Vec<Missing>> {
+    fn owners<'a>(
+        &'a mut self,
+        _: &'a mut [GpuReport],
+        _: &'a [PodOnNode],
+    ) -> BoxFuture<'a, Vec<MissingPart>> {
         Box::pin(ready(Vec::new()))
     }
 }
@@ -113,13 +117,13 @@ impl ModelSource for Given {
 }
 
 /// The agent of a node, driven round by round.
-struct Agent {
+struct SteppedAgent {
     rounds: Rounds,
     publisher: Publisher,
     runtime: Runtime,
 }
 
-impl Agent {
+impl SteppedAgent {
     fn of(node: &str, gpus: u32, pods: &[Value], served: &Served) -> Self {
         let given = || Given {
             gpus: (0..gpus).map(|gpu| serde_json::from_value(gpu_report(node, gpu)).unwrap()).collect(),
@@ -128,12 +132,12 @@ impl Agent {
                 .map(|pod| PodOnNode::of(&serde_json::from_value(pod.clone()).unwrap()).unwrap())
                 .collect(),
         };
-        let sources = Sources {
+        let sources = ReportSources {
             gpus: Box::new(given()),
             owners: Box::new(given()),
             pods: Box::new(given()),
             models: Box::new(given()),
-            engines: Engines::new(limits()),
+            engines: EngineWatcher::new(limits()),
         };
         let extender = format!("http://{}", served.agents).parse().unwrap();
         Self {
@@ -155,20 +159,20 @@ impl Agent {
 }
 
 /// As shipped, but for what would keep a test waiting: no pause after a try in vain, and a figure is told for a moment only.
-fn limits() -> Limits {
-    Limits {
+fn limits() -> EngineLimits {
+    EngineLimits {
         patience: Duration::from_millis(50),
         keep: Duration::from_millis(500),
         retry_engine: Duration::ZERO,
-        ..Limits::default()
+        ..EngineLimits::default()
     }
 }
 
-const CALM: Mood = Mood::Serves { kv: 0.3, waiting: 0 };
-const FULL: Mood = Mood::Serves { kv: 0.97, waiting: 40 };
+const CALM: EngineMood = EngineMood::Serves { kv: 0.3, waiting: 0 };
+const FULL: EngineMood = EngineMood::Serves { kv: 0.97, waiting: 40 };
 
 /// The tenant that an engine serves in: half of GPU 0 of node-a.
-fn tenant(engine: &Engine) -> Value {
+fn tenant(engine: &EngineProcess) -> Value {
     let mut tenant = on(pod("tenant", "40Gi"), "node-a", &[0], 40 << 30);
     tenant["metadata"]["annotations"]["stowage.dev/metrics-port"] = json!(engine.port.to_string());
     tenant["status"] = json!({ "phase": "Running", "podIP": "127.0.0.1" });
@@ -176,7 +180,7 @@ fn tenant(engine: &Engine) -> Value {
 }
 
 /// Looks at the engine until the books have this pressure of its GPU.
-fn until_known(what: &str, agent: &mut Agent, served: &Served, holds: impl Fn(Pressure) -> bool) {
+fn until_known(what: &str, agent: &mut SteppedAgent, served: &Served, holds: impl Fn(EngineLoad) -> bool) {
     let node = NodeName::parse("node-a").unwrap();
     eventually(what, || {
         agent.round();
@@ -184,11 +188,11 @@ fn until_known(what: &str, agent: &mut Agent, served: &Served, holds: impl Fn(Pr
     });
 }
 
-fn is_full(pressure: Pressure) -> bool {
+fn is_full(pressure: EngineLoad) -> bool {
     pressure.kv_cache.is_some_and(|kv| kv.get() == 97) && pressure.queue == Some(40)
 }
 
-fn is_calm(pressure: Pressure) -> bool {
+fn is_calm(pressure: EngineLoad) -> bool {
     pressure.kv_cache.is_some_and(|kv| kv.get() == 30) && pressure.queue == Some(0)
 }
 
@@ -206,12 +210,13 @@ fn placed(served: &Served, newcomer: &Value, nodes: &[&str]) -> String {
 
 #[test]
 fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
-    let engine = Engine::start(CALM);
+    let engine = EngineProcess::start(CALM);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two", "three"].map(|name| pod(name, "20Gi"));
-    let served =
-        Cluster::of(&[("node-a", 2)]).with([std::slice::from_ref(&tenant), &newcomers[..]].concat()).serve();
-    let mut agent = Agent::of("node-a", 2, &[tenant], &served);
+    let served = ServedCluster::of(&[("node-a", 2)])
+        .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
+        .serve();
+    let mut agent = SteppedAgent::of("node-a", 2, &[tenant], &served);
     let place = |newcomer: &Value| placed(&served, newcomer, &["node-a"]);
 
     until_known("the engine is known to be calm", &mut agent, &served, is_calm);
@@ -226,14 +231,14 @@ fn a_gauge_on_an_engines_page_decides_on_which_gpu_a_pod_is_placed() {
 
 #[test]
 fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
-    let engine = Engine::start(FULL);
+    let engine = EngineProcess::start(FULL);
     let tenant = tenant(&engine);
     let newcomers = ["one", "two"].map(|name| pod(name, "20Gi"));
     let nodes = ["node-a", "node-b"];
-    let served = Cluster::of(&[("node-a", 1), ("node-b", 1)])
+    let served = ServedCluster::of(&[("node-a", 1), ("node-b", 1)])
         .with([std::slice::from_ref(&tenant), &newcomers[..]].concat())
         .serve();
-    let mut agent = Agent::of("node-a", 1, &[tenant], &served);
+    let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
 
     until_known("its KV cache is known to be full", &mut agent, &served, is_full);
     assert_eq!(served.passed(&newcomers[0], &nodes[..1]), [""; 0], "it waits rather than to join");
@@ -244,11 +249,11 @@ fn a_gauge_on_an_engines_page_decides_on_which_node_a_pod_is_placed() {
 }
 
 /// Full at first, so that what is asserted later is no remnant of the beginning.
-fn known_to_be_full() -> (Engine, Served, Agent, Value) {
-    let engine = Engine::start(FULL);
+fn known_to_be_full() -> (EngineProcess, Served, SteppedAgent, Value) {
+    let engine = EngineProcess::start(FULL);
     let (tenant, newcomer) = (tenant(&engine), pod("newcomer", "20Gi"));
-    let served = Cluster::of(&[("node-a", 1)]).with([tenant.clone(), newcomer.clone()]).serve();
-    let mut agent = Agent::of("node-a", 1, &[tenant], &served);
+    let served = ServedCluster::of(&[("node-a", 1)]).with([tenant.clone(), newcomer.clone()]).serve();
+    let mut agent = SteppedAgent::of("node-a", 1, &[tenant], &served);
     until_known("its KV cache is known to be full", &mut agent, &served, is_full);
     assert_eq!(served.passed(&newcomer, &["node-a"]), [""; 0]);
     (engine, served, agent, newcomer)
@@ -257,7 +262,7 @@ fn known_to_be_full() -> (Engine, Served, Agent, Value) {
 #[test]
 fn of_an_engine_that_hangs_nothing_is_known_which_keeps_nobody_off() {
     let (engine, served, mut agent, newcomer) = known_to_be_full();
-    engine.is(Mood::Hangs);
+    engine.is(EngineMood::Hangs);
     until_known("nothing is known", &mut agent, &served, |pressure| {
         (pressure.kv_cache, pressure.queue) == (None, None)
     });

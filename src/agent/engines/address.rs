@@ -19,23 +19,23 @@ const HEALTH: PathAndQuery = PathAndQuery::from_static("/health");
 
 /// A page of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct MetricsAddress {
     pub port: u16,
     pub path: PathAndQuery,
 }
 
 /// What is looked for on a pod, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sought {
+pub struct EngineQuery {
     /// The engine its label names.
     pub engine: Option<Engine>,
-    pub claim: Claim,
+    pub claim: EngineEvidence,
     /// To be tried in this order; no address twice.
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<MetricsAddress>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Claim {
+pub enum EngineEvidence {
     /// The pod says that it is an engine, by our annotations or by its engine-type label.
     Declared,
     /// It has a GPU, and may be an engine or anything else.
@@ -57,7 +57,7 @@ pub enum BadAnnotation {
     Path(String),
 }
 
-pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<Sought, BadAnnotation> {
+pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<EngineQuery, BadAnnotation> {
     let annotation = |key| pod.annotations.get(key).map(|text| text.trim());
     let engine = pod.labels.get(ENGINE_TYPE).and_then(|text| Engine::from_label(text));
     let own_port = annotation(METRICS_PORT)
@@ -67,7 +67,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<Sought, BadAnnotat
         .map(|text| path(text).ok_or_else(|| BadAnnotation::Path(text.into())))
         .transpose()?;
     let is_declared = own_port.is_some() || own_path.is_some() || pod.labels.contains_key(ENGINE_TYPE);
-    let claim = if is_declared { Claim::Declared } else { Claim::Guessed };
+    let claim = if is_declared { EngineEvidence::Declared } else { EngineEvidence::Guessed };
     // The path on a port of which only the number is known.
     let usual_path = match (&own_path, engine) {
         (Some(path), _) => path.clone(),
@@ -76,19 +76,19 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<Sought, BadAnnotat
     };
     let mut addresses = Vec::new();
     let mut add = |port, path: &PathAndQuery| {
-        let address = Address { port, path: own_path.as_ref().unwrap_or(path).clone() };
+        let address = MetricsAddress { port, path: own_path.as_ref().unwrap_or(path).clone() };
         if !addresses.contains(&address) {
             addresses.push(address);
         }
     };
     if let Some(port) = own_port {
         add(port, &usual_path);
-        return Ok(Sought { engine, claim, addresses });
+        return Ok(EngineQuery { engine, claim, addresses });
     }
     if let Some(port) = annotation(PROMETHEUS_PORT).and_then(port) {
         add(port, &annotation(PROMETHEUS_PATH).and_then(path).unwrap_or_else(|| usual_path.clone()));
     }
-    let guesses: Vec<Address> = match (owner, engine) {
+    let guesses: Vec<MetricsAddress> = match (owner, engine) {
         (AddressOwner::Shared, _) => Vec::new(),
         (AddressOwner::Pod, Some(engine)) => well_known(engine),
         (AddressOwner::Pod, None) => Engine::ALL.into_iter().flat_map(well_known).collect(),
@@ -98,7 +98,7 @@ pub fn sought(pod: &PodOnNode, owner: AddressOwner) -> Result<Sought, BadAnnotat
     before.iter().for_each(|guess| add(guess.port, &guess.path));
     pod.ports.iter().for_each(|&port| add(port, &usual_path));
     after.iter().for_each(|guess| add(guess.port, &guess.path));
-    Ok(Sought { engine, claim, addresses })
+    Ok(EngineQuery { engine, claim, addresses })
 }
 
 fn port(text: &str) -> Option<u16> {
@@ -110,7 +110,7 @@ fn path(text: &str) -> Option<PathAndQuery> {
 }
 
 /// Where an engine's metrics are unless it was told otherwise; at least one place.
-fn well_known(engine: Engine) -> Vec<Address> {
+fn well_known(engine: Engine) -> Vec<MetricsAddress> {
     let (ports, path): (&[u16], &'static str) = match engine {
         Engine::Vllm => (&[8000], "/metrics"),
         Engine::Sglang => (&[30000], "/metrics"),
@@ -124,21 +124,21 @@ fn well_known(engine: Engine) -> Vec<Address> {
         // A worker has none unless DYN_SYSTEM_PORT says so: 9090 is what its operator sets, 8081 what its guides do.
         Engine::Dynamo => (&[9090, 8081], "/metrics"),
     };
-    ports.iter().map(|&port| Address { port, path: PathAndQuery::from_static(path) }).collect()
+    ports.iter().map(|&port| MetricsAddress { port, path: PathAndQuery::from_static(path) }).collect()
 }
 
 /// Where an engine whose metrics are at `metrics` says whether it is ready, if it does.
-pub fn health(engine: Option<Engine>, metrics: &Address) -> Option<Address> {
+pub fn health(engine: Option<Engine>, metrics: &MetricsAddress) -> Option<MetricsAddress> {
     match engine {
         Some(Engine::Dynamo | Engine::Lmdeploy) => None,
         Some(Engine::Triton) => {
-            Some(Address { port: 8000, path: PathAndQuery::from_static("/v2/health/ready") })
+            Some(MetricsAddress { port: 8000, path: PathAndQuery::from_static("/v2/health/ready") })
         }
-        _ => Some(Address { port: metrics.port, path: HEALTH }),
+        _ => Some(MetricsAddress { port: metrics.port, path: HEALTH }),
     }
 }
 
 /// Where llama.cpp says how large its KV cache is.
-pub fn properties(metrics: &Address) -> Address {
-    Address { port: metrics.port, path: PathAndQuery::from_static("/props") }
+pub fn properties(metrics: &MetricsAddress) -> MetricsAddress {
+    MetricsAddress { port: metrics.port, path: PathAndQuery::from_static("/props") }
 }

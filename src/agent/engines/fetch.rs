@@ -2,8 +2,8 @@
 //!
 //! A pod may answer anything. Nothing it answers is followed, unpacked or waited for; connections are kept for the next round.
 
-use super::address::Address;
-use super::limits::Limits;
+use super::address::MetricsAddress;
+use super::limits::EngineLimits;
 use crate::engine_metrics::scan::whole_lines;
 use crate::units::Bytes;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
@@ -65,15 +65,15 @@ const IDLE: Duration = Duration::from_secs(4);
 #[derive(Debug)]
 pub struct Fetcher {
     client: Client<HttpConnector, Empty<bytes::Bytes>>,
-    /// Held while a page is read on beyond [`Limits::medium_page`].
+    /// Held while a page is read on beyond [`EngineLimits::medium_page`].
     medium: Semaphore,
-    /// Held while a page is read on beyond [`Limits::large_page`].
+    /// Held while a page is read on beyond [`EngineLimits::large_page`].
     large: Semaphore,
-    limits: Limits,
+    limits: EngineLimits,
 }
 
 impl Fetcher {
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: EngineLimits) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(limits.connect));
         connector.set_nodelay(true);
@@ -88,7 +88,7 @@ impl Fetcher {
     }
 
     /// The body of a page that is answered with 200.
-    pub async fn get(&self, ip: IpAddr, address: &Address) -> Result<Vec<u8>, FetchError> {
+    pub async fn get(&self, ip: IpAddr, address: &MetricsAddress) -> Result<Vec<u8>, FetchError> {
         let uri = uri(ip, address);
         match timeout(self.limits.answer, self.ask(&uri)).await {
             Ok(answer) => answer,
@@ -147,7 +147,7 @@ impl Fetcher {
     }
 }
 
-fn uri(ip: IpAddr, address: &Address) -> Uri {
+fn uri(ip: IpAddr, address: &MetricsAddress) -> Uri {
     Uri::builder()
         .scheme("http")
         .authority(SocketAddr::new(ip, address.port).to_string())
@@ -195,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn pods_that_answer_long_pages_at_once_do_not_add_up() {
-        let fetcher = Fetcher::new(Limits::default());
+        let fetcher = Fetcher::new(EngineLimits::default());
         let uri = Uri::from_static("http://10.0.0.7:8000/metrics");
         let read = Arc::new(AtomicUsize::new(0));
         // As many pods as a node has.

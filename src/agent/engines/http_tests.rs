@@ -1,8 +1,8 @@
 //! Rounds over real loopback HTTP, at engines that behave and at pods that do not.
 
-use super::Engines;
+use super::EngineWatcher;
 use super::address::METRICS_PORT;
-use super::limits::Limits;
+use super::limits::EngineLimits;
 use crate::agent::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodKey, PodUid};
 use crate::report::{EngineReport, EngineState};
@@ -32,14 +32,14 @@ macro_rules! page {
 }
 
 /// Nothing a machine under load does within these is taken for an engine's fault, and every round asks.
-fn patient() -> Limits {
-    Limits {
+fn patient() -> EngineLimits {
+    EngineLimits {
         connect: Duration::from_secs(20),
         answer: Duration::from_secs(60),
         patience: Duration::from_secs(60),
         retry_engine: Duration::ZERO,
         retry_guess: Duration::ZERO,
-        ..Limits::default()
+        ..EngineLimits::default()
     }
 }
 
@@ -59,13 +59,13 @@ fn pod(name: &str, port: Option<u16>) -> PodOnNode {
     }
 }
 
-struct Server {
+struct StubServer {
     port: u16,
     task: JoinHandle<()>,
     shutdown: oneshot::Sender<()>,
 }
 
-async fn serve(router: Router) -> Server {
+async fn serve(router: Router) -> StubServer {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let service = router.into_make_service_with_connect_info::<SocketAddr>();
@@ -73,10 +73,10 @@ async fn serve(router: Router) -> Server {
     let told = async { told.await.expect("a server is kept to the end of its test") };
     let task =
         tokio::spawn(async { axum::serve(listener, service).with_graceful_shutdown(told).await.unwrap() });
-    Server { port, task, shutdown }
+    StubServer { port, task, shutdown }
 }
 
-impl Server {
+impl StubServer {
     /// Until its port and its connections are closed.
     async fn stop(self) {
         self.shutdown.send(()).unwrap();
@@ -86,15 +86,15 @@ impl Server {
 
 /// An engine whose pages a test may change; what has none is not found.
 #[derive(Clone, Default)]
-struct Pages(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>);
+struct StubPages(Arc<Mutex<BTreeMap<&'static str, (u16, String)>>>);
 
-impl Pages {
+impl StubPages {
     fn set(&self, path: &'static str, status: u16, body: &str) -> &Self {
         self.0.lock().insert(path, (status, body.to_owned()));
         self
     }
 
-    async fn serve(&self) -> Server {
+    async fn serve(&self) -> StubServer {
         let pages = self.clone();
         serve(Router::new().fallback(move |uri: Uri| async move { pages.answer(&uri) })).await
     }
@@ -107,12 +107,12 @@ impl Pages {
     }
 }
 
-async fn round(engines: &mut Engines, pods: &[PodOnNode]) -> Vec<EngineReport> {
+async fn round(engines: &mut EngineWatcher, pods: &[PodOnNode]) -> Vec<EngineReport> {
     engines.round(pods, &BTreeMap::new()).await
 }
 
 /// The report of the only pod.
-async fn only(engines: &mut Engines, pod: &PodOnNode) -> EngineReport {
+async fn only(engines: &mut EngineWatcher, pod: &PodOnNode) -> EngineReport {
     let mut reports = round(engines, std::slice::from_ref(pod)).await;
     assert_eq!(reports.len(), 1, "{reports:?}");
     reports.remove(0)
@@ -120,9 +120,9 @@ async fn only(engines: &mut Engines, pod: &PodOnNode) -> EngineReport {
 
 #[tokio::test]
 async fn an_engine_is_followed_from_its_start_to_its_end() {
-    let pages = Pages::default();
+    let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, mut pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, mut pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Starting);
     pages.set("/health", 503, "");
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
@@ -160,13 +160,13 @@ async fn an_engine_is_followed_from_its_start_to_its_end() {
 
 #[tokio::test]
 async fn an_engine_is_found_on_a_port_its_pod_declares() {
-    let pages = Pages::default();
+    let pages = StubPages::default();
     let server = pages.set("/metrics", 200, page!("sglang")).set("/health", 200, "").serve().await;
     let mut pod = pod("engine", None);
     pod.ports = vec![server.port];
     let (recorded, seen) = (GpuUuid::parse("GPU-a").unwrap(), GpuUuid::parse("GPU-b").unwrap());
     pod.devices = Some(vec![recorded.clone()]);
-    let mut engines = Engines::new(patient());
+    let mut engines = EngineWatcher::new(patient());
     let report = only(&mut engines, &pod).await;
     assert_eq!((report.engine.as_str(), report.gpus), ("sglang", vec![recorded]));
     let report =
@@ -180,7 +180,7 @@ async fn a_pod_without_an_engine_is_not_reported() {
     // No process of a test listens there.
     stranger.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
     let no_gpu = PodOnNode { wants_gpu: false, ..pod("no-gpu", Some(1)) };
-    let mut engines = Engines::new(patient());
+    let mut engines = EngineWatcher::new(patient());
     for _ in 0..10 {
         assert_eq!(round(&mut engines, &[stranger.clone(), no_gpu.clone()]).await, []);
     }
@@ -188,10 +188,10 @@ async fn a_pod_without_an_engine_is_not_reported() {
 
 #[tokio::test]
 async fn llama_cpp_says_on_another_page_how_much_it_holds() {
-    let pages = Pages::default();
+    let pages = StubPages::default();
     pages.set("/health", 503, "{\"error\":{}}").set("/metrics", 503, "{\"error\":{}}");
     let server = pages.serve().await;
-    let (mut engines, pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
     assert_eq!(only(&mut engines, &pod).await.state, EngineState::Loading);
     pages.set("/metrics", 200, page!("llama-cpp")).set("/health", 200, "{\"status\":\"ok\"}");
     pages.set(
@@ -208,9 +208,9 @@ async fn llama_cpp_says_on_another_page_how_much_it_holds() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_page_is_named_for_what_it_is() {
-    let pages = Pages::default();
+    let pages = StubPages::default();
     let server = pages.serve().await;
-    let (mut engines, pod) = (Engines::new(patient()), pod("engine", Some(server.port)));
+    let (mut engines, pod) = (EngineWatcher::new(patient()), pod("engine", Some(server.port)));
     for (status, body, shown) in [
         (
             200,
@@ -260,7 +260,7 @@ async fn five_hundred_megabytes_are_cut_at_eight() {
     use futures::StreamExt;
     let endless = serve(Router::new().route("/metrics", get(endless))).await;
     let announced = serve(Router::new().route("/metrics", get(announced))).await;
-    let mut engines = Engines::new(patient());
+    let mut engines = EngineWatcher::new(patient());
     let pods = [pod("announced", Some(announced.port)), pod("endless", Some(endless.port))];
     for report in round(&mut engines, &pods).await {
         let problem = report.problem.unwrap();
@@ -282,8 +282,8 @@ async fn a_page_that_drips_ends_in_a_timeout() {
         Body::from_stream(bytes)
     };
     let server = serve(Router::new().route("/metrics", get(drip))).await;
-    let limits = Limits { answer: Duration::from_millis(100), ..patient() };
-    let report = only(&mut Engines::new(limits), &pod("engine", Some(server.port))).await;
+    let limits = EngineLimits { answer: Duration::from_millis(100), ..patient() };
+    let report = only(&mut EngineWatcher::new(limits), &pod("engine", Some(server.port))).await;
     assert_eq!(report.kv_cache_usage, None);
     let problem = report.problem.unwrap();
     assert!(problem.contains("has not answered in full within 100ms"), "{problem}");
@@ -292,12 +292,12 @@ async fn a_page_that_drips_ends_in_a_timeout() {
 #[tokio::test]
 async fn an_engine_that_hangs_delays_nobody() {
     let hung = serve(Router::new().fallback(std::future::pending::<()>)).await;
-    let pages = Pages::default();
+    let pages = StubPages::default();
     let good = pages.set("/metrics", 200, page!("triton")).serve().await;
     // The hung one's answer would come long after the test has failed.
     let limits =
-        Limits { answer: Duration::from_secs(600), patience: Duration::from_millis(50), ..patient() };
-    let mut engines = Engines::new(limits);
+        EngineLimits { answer: Duration::from_secs(600), patience: Duration::from_millis(50), ..patient() };
+    let mut engines = EngineWatcher::new(limits);
     let pods = [pod("good", Some(good.port)), pod("hung", Some(hung.port))];
     let rounds = async {
         loop {
@@ -326,7 +326,7 @@ async fn a_page_whose_last_line_may_be_cut_is_read_to_the_line_before() {
             let _ = connection.write_all(page).await;
         }
     });
-    let report = only(&mut Engines::new(patient()), &pod("engine", Some(port))).await;
+    let report = only(&mut EngineWatcher::new(patient()), &pod("engine", Some(port))).await;
     assert_eq!((report.running, report.waiting), (Some(7), None));
 }
 
@@ -346,7 +346,7 @@ async fn connections_are_kept_between_rounds() {
     while opened.last().is_none_or(|opened| *opened > 2) {
         assert!(opened.len() < 5, "{opened:?} connections");
         peers.lock().clear();
-        let mut engines = Engines::new(patient());
+        let mut engines = EngineWatcher::new(patient());
         for _ in 0..20 {
             only(&mut engines, &pod).await;
         }
@@ -358,7 +358,7 @@ async fn connections_are_kept_between_rounds() {
 async fn a_pod_that_says_where_it_is_in_a_way_that_cannot_be_read_is_told_so() {
     let mut pod = pod("engine", Some(1));
     pod.annotations.insert(METRICS_PORT.into(), "http".into());
-    let report = only(&mut Engines::new(patient()), &pod).await;
+    let report = only(&mut EngineWatcher::new(patient()), &pod).await;
     assert_eq!((report.state, report.engine.as_str()), (EngineState::Starting, "unknown"));
     assert!(report.problem.unwrap().contains("\"http\"; write a port from 1 to 65535"));
 }

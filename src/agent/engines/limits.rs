@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct EngineLimits {
     /// For a connection to be there. A pod is on this very node.
     pub connect: Duration,
     /// For one answer, from the first byte of the request to the last of the body.
@@ -12,7 +12,7 @@ pub struct Limits {
     pub patience: Duration,
     /// Bytes of an answer.
     pub page: usize,
-    /// Of pages larger than this, [`Limits::medium_pages`] at a time are read, ...
+    /// Of pages larger than this, [`EngineLimits::medium_pages`] at a time are read, ...
     pub medium_page: usize,
     pub medium_pages: usize,
     /// ... and of pages larger than this, one: what hostile pods answer does not add up.
@@ -27,7 +27,7 @@ pub struct Limits {
     pub retry_guess: Duration,
 }
 
-impl Default for Limits {
+impl Default for EngineLimits {
     fn default() -> Self {
         Self {
             connect: Duration::from_millis(300),

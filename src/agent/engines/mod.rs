@@ -20,37 +20,37 @@ use crate::report::{EngineReport, EngineState};
 use crate::units::Millis;
 use address::{AddressOwner, BadAnnotation, sought};
 use fetch::Fetcher;
-use limits::Limits;
+use limits::EngineLimits;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, timeout_at};
-use visit::{Answer, Errand};
-use watched::{Watched, declared_model};
+use visit::{ProbeKind, ProbeResult};
+use watched::{WatchedEngine, declared_model};
 
 /// The engines of one node, from round to round.
 #[derive(Debug)]
-pub struct Engines {
-    limits: Limits,
+pub struct EngineWatcher {
+    limits: EngineLimits,
     fetcher: Arc<Fetcher>,
-    pods: BTreeMap<PodUid, Place>,
+    pods: BTreeMap<PodUid, EngineSlot>,
     visits: JoinSet<Visited>,
 }
 
 #[derive(Debug)]
-struct Place {
-    watched: Watched,
+struct EngineSlot {
+    watched: WatchedEngine,
     visit: Option<AbortHandle>,
 }
 
 struct Visited {
     pod: PodUid,
-    errand: Errand,
-    answer: Answer,
+    errand: ProbeKind,
+    answer: ProbeResult,
 }
 
-impl Engines {
-    pub fn new(limits: Limits) -> Self {
+impl EngineWatcher {
+    pub fn new(limits: EngineLimits) -> Self {
         let fetcher = Arc::new(Fetcher::new(limits.clone()));
         Self { limits, fetcher, pods: BTreeMap::new(), visits: JoinSet::new() }
     }
@@ -96,7 +96,7 @@ impl Engines {
         let place = self
             .pods
             .entry(pod.uid.clone())
-            .or_insert_with(|| Place { watched: Watched::new(sought.clone(), now), visit: None });
+            .or_insert_with(|| EngineSlot { watched: WatchedEngine::new(sought.clone(), now), visit: None });
         place.watched.seek(sought, now);
         let is_under_way = place.visit.as_ref().is_some_and(|visit| !visit.is_finished());
         let (Some(ip), false) = (pod.ip, is_under_way) else { return Ok(()) };

@@ -2,7 +2,7 @@
 //!
 //! A visit knows where to ask, not why, and keeps nothing. What its answer means for the engine is `watched`'s.
 
-use super::address::{Address, METRICS_PATH, METRICS_PORT, properties};
+use super::address::{METRICS_PATH, METRICS_PORT, MetricsAddress, properties};
 use super::fetch::{FetchError, Fetcher};
 use crate::engine_metrics::{Engine, Figures, UnknownPage, read};
 use serde::Deserialize;
@@ -11,47 +11,47 @@ use tokio::time::Instant;
 
 /// What to ask of a pod.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Visit {
+pub struct EngineProbe {
     pub ip: IpAddr,
     pub engine: Option<Engine>,
-    pub errand: Errand,
+    pub errand: ProbeKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Errand {
+pub enum ProbeKind {
     /// The metrics at the first of these addresses that has any.
-    Search(Vec<Address>),
+    Search(Vec<MetricsAddress>),
     /// The metrics here, and something beside them.
-    Metrics(Address, Beside),
+    Metrics(MetricsAddress, SecondProbe),
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Beside {
+pub enum SecondProbe {
     Nothing,
-    Health(Address),
+    Health(MetricsAddress),
     /// How large llama.cpp's KV cache is.
     Properties,
 }
 
 #[derive(Debug)]
-pub struct Answer {
+pub struct ProbeResult {
     /// When the first request went out: no figure of this visit is older.
     pub asked: Instant,
-    pub page: Result<Found, NoPage>,
+    pub page: Result<EngineFigures, NoPage>,
     /// Only if it was asked for.
-    pub health: Option<Health>,
+    pub health: Option<EngineHealth>,
     /// Only if they were asked for, and are there.
     pub properties: Option<Properties>,
 }
 
 #[derive(Debug)]
-pub struct Found {
-    pub at: Address,
+pub struct EngineFigures {
+    pub at: MetricsAddress,
     pub figures: Figures,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Health {
+pub enum EngineHealth {
     Ready,
     NotReady,
     /// It answers something else, or nothing.
@@ -63,7 +63,7 @@ pub enum NoPage {
     #[error(transparent)]
     Fetch(#[from] FetchError),
     #[error("port {port}, {path}: {error}; say where its metrics are with {METRICS_PORT} and {METRICS_PATH}", port = .0.port, path = .0.path, error = .1)]
-    Unknown(Address, UnknownPage),
+    Unknown(MetricsAddress, UnknownPage),
 }
 
 impl NoPage {
@@ -98,28 +98,28 @@ impl Properties {
     }
 }
 
-impl Visit {
-    pub async fn make(self, fetcher: &Fetcher) -> Answer {
+impl EngineProbe {
+    pub async fn make(self, fetcher: &Fetcher) -> ProbeResult {
         let asked = Instant::now();
-        let answer = |page| Answer { asked, page, health: None, properties: None };
+        let answer = |page| ProbeResult { asked, page, health: None, properties: None };
         match &self.errand {
-            Errand::Search(addresses) => answer(self.search(fetcher, addresses).await),
-            Errand::Metrics(metrics, Beside::Nothing) => answer(self.metrics(fetcher, metrics).await),
-            Errand::Metrics(metrics, Beside::Health(health)) => {
+            ProbeKind::Search(addresses) => answer(self.search(fetcher, addresses).await),
+            ProbeKind::Metrics(metrics, SecondProbe::Nothing) => answer(self.metrics(fetcher, metrics).await),
+            ProbeKind::Metrics(metrics, SecondProbe::Health(health)) => {
                 let (page, health) =
                     tokio::join!(self.metrics(fetcher, metrics), self.health(fetcher, health));
-                Answer { health: Some(health), ..answer(page) }
+                ProbeResult { health: Some(health), ..answer(page) }
             }
-            Errand::Metrics(metrics, Beside::Properties) => {
+            ProbeKind::Metrics(metrics, SecondProbe::Properties) => {
                 let (page, properties) =
                     tokio::join!(self.metrics(fetcher, metrics), self.properties(fetcher, metrics));
-                Answer { properties, ..answer(page) }
+                ProbeResult { properties, ..answer(page) }
             }
         }
     }
 
     /// The first page of an engine, or what told the most about why there is none.
-    async fn search(&self, fetcher: &Fetcher, addresses: &[Address]) -> Result<Found, NoPage> {
+    async fn search(&self, fetcher: &Fetcher, addresses: &[MetricsAddress]) -> Result<EngineFigures, NoPage> {
         let mut nothing: Option<NoPage> = None;
         for address in addresses {
             match self.metrics(fetcher, address).await {
@@ -133,23 +133,23 @@ impl Visit {
         Err(nothing.expect("a search has an address at least"))
     }
 
-    async fn metrics(&self, fetcher: &Fetcher, address: &Address) -> Result<Found, NoPage> {
+    async fn metrics(&self, fetcher: &Fetcher, address: &MetricsAddress) -> Result<EngineFigures, NoPage> {
         let page = fetcher.get(self.ip, address).await?;
         match read(&page, self.engine) {
-            Ok(figures) => Ok(Found { at: address.clone(), figures }),
+            Ok(figures) => Ok(EngineFigures { at: address.clone(), figures }),
             Err(error) => Err(NoPage::Unknown(address.clone(), error)),
         }
     }
 
-    async fn health(&self, fetcher: &Fetcher, address: &Address) -> Health {
+    async fn health(&self, fetcher: &Fetcher, address: &MetricsAddress) -> EngineHealth {
         match fetcher.get(self.ip, address).await {
-            Ok(_) => Health::Ready,
-            Err(error) if error.is_not_ready() => Health::NotReady,
-            Err(_) => Health::Unclear,
+            Ok(_) => EngineHealth::Ready,
+            Err(error) if error.is_not_ready() => EngineHealth::NotReady,
+            Err(_) => EngineHealth::Unclear,
         }
     }
 
-    async fn properties(&self, fetcher: &Fetcher, metrics: &Address) -> Option<Properties> {
+    async fn properties(&self, fetcher: &Fetcher, metrics: &MetricsAddress) -> Option<Properties> {
         let text = fetcher.get(self.ip, &properties(metrics)).await.ok()?;
         serde_json::from_slice(&text).ok()
     }

@@ -1,10 +1,10 @@
 //! What is known of one pod's engine from round to round: when to ask it what, and what to say of it.
 //!
-//! A state machine without I/O: `now` is an argument, a [`Visit`] comes out, an [`Answer`] goes in.
+//! A state machine without I/O: `now` is an argument, a [`EngineProbe`] comes out, an [`ProbeResult`] goes in.
 
-use super::address::{Address, Claim, Sought, health};
-use super::limits::Limits;
-use super::visit::{Answer, Beside, Errand, Found, Health, NoPage, Visit};
+use super::address::{EngineEvidence, EngineQuery, MetricsAddress, health};
+use super::limits::EngineLimits;
+use super::visit::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, Figures};
 use crate::ids::{GpuUuid, ModelId};
@@ -15,20 +15,20 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 #[derive(Debug)]
-pub struct Watched {
-    sought: Sought,
+pub struct WatchedEngine {
+    sought: EngineQuery,
     /// Where its page was found.
-    home: Option<Address>,
+    home: Option<MetricsAddress>,
     /// Of the addresses sought, the one whose turn it is.
     turn: usize,
     /// The engine its page showed it to be.
     engine: Option<Engine>,
     latest: Option<(Figures, Instant)>,
-    health: Option<Health>,
+    health: Option<EngineHealth>,
     /// What llama.cpp's properties said of its KV cache; asked once of each process.
     kv_cache_tokens: Option<u64>,
-    properties: Asked,
-    contact: Contact,
+    properties: CacheSizeProbe,
+    contact: EngineContact,
     /// Tries in vain since the last answer.
     failures: u32,
     /// Not to be asked before.
@@ -39,14 +39,14 @@ pub struct Watched {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum CacheSizeProbe {
     NotYet,
     Done,
 }
 
 /// Whether anybody ever answered, and whether somebody may now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Contact {
+enum EngineContact {
     Never,
     Had,
     /// It was had, and now nobody listens.
@@ -58,8 +58,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// A report carries a sentence or two, not an essay.
 const MAX_PROBLEM: usize = 300;
 
-impl Watched {
-    pub fn new(sought: Sought, now: Instant) -> Self {
+impl WatchedEngine {
+    pub fn new(sought: EngineQuery, now: Instant) -> Self {
         Self {
             sought,
             home: None,
@@ -68,8 +68,8 @@ impl Watched {
             latest: None,
             health: None,
             kv_cache_tokens: None,
-            properties: Asked::NotYet,
-            contact: Contact::Never,
+            properties: CacheSizeProbe::NotYet,
+            contact: EngineContact::Never,
             failures: 0,
             next: now,
             was_ready: false,
@@ -78,14 +78,20 @@ impl Watched {
     }
 
     /// Where to look from now on. What is known stays if that is as it was.
-    pub fn seek(&mut self, sought: Sought, now: Instant) {
+    pub fn seek(&mut self, sought: EngineQuery, now: Instant) {
         if self.sought != sought {
             *self = Self::new(sought, now);
         }
     }
 
     /// What to ask it now, if it is its time.
-    pub fn due(&mut self, pod: &PodOnNode, ip: IpAddr, now: Instant, limits: &Limits) -> Option<Visit> {
+    pub fn due(
+        &mut self,
+        pod: &PodOnNode,
+        ip: IpAddr,
+        now: Instant,
+        limits: &EngineLimits,
+    ) -> Option<EngineProbe> {
         if pod.is_ready && !self.was_ready {
             // Its readiness probe has found somebody: no reason to wait any longer.
             self.next = now;
@@ -95,33 +101,34 @@ impl Watched {
             return None;
         }
         let errand = match (&self.home, self.sought.claim) {
-            (Some(home), _) => Errand::Metrics(home.clone(), self.beside(home)),
-            (None, Claim::Declared) => {
+            (Some(home), _) => ProbeKind::Metrics(home.clone(), self.beside(home)),
+            (None, EngineEvidence::Declared) => {
                 let metrics = self.candidates().next()?;
-                Errand::Metrics(metrics.clone(), self.beside(metrics))
+                ProbeKind::Metrics(metrics.clone(), self.beside(metrics))
             }
-            (None, Claim::Guessed) => {
+            (None, EngineEvidence::Guessed) => {
                 let addresses: Vec<_> = self.candidates().take(limits.probes).cloned().collect();
-                (!addresses.is_empty()).then_some(Errand::Search(addresses))?
+                (!addresses.is_empty()).then_some(ProbeKind::Search(addresses))?
             }
         };
-        Some(Visit { ip, engine: self.sought.engine.or(self.engine), errand })
+        Some(EngineProbe { ip, engine: self.sought.engine.or(self.engine), errand })
     }
 
     /// The addresses from the one whose turn it is to the last.
-    fn candidates(&self) -> impl Iterator<Item = &Address> {
+    fn candidates(&self) -> impl Iterator<Item = &MetricsAddress> {
         self.sought.addresses.iter().skip(self.turn)
     }
 
     /// Health is asked until it is known to serve, and again when its metrics fail.
-    fn beside(&self, metrics: &Address) -> Beside {
-        let is_known = matches!(self.health, Some(Health::Ready | Health::Unclear)) && self.trouble.is_none();
+    fn beside(&self, metrics: &MetricsAddress) -> SecondProbe {
+        let is_known = matches!(self.health, Some(EngineHealth::Ready | EngineHealth::Unclear))
+            && self.trouble.is_none();
         match health(self.known_engine(), metrics) {
-            Some(address) if !is_known => Beside::Health(address),
-            _ if self.engine == Some(Engine::LlamaCpp) && self.properties == Asked::NotYet => {
-                Beside::Properties
+            Some(address) if !is_known => SecondProbe::Health(address),
+            _ if self.engine == Some(Engine::LlamaCpp) && self.properties == CacheSizeProbe::NotYet => {
+                SecondProbe::Properties
             }
-            _ => Beside::Nothing,
+            _ => SecondProbe::Nothing,
         }
     }
 
@@ -130,10 +137,10 @@ impl Watched {
     }
 
     /// What came of a visit.
-    pub fn note(&mut self, errand: &Errand, answer: Answer, limits: &Limits) {
+    pub fn note(&mut self, errand: &ProbeKind, answer: ProbeResult, limits: &EngineLimits) {
         self.health = answer.health.or(self.health);
-        if matches!(errand, Errand::Metrics(_, Beside::Properties)) && answer.page.is_ok() {
-            self.properties = Asked::Done;
+        if matches!(errand, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
+            self.properties = CacheSizeProbe::Done;
             self.kv_cache_tokens = answer.properties.and_then(|properties| properties.kv_cache_tokens());
         }
         match answer.page {
@@ -142,11 +149,11 @@ impl Watched {
         }
     }
 
-    fn found(&mut self, found: Found, asked: Instant) {
+    fn found(&mut self, found: EngineFigures, asked: Instant) {
         self.home = Some(found.at);
         self.engine = Some(found.figures.engine);
         self.latest = Some((found.figures, asked));
-        self.contact = Contact::Had;
+        self.contact = EngineContact::Had;
         self.failures = 0;
         self.next = asked;
         self.trouble = None;
@@ -154,45 +161,46 @@ impl Watched {
 
     fn not_found(
         &mut self,
-        errand: &Errand,
+        errand: &ProbeKind,
         nothing: &NoPage,
-        health: Option<Health>,
+        health: Option<EngineHealth>,
         asked: Instant,
-        limits: &Limits,
+        limits: &EngineLimits,
     ) {
         let (is_refused, is_not_ready) = match nothing {
             NoPage::Fetch(error) => (error.is_refused(), error.is_not_ready()),
             NoPage::Unknown(..) => (false, false),
         };
-        if is_not_ready && matches!(errand, Errand::Metrics(..)) {
-            self.health = Some(Health::NotReady);
+        if is_not_ready && matches!(errand, ProbeKind::Metrics(..)) {
+            self.health = Some(EngineHealth::NotReady);
         }
-        let is_somebody = is_not_ready || matches!(health, Some(Health::Ready | Health::NotReady));
+        let is_somebody =
+            is_not_ready || matches!(health, Some(EngineHealth::Ready | EngineHealth::NotReady));
         match (is_somebody, self.contact) {
-            (true, _) => self.contact = Contact::Had,
-            (false, Contact::Had) if is_refused => self.lose(),
+            (true, _) => self.contact = EngineContact::Had,
+            (false, EngineContact::Had) if is_refused => self.lose(),
             _ => {}
         }
-        if self.health == Some(Health::NotReady) {
+        if self.health == Some(EngineHealth::NotReady) {
             // What its page said is of before it started anew.
             self.latest = None;
         }
         self.trouble = Some(nothing.to_string());
         self.failures = self.failures.saturating_add(1);
         match errand {
-            Errand::Metrics(..) if self.home.is_some() || is_somebody => {
+            ProbeKind::Metrics(..) if self.home.is_some() || is_somebody => {
                 self.pause(asked, limits.retry_engine)
             }
-            Errand::Metrics(..) => self.turn_over(1, asked, limits.retry_engine),
-            Errand::Search(addresses) => self.turn_over(addresses.len(), asked, limits.retry_guess),
+            ProbeKind::Metrics(..) => self.turn_over(1, asked, limits.retry_engine),
+            ProbeKind::Search(addresses) => self.turn_over(addresses.len(), asked, limits.retry_guess),
         }
     }
 
     /// Its process is gone; the next one is asked everything anew.
     fn lose(&mut self) {
-        self.contact = Contact::Lost;
+        self.contact = EngineContact::Lost;
         self.health = None;
-        self.properties = Asked::NotYet;
+        self.properties = CacheSizeProbe::NotYet;
         self.kv_cache_tokens = None;
     }
 
@@ -219,9 +227,9 @@ impl Watched {
         pod: &PodOnNode,
         gpus: Vec<GpuUuid>,
         now: Instant,
-        limits: &Limits,
+        limits: &EngineLimits,
     ) -> Option<EngineReport> {
-        if self.engine.is_none() && self.sought.claim == Claim::Guessed {
+        if self.engine.is_none() && self.sought.claim == EngineEvidence::Guessed {
             return None;
         }
         let latest = self.latest.as_ref().filter(|(_, at)| now.duration_since(*at) <= limits.keep);
@@ -250,15 +258,15 @@ impl Watched {
         }
         match (self.contact, self.health, figures) {
             // It has started, and only this agent has not: who hangs then is no engine at its start.
-            (Contact::Never, ..) if pod.is_ready => EngineState::Unreachable,
-            (Contact::Never, ..) => EngineState::Starting,
-            (Contact::Lost, ..) => EngineState::Unreachable,
-            (_, Some(Health::NotReady), _) => EngineState::Loading,
+            (EngineContact::Never, ..) if pod.is_ready => EngineState::Unreachable,
+            (EngineContact::Never, ..) => EngineState::Starting,
+            (EngineContact::Lost, ..) => EngineState::Unreachable,
+            (_, Some(EngineHealth::NotReady), _) => EngineState::Loading,
             (_, _, Some(figures)) if figures.sleep_level.is_some() => EngineState::Sleeping,
             (_, None, Some(_)) if self.has_health() => EngineState::Loading,
             (_, _, Some(_)) => EngineState::Serving,
             // Its metrics are not to be had, but it is there.
-            (_, Some(Health::Ready), None) => EngineState::Serving,
+            (_, Some(EngineHealth::Ready), None) => EngineState::Serving,
             (_, _, None) => EngineState::Unreachable,
         }
     }

@@ -1,10 +1,10 @@
 //! What is asked when and said when, without a network: answers and moments are made up.
 
-use super::address::{Address, AddressOwner, Claim, METRICS_PATH, METRICS_PORT, sought};
+use super::address::{AddressOwner, EngineEvidence, METRICS_PATH, METRICS_PORT, MetricsAddress, sought};
 use super::fetch::FetchError;
-use super::limits::Limits;
-use super::visit::{Answer, Beside, Errand, Found, Health, NoPage, Visit};
-use super::watched::Watched;
+use super::limits::EngineLimits;
+use super::visit::{EngineFigures, EngineHealth, EngineProbe, NoPage, ProbeKind, ProbeResult, SecondProbe};
+use super::watched::WatchedEngine;
 use crate::agent::pods::PodOnNode;
 use crate::engine_metrics::{Engine, read};
 use crate::ids::{PodKey, PodUid};
@@ -91,8 +91,8 @@ fn an_annotation_that_cannot_be_read_is_named() {
 /// An engine under watch, and a clock.
 struct Story {
     pod: PodOnNode,
-    watched: Watched,
-    limits: Limits,
+    watched: WatchedEngine,
+    limits: EngineLimits,
     now: Instant,
 }
 
@@ -100,7 +100,7 @@ impl Story {
     fn new(pod: PodOnNode) -> Self {
         let now = Instant::now();
         let sought = sought(&pod, AddressOwner::Pod).unwrap();
-        Self { watched: Watched::new(sought, now), pod, limits: Limits::default(), now }
+        Self { watched: WatchedEngine::new(sought, now), pod, limits: EngineLimits::default(), now }
     }
 
     fn declared() -> Self {
@@ -111,18 +111,18 @@ impl Story {
         self.now += Duration::from_millis(millis);
     }
 
-    fn due(&mut self) -> Option<Visit> {
+    fn due(&mut self) -> Option<EngineProbe> {
         self.watched.due(&self.pod, IP, self.now, &self.limits)
     }
 
-    fn answer(&mut self, page: Result<&str, NoPage>, health: Option<Health>) {
+    fn answer(&mut self, page: Result<&str, NoPage>, health: Option<EngineHealth>) {
         let visit = self.due().expect("it is time to ask");
         let at = match &visit.errand {
-            Errand::Metrics(address, _) => address.clone(),
-            Errand::Search(addresses) => addresses[0].clone(),
+            ProbeKind::Metrics(address, _) => address.clone(),
+            ProbeKind::Search(addresses) => addresses[0].clone(),
         };
-        let page = page.map(|page| Found { at, figures: read(page.as_bytes(), None).unwrap() });
-        let answer = Answer { asked: self.now, page, health, properties: None };
+        let page = page.map(|page| EngineFigures { at, figures: read(page.as_bytes(), None).unwrap() });
+        let answer = ProbeResult { asked: self.now, page, health, properties: None };
         self.watched.note(&visit.errand, answer, &self.limits);
     }
 
@@ -158,16 +158,16 @@ fn not_ready() -> NoPage {
 fn an_engine_starts_loads_serves_and_drains() {
     let mut story = Story::declared();
     assert_eq!(story.state(), EngineState::Starting);
-    story.answer(Err(refused()), Some(Health::Unclear));
+    story.answer(Err(refused()), Some(EngineHealth::Unclear));
     assert_eq!(story.state(), EngineState::Starting);
     story.later(2000);
-    story.answer(Err(not_ready()), Some(Health::NotReady));
+    story.answer(Err(not_ready()), Some(EngineHealth::NotReady));
     assert_eq!(story.state(), EngineState::Loading);
     story.later(2000);
-    story.answer(Ok(PAGE), Some(Health::NotReady));
+    story.answer(Ok(PAGE), Some(EngineHealth::NotReady));
     assert_eq!(story.state(), EngineState::Loading, "a page alone does not make it ready");
     story.later(1000);
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
     assert_eq!(story.report().kv_cache_usage, Some(0.5));
     story.later(1000);
@@ -181,16 +181,18 @@ fn an_engine_starts_loads_serves_and_drains() {
 fn health_is_asked_until_it_serves_and_again_when_its_metrics_fail() {
     let mut story = Story::declared();
     let asks_health = |story: &mut Story| match story.due().expect("it is time").errand {
-        Errand::Metrics(_, Beside::Health(address)) => address.port == 8000 && address.path == "/health",
+        ProbeKind::Metrics(_, SecondProbe::Health(address)) => {
+            address.port == 8000 && address.path == "/health"
+        }
         _ => false,
     };
     assert!(asks_health(&mut story));
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert!(!asks_health(&mut story));
     story.answer(Err(timed_out()), None);
     story.later(1000);
     assert!(asks_health(&mut story));
-    story.answer(Ok(PAGE), Some(Health::Unclear));
+    story.answer(Ok(PAGE), Some(EngineHealth::Unclear));
     assert!(!asks_health(&mut story), "an engine without a health page serves if its metrics are there");
     assert_eq!(story.state(), EngineState::Serving);
 }
@@ -198,10 +200,10 @@ fn health_is_asked_until_it_serves_and_again_when_its_metrics_fail() {
 #[test]
 fn figures_of_an_engine_that_hangs_grow_old_and_are_dropped() {
     let mut story = Story::declared();
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     for _ in 0..15 {
         story.later(2000);
-        story.answer(Err(timed_out()), Some(Health::Unclear));
+        story.answer(Err(timed_out()), Some(EngineHealth::Unclear));
     }
     let report = story.report();
     assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, Some(0.5)));
@@ -217,7 +219,7 @@ fn figures_of_an_engine_that_hangs_grow_old_and_are_dropped() {
 #[test]
 fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
     let mut story = Story::declared();
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
     story.answer(Err(refused()), None);
     let report = story.report();
@@ -229,7 +231,7 @@ fn an_engine_whose_port_is_closed_is_unreachable_at_once() {
 #[test]
 fn figures_of_the_process_before_are_not_told_of_the_next_one() {
     let mut story = Story::declared();
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     story.later(1000);
     story.answer(Err(not_ready()), None);
     assert_eq!((story.state(), story.report().kv_cache_usage), (EngineState::Loading, None));
@@ -239,7 +241,7 @@ fn figures_of_the_process_before_are_not_told_of_the_next_one() {
 fn an_engine_without_metrics_serves_if_it_says_so() {
     let mut story = Story::declared();
     let not_found = FetchError::Status(uri(), StatusCode::NOT_FOUND);
-    story.answer(Err(not_found.into()), Some(Health::Ready));
+    story.answer(Err(not_found.into()), Some(EngineHealth::Ready));
     let report = story.report();
     assert_eq!((report.state, report.kv_cache_usage), (EngineState::Serving, None));
     assert!(report.problem.unwrap().contains("stowage.dev/metrics-path"));
@@ -253,10 +255,10 @@ fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely()
     let mut ports = Vec::new();
     while story.now < start + Duration::from_secs(60) {
         if let Some(visit) = story.due() {
-            let Errand::Search(addresses) = &visit.errand else { panic!("{visit:?}") };
+            let ProbeKind::Search(addresses) = &visit.errand else { panic!("{visit:?}") };
             assert!(addresses.len() <= 2, "{addresses:?}");
             asked += addresses.len();
-            ports.extend(addresses.iter().map(|address: &Address| address.port));
+            ports.extend(addresses.iter().map(|address: &MetricsAddress| address.port));
             story.answer(Err(refused()), None);
         }
         story.later(1000);
@@ -288,17 +290,17 @@ fn a_search_that_finds_an_engine_stays_where_it_found_it() {
     assert_eq!(story.state(), EngineState::Loading, "whether it is ready is still to be asked");
     story.later(1000);
     let errand = story.due().unwrap().errand;
-    assert!(matches!(errand, Errand::Metrics(at, Beside::Health(_)) if at.port == 7777));
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    assert!(matches!(errand, ProbeKind::Metrics(at, SecondProbe::Health(_)) if at.port == 7777));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
 }
 
 #[test]
 fn a_named_engine_on_another_port_is_found_by_the_ports_the_pod_declares() {
     let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[9999]));
-    story.answer(Err(refused()), Some(Health::Unclear));
+    story.answer(Err(refused()), Some(EngineHealth::Unclear));
     let errand = story.due().expect("the next address waits for nothing").errand;
-    assert!(matches!(errand, Errand::Metrics(at, _) if at.port == 9999));
+    assert!(matches!(errand, ProbeKind::Metrics(at, _) if at.port == 9999));
     assert_eq!(
         story.watched.report(&story.pod, Vec::new(), story.now, &story.limits).unwrap().engine,
         "vllm"
@@ -312,7 +314,7 @@ fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
         &[("stowage.dev/model", "org/model")],
         &[],
     ));
-    story.answer(Ok("llamacpp:requests_processing 1\n"), Some(Health::Ready));
+    story.answer(Ok("llamacpp:requests_processing 1\n"), Some(EngineHealth::Ready));
     let report = story.report();
     assert_eq!(report.model.unwrap().as_str(), "org/model");
     assert_eq!(report.engine, Engine::LlamaCpp.as_str());
@@ -321,11 +323,11 @@ fn a_model_the_page_does_not_name_is_the_one_the_pod_names() {
 #[test]
 fn where_to_look_anew_is_looked_at_anew() {
     let mut story = Story::declared();
-    story.answer(Ok(PAGE), Some(Health::Ready));
+    story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     let moved = pod(&[], &[(METRICS_PORT, "9000")], &[]);
     let now = story.now;
     story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
     assert_eq!(story.state(), EngineState::Starting);
-    assert!(matches!(story.due().unwrap().errand, Errand::Metrics(at, _) if at.port == 9000));
-    assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, Claim::Declared);
+    assert!(matches!(story.due().unwrap().errand, ProbeKind::Metrics(at, _) if at.port == 9000));
+    assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, EngineEvidence::Declared);
 }

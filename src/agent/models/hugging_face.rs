@@ -3,9 +3,9 @@
 //! A snapshot is a folder of links to blobs; what is still being fetched is a blob called `….incomplete`. A model that has
 //! not changed since the last scan is not looked into again.
 
-use super::Found;
-use super::walk::{Problem, Walk, changed};
-use super::weights::{Extent, Weights, weights};
+use super::FoundModel;
+use super::walk::{ScanProblem, Walk, changed};
+use super::weights::{ModelWeights, WeightExtent, weights};
 use crate::ids::ModelId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -26,13 +26,13 @@ const SETTLED: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct HuggingFace {
     folder: PathBuf,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, ScannedModel>,
 }
 
 #[derive(Debug, Clone)]
-struct Known {
+struct ScannedModel {
     mark: Mark,
-    weights: Option<Weights>,
+    weights: Option<ModelWeights>,
 }
 
 /// What changes whenever a model does.
@@ -49,7 +49,7 @@ impl HuggingFace {
         Self { folder, known: BTreeMap::new() }
     }
 
-    pub fn scan(&mut self, walk: &mut Walk, now: SystemTime) -> Vec<Found> {
+    pub fn scan(&mut self, walk: &mut Walk, now: SystemTime) -> Vec<FoundModel> {
         let hub =
             Some(self.folder.join("hub")).filter(|hub| hub.is_dir()).unwrap_or_else(|| self.folder.clone());
         let names = walk.names(&hub);
@@ -57,22 +57,28 @@ impl HuggingFace {
         names.iter().filter_map(|name| self.model(&hub, name, walk, now)).collect()
     }
 
-    fn model(&mut self, hub: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<Found> {
+    fn model(&mut self, hub: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<FoundModel> {
         let model = name.strip_prefix(MODEL_PREFIX)?.replace("--", "/");
         let folder = hub.join(name);
         match ModelId::parse(&model) {
             Ok(model) => {
                 let weights = self.weights(&folder, name, walk, now)?;
-                Some(Found { model, weights })
+                Some(FoundModel { model, weights })
             }
             Err(error) => {
-                walk.tell(Problem::NoModelName { path: folder, error });
+                walk.tell(ScanProblem::NoModelName { path: folder, error });
                 None
             }
         }
     }
 
-    fn weights(&mut self, folder: &Path, name: &str, walk: &mut Walk, now: SystemTime) -> Option<Weights> {
+    fn weights(
+        &mut self,
+        folder: &Path,
+        name: &str,
+        walk: &mut Walk,
+        now: SystemTime,
+    ) -> Option<ModelWeights> {
         if !walk.may_look_at(folder) {
             return self.known.get(name)?.weights.clone();
         }
@@ -85,7 +91,7 @@ impl HuggingFace {
             return self.known.get(name)?.weights.clone();
         }
         if mark.is_settled(now) {
-            self.known.insert(name.into(), Known { mark, weights: weights.clone() });
+            self.known.insert(name.into(), ScannedModel { mark, weights: weights.clone() });
         }
         weights
     }
@@ -125,11 +131,11 @@ fn commit(reference: &Path, walk: &mut Walk) -> Option<String> {
     is_name.then(|| commit.into())
 }
 
-fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<Weights> {
+fn look_into(folder: &Path, snapshot: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let blobs = walk.names_if_any(&folder.join("blobs"));
     let found = if snapshot.is_dir() { weights(snapshot, walk) } else { None };
     match is_being_fetched(&blobs) {
-        true => Some(Weights { extent: Extent::Part, ..found.unwrap_or_default() }),
+        true => Some(ModelWeights { extent: WeightExtent::Part, ..found.unwrap_or_default() }),
         false => found,
     }
 }
@@ -177,24 +183,25 @@ mod tests {
         }
 
         /// Of each model its name, its extent and its bytes; and the reasons.
-        fn scan_at(&mut self, now: SystemTime) -> (Vec<(String, Extent, u64)>, Vec<String>) {
+        fn scan_at(&mut self, now: SystemTime) -> (Vec<(String, WeightExtent, u64)>, Vec<String>) {
             let mut walk = Walk::start(Instant::now());
             let found = self.source.scan(&mut walk, now);
-            let of = |found: Found| (found.model.to_string(), found.weights.extent, found.weights.bytes().0);
+            let of =
+                |found: FoundModel| (found.model.to_string(), found.weights.extent, found.weights.bytes().0);
             (found.into_iter().map(of).collect(), walk.reasons())
         }
 
-        fn scan(&mut self) -> (Vec<(String, Extent, u64)>, Vec<String>) {
+        fn scan(&mut self) -> (Vec<(String, WeightExtent, u64)>, Vec<String>) {
             self.scan_at(SystemTime::now())
         }
     }
 
-    fn whole(model: &str, bytes: u64) -> (String, Extent, u64) {
-        (model.into(), Extent::Whole, bytes)
+    fn whole(model: &str, bytes: u64) -> (String, WeightExtent, u64) {
+        (model.into(), WeightExtent::Whole, bytes)
     }
 
-    fn part(model: &str, bytes: u64) -> (String, Extent, u64) {
-        (model.into(), Extent::Part, bytes)
+    fn part(model: &str, bytes: u64) -> (String, WeightExtent, u64) {
+        (model.into(), WeightExtent::Part, bytes)
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::{ModelScan, ModelSource};
 use crate::agent::cause::root_cause;
 use crate::ids::{ModelId, NodeName};
 use crate::report::ModelReport;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use crate::units::Bytes;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
 use kube::{Api, Client};
@@ -79,7 +79,7 @@ fn model_image(image: &ContainerImage) -> Option<ModelReport> {
     let names = image.names.as_ref()?;
     let name = names.iter().find(|name| !name.contains('@')).or(names.first())?;
     let model = ModelId::parse(&format!("oci://{name}")).ok()?;
-    (bytes >= LEAST).then(|| ModelReport { model, tier: Tier::Disk, bytes, source: "image".into() })
+    (bytes >= LEAST).then(|| ModelReport { model, tier: ModelTier::Disk, bytes, source: "image".into() })
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@
 //! named any more. That name is the LocalModelCache's, which is not the model's own: pods that are to be matched to it name
 //! it in their label.
 
-use super::Found;
+use super::FoundModel;
 use super::hugging_face::is_being_fetched;
-use super::walk::{Problem, Walk};
-use super::weights::{Extent, Weights, weights};
+use super::walk::{ScanProblem, Walk};
+use super::weights::{ModelWeights, WeightExtent, weights};
 use crate::ids::ModelId;
 use std::path::{Path, PathBuf};
 
@@ -27,33 +27,33 @@ impl Kserve {
     }
 
     /// Everything anew: a file that grows leaves its folder's time as it is.
-    pub fn scan(&self, walk: &mut Walk) -> Vec<Found> {
+    pub fn scan(&self, walk: &mut Walk) -> Vec<FoundModel> {
         let models = self.folder.join("models");
         let names = walk.names(&models);
         names.iter().filter_map(|name| model(&models.join(name), name, walk)).collect()
     }
 }
 
-fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<Found> {
+fn model(folder: &Path, name: &str, walk: &mut Walk) -> Option<FoundModel> {
     if !walk.may_look_at(folder) || !folder.is_dir() {
         return None;
     }
     match ModelId::parse(name) {
         Ok(model) => {
-            look_into(folder, walk).filter(|_| !walk.is_over()).map(|weights| Found { model, weights })
+            look_into(folder, walk).filter(|_| !walk.is_over()).map(|weights| FoundModel { model, weights })
         }
         Err(error) => {
-            walk.tell(Problem::NoModelName { path: folder.into(), error });
+            walk.tell(ScanProblem::NoModelName { path: folder.into(), error });
             None
         }
     }
 }
 
-fn look_into(folder: &Path, walk: &mut Walk) -> Option<Weights> {
+fn look_into(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let unfinished = walk.names_if_any(&folder.join(UNFINISHED));
     let found = weights(folder, walk);
     match is_being_fetched(&unfinished) {
-        true => Some(Weights { extent: Extent::Part, ..found.unwrap_or_default() }),
+        true => Some(ModelWeights { extent: WeightExtent::Part, ..found.unwrap_or_default() }),
         false => found,
     }
 }
@@ -87,7 +87,14 @@ mod tests {
             .iter()
             .map(|found| (found.model.as_str(), found.weights.extent, found.weights.bytes().0))
             .collect();
-        assert_eq!(found, [("llama", Extent::Whole, 5), ("phi", Extent::Part, 2), ("qwen", Extent::Part, 3)]);
+        assert_eq!(
+            found,
+            [
+                ("llama", WeightExtent::Whole, 5),
+                ("phi", WeightExtent::Part, 2),
+                ("qwen", WeightExtent::Part, 3)
+            ]
+        );
         let reasons = walk.reasons();
         assert!(reasons.len() == 1 && reasons[0].contains("no name of a model"), "{reasons:?}");
     }

@@ -12,7 +12,7 @@ pub mod weights;
 
 use crate::ids::ModelId;
 use crate::report::{EngineReport, EngineState, ModelReport};
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use crate::units::Bytes;
 use hugging_face::HuggingFace;
 use kserve::Kserve;
@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use walk::Walk;
-use weights::{Extent, Weights};
+use weights::{ModelWeights, WeightExtent};
 
 /// A model takes minutes to come or go: half a minute late is early.
 const EVERY: Duration = Duration::from_secs(30);
@@ -57,9 +57,9 @@ impl ModelSource for Together {
 
 /// A model's folder that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundModel {
     pub model: ModelId,
-    pub weights: Weights,
+    pub weights: ModelWeights,
 }
 
 /// The node's folders of models, looked at each half minute at most.
@@ -119,7 +119,7 @@ impl ModelSource for NodeModels {
 }
 
 impl ModelScan {
-    fn add(&mut self, found: &[Found], source: &str, round: u64, walk: &Walk) {
+    fn add(&mut self, found: &[FoundModel], source: &str, round: u64, walk: &Walk) {
         self.models.extend(found.iter().map(|found| ModelReport {
             model: found.model.clone(),
             tier: tier(&found.weights, round),
@@ -130,11 +130,11 @@ impl ModelScan {
     }
 }
 
-fn tier(weights: &Weights, round: u64) -> Tier {
+fn tier(weights: &ModelWeights, round: u64) -> ModelTier {
     match weights.extent {
-        Extent::Part => Tier::Partial,
-        Extent::Whole if page_cache::holds_most(&weights.files, round) => Tier::PageCache,
-        Extent::Whole => Tier::Disk,
+        WeightExtent::Part => ModelTier::Partial,
+        WeightExtent::Whole if page_cache::holds_most(&weights.files, round) => ModelTier::PageCache,
+        WeightExtent::Whole => ModelTier::Disk,
     }
 }
 
@@ -159,9 +159,9 @@ pub fn usual_hugging_face_caches(variable: impl Fn(&str) -> Option<OsString>) ->
 pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
     let held = |engine: &EngineReport| {
         let tier = match (engine.state, engine.sleep_level) {
-            (EngineState::Serving | EngineState::Draining, _) => Tier::Resident,
-            (EngineState::Loading, _) => Tier::Loading,
-            (EngineState::Sleeping, Some(1)) => Tier::Sleeping,
+            (EngineState::Serving | EngineState::Draining, _) => ModelTier::Resident,
+            (EngineState::Loading, _) => ModelTier::Loading,
+            (EngineState::Sleeping, Some(1)) => ModelTier::Sleeping,
             (EngineState::Sleeping | EngineState::Starting, _) => return None,
             (EngineState::Unreachable | EngineState::Other, _) => return None,
         };
@@ -176,7 +176,7 @@ pub fn held_by_engines(engines: &[EngineReport]) -> Vec<ModelReport> {
 pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport> {
     let mut by_model: BTreeMap<ModelId, (ModelReport, Bytes)> = BTreeMap::new();
     for report in models {
-        let whole = if report.tier == Tier::Partial { Bytes::ZERO } else { report.bytes };
+        let whole = if report.tier == ModelTier::Partial { Bytes::ZERO } else { report.bytes };
         match by_model.get_mut(&report.model) {
             Some((best, weight)) => {
                 *weight = whole.max(*weight);
@@ -194,7 +194,7 @@ pub fn merged(models: impl IntoIterator<Item = ModelReport>) -> Vec<ModelReport>
     by_model.into_values().map(weighed).collect()
 }
 
-fn rank(report: &ModelReport) -> (Tier, Bytes, &str) {
+fn rank(report: &ModelReport) -> (ModelTier, Bytes, &str) {
     (report.tier, report.bytes, &report.source)
 }
 

@@ -18,7 +18,7 @@ const SAMPLES: u64 = 16;
 const GOLDEN: u64 = 40_503;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum PageCacheProbe {
     InMemory,
     OnDisk,
     /// The file system cannot be asked; network disks cannot.
@@ -31,9 +31,10 @@ pub fn holds_most(files: &[WeightFile], round: u64) -> bool {
     is_most(samples(files, round).map(|(file, at)| opened.look(file, at)))
 }
 
-fn is_most(seen: impl Iterator<Item = Seen>) -> bool {
-    let (cached, asked) =
-        seen.fold((0, 0), |(cached, asked), seen| (cached + u64::from(seen == Seen::InMemory), asked + 1));
+fn is_most(seen: impl Iterator<Item = PageCacheProbe>) -> bool {
+    let (cached, asked) = seen.fold((0, 0), |(cached, asked), seen| {
+        (cached + u64::from(seen == PageCacheProbe::InMemory), asked + 1)
+    });
     asked > 0 && 2 * cached > asked
 }
 
@@ -61,13 +62,13 @@ fn place(files: &[WeightFile], mut at: u64) -> Option<(&WeightFile, u64)> {
 struct Opened<'a>(Option<(&'a WeightFile, Option<File>)>);
 
 impl<'a> Opened<'a> {
-    fn look(&mut self, file: &'a WeightFile, at: u64) -> Seen {
+    fn look(&mut self, file: &'a WeightFile, at: u64) -> PageCacheProbe {
         if self.0.as_ref().is_none_or(|(opened, _)| *opened != file) {
             self.0 = Some((file, open(file)));
         }
         match &self.0 {
             Some((_, Some(file))) => is_in_memory(file, at),
-            _ => Seen::Unknown,
+            _ => PageCacheProbe::Unknown,
         }
     }
 }
@@ -79,13 +80,13 @@ fn open(file: &WeightFile) -> Option<File> {
     Some(file)
 }
 
-fn is_in_memory(file: &File, at: u64) -> Seen {
+fn is_in_memory(file: &File, at: u64) -> PageCacheProbe {
     let mut byte = [0];
     match preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT) {
-        Ok(1..) => Seen::InMemory,
-        Err(Errno::AGAIN) => Seen::OnDisk,
+        Ok(1..) => PageCacheProbe::InMemory,
+        Err(Errno::AGAIN) => PageCacheProbe::OnDisk,
         // It has become shorter, or cannot be asked.
-        Ok(0) | Err(_) => Seen::Unknown,
+        Ok(0) | Err(_) => PageCacheProbe::Unknown,
     }
 }
 
@@ -103,7 +104,7 @@ mod tests {
 
     #[test]
     fn more_than_half_is_most_and_what_cannot_be_asked_is_not() {
-        use Seen::{InMemory, OnDisk, Unknown};
+        use PageCacheProbe::{InMemory, OnDisk, Unknown};
         assert!(is_most([InMemory, InMemory, OnDisk].into_iter()));
         assert!(!is_most([InMemory, OnDisk].into_iter()));
         assert!(!is_most([InMemory, Unknown, Unknown].into_iter()));
@@ -115,7 +116,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.safetensors");
         std::fs::write(&path, vec![1; 1 << 20]).unwrap();
-        let can_be_asked = is_in_memory(&File::open(&path).unwrap(), 0) != Seen::Unknown;
+        let can_be_asked = is_in_memory(&File::open(&path).unwrap(), 0) != PageCacheProbe::Unknown;
         assert_eq!(holds_most(&[file(&path, 1 << 20)], 3), can_be_asked);
     }
 

@@ -12,17 +12,17 @@ fn engine(model: Option<&str>, state: &str, level: Option<u8>) -> EngineReport {
     .unwrap()
 }
 
-fn model(name: &str, tier: Tier, bytes: u64, source: &str) -> ModelReport {
+fn model(name: &str, tier: ModelTier, bytes: u64, source: &str) -> ModelReport {
     ModelReport { model: ModelId::parse(name).unwrap(), tier, bytes: Bytes(bytes), source: source.into() }
 }
 
 #[test]
 fn an_engine_holds_its_model_by_its_state() {
     for (state, level, tier) in [
-        ("serving", None, Some(Tier::Resident)),
-        ("draining", None, Some(Tier::Resident)),
-        ("loading", None, Some(Tier::Loading)),
-        ("sleeping", Some(1), Some(Tier::Sleeping)),
+        ("serving", None, Some(ModelTier::Resident)),
+        ("draining", None, Some(ModelTier::Resident)),
+        ("loading", None, Some(ModelTier::Loading)),
+        ("sleeping", Some(1), Some(ModelTier::Sleeping)),
         ("sleeping", Some(2), None),
         ("sleeping", None, None),
         ("starting", None, None),
@@ -38,19 +38,19 @@ fn an_engine_holds_its_model_by_its_state() {
 #[test]
 fn of_a_model_found_twice_the_nearer_counts_and_the_disk_knows_its_weight() {
     let merged = merged([
-        model("b", Tier::Disk, 10, "kserve"),
-        model("a", Tier::Partial, 3, "huggingface"),
-        model("b", Tier::Resident, 0, "engine"),
-        model("a", Tier::Sleeping, 0, "engine"),
-        model("c", Tier::Partial, 3, "huggingface"),
-        model("c", Tier::Partial, 7, "kserve"),
+        model("b", ModelTier::Disk, 10, "kserve"),
+        model("a", ModelTier::Partial, 3, "huggingface"),
+        model("b", ModelTier::Resident, 0, "engine"),
+        model("a", ModelTier::Sleeping, 0, "engine"),
+        model("c", ModelTier::Partial, 3, "huggingface"),
+        model("c", ModelTier::Partial, 7, "kserve"),
     ]);
     assert_eq!(
         merged,
         [
-            model("a", Tier::Sleeping, 0, "engine"),
-            model("b", Tier::Resident, 10, "engine"),
-            model("c", Tier::Partial, 7, "kserve"),
+            model("a", ModelTier::Sleeping, 0, "engine"),
+            model("b", ModelTier::Resident, 10, "engine"),
+            model("c", ModelTier::Partial, 7, "kserve"),
         ],
         "a part does not tell what the whole weighs"
     );
@@ -58,11 +58,11 @@ fn of_a_model_found_twice_the_nearer_counts_and_the_disk_knows_its_weight() {
 
 fn any_model() -> impl Strategy<Value = ModelReport> {
     let tier = prop::sample::select(vec![
-        Tier::Partial,
-        Tier::Disk,
-        Tier::PageCache,
-        Tier::Sleeping,
-        Tier::Resident,
+        ModelTier::Partial,
+        ModelTier::Disk,
+        ModelTier::PageCache,
+        ModelTier::Sleeping,
+        ModelTier::Resident,
     ]);
     ("[ab]", tier, 0u64..3, "[xy]").prop_map(|(name, tier, bytes, source)| model(&name, tier, bytes, &source))
 }
@@ -99,9 +99,12 @@ fn places_are_put_together_and_one_that_fails_hides_no_other() {
     let mut source = NodeModels::new(vec![path("missing"), path("hf")], vec![path("kserve")]);
     let scan = source.models();
     let [b, a] = &scan.models[..] else { panic!("{scan:?}") };
-    assert!(matches!(a.tier, Tier::Disk | Tier::PageCache), "the file system decides what it tells");
+    assert!(
+        matches!(a.tier, ModelTier::Disk | ModelTier::PageCache),
+        "the file system decides what it tells"
+    );
     assert_eq!(*a, model("org/a", a.tier, 5, "huggingface"));
-    assert_eq!(*b, model("b", Tier::Partial, 3, "kserve"));
+    assert_eq!(*b, model("b", ModelTier::Partial, 3, "kserve"));
     assert!(scan.problems.len() == 1 && scan.problems[0].contains("missing"), "{:?}", scan.problems);
 }
 

@@ -18,7 +18,7 @@ const MAX_PROBLEMS: usize = 16;
 const MAX_SCAN: Duration = Duration::from_secs(10);
 
 #[derive(Debug, thiserror::Error)]
-pub enum Problem {
+pub enum ScanProblem {
     #[error("there is no folder {}: mount it into the agent's container, or don't name it", path.display())]
     NoFolder { path: PathBuf },
     #[error("{} cannot be read: {error}", path.display())]
@@ -41,7 +41,7 @@ pub enum Problem {
 #[derive(Debug)]
 pub struct Walk {
     ends: Instant,
-    problems: Vec<Problem>,
+    problems: Vec<ScanProblem>,
     untold: usize,
     is_over: bool,
 }
@@ -57,7 +57,7 @@ impl Walk {
         self.problems.iter().map(ToString::to_string).chain(more).collect()
     }
 
-    pub fn tell(&mut self, problem: Problem) {
+    pub fn tell(&mut self, problem: ScanProblem) {
         if self.problems.len() < MAX_PROBLEMS {
             self.problems.push(problem);
         } else {
@@ -69,7 +69,7 @@ impl Walk {
     pub fn may_look_at(&mut self, path: &Path) -> bool {
         if !self.is_over && Instant::now() >= self.ends {
             self.is_over = true;
-            self.tell(Problem::TooSlow { path: path.into() });
+            self.tell(ScanProblem::TooSlow { path: path.into() });
         }
         !self.is_over
     }
@@ -102,7 +102,7 @@ impl Walk {
                 break;
             }
             if seen == MAX_ENTRIES {
-                self.tell(Problem::TooMany { path: path.into() });
+                self.tell(ScanProblem::TooMany { path: path.into() });
                 break;
             }
             seen += 1;
@@ -111,13 +111,13 @@ impl Walk {
                 Ok(Err(name)) => drop(odd.get_or_insert(name)),
                 // A folder that fails once is not tried again: some fail for ever.
                 Err(error) => {
-                    self.tell(Problem::Unreadable { path: path.into(), error });
+                    self.tell(ScanProblem::Unreadable { path: path.into(), error });
                     break;
                 }
             }
         }
         if let Some(name) = odd {
-            self.tell(Problem::NotUtf8 { path: path.into(), name });
+            self.tell(ScanProblem::NotUtf8 { path: path.into(), name });
         }
         names
     }
@@ -125,8 +125,8 @@ impl Walk {
     /// A regular file of this size at most, opened: a pipe would never end.
     pub fn open(&mut self, path: &Path, limit: u64) -> Option<io::Take<File>> {
         let opened = match file_size(path)? {
-            size if size > limit => Err(Problem::TooLarge { path: path.into(), limit }),
-            _ => File::open(path).map_err(|error| Problem::Unreadable { path: path.into(), error }),
+            size if size > limit => Err(ScanProblem::TooLarge { path: path.into(), limit }),
+            _ => File::open(path).map_err(|error| ScanProblem::Unreadable { path: path.into(), error }),
         };
         match opened {
             // It may have grown since.
@@ -139,11 +139,11 @@ impl Walk {
     }
 }
 
-fn not_listed(path: &Path, error: io::Error) -> Problem {
+fn not_listed(path: &Path, error: io::Error) -> ScanProblem {
     let path = path.into();
     match error.kind() {
-        io::ErrorKind::NotFound => Problem::NoFolder { path },
-        _ => Problem::Unreadable { path, error },
+        io::ErrorKind::NotFound => ScanProblem::NoFolder { path },
+        _ => ScanProblem::Unreadable { path, error },
     }
 }
 
@@ -240,7 +240,7 @@ mod tests {
     fn no_more_reasons_are_kept_than_anybody_reads() {
         let mut walk = walk();
         for n in 0..100 {
-            walk.tell(Problem::NoFolder { path: format!("/{n}").into() });
+            walk.tell(ScanProblem::NoFolder { path: format!("/{n}").into() });
         }
         assert_eq!(walk.reasons().len(), MAX_PROBLEMS + 1);
         assert_eq!(walk.reasons().last().unwrap(), "and 84 problems more");

@@ -3,7 +3,7 @@
 //! The folder is laid out as Hugging Face lays it out, whoever filled it: shards with an index that names them, shards that
 //! count themselves (`-00001-of-00004`), or single files. Nothing here opens a file of weights.
 
-use super::walk::{Problem, Walk, file_size};
+use super::walk::{ScanProblem, Walk, file_size};
 use crate::units::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
@@ -19,24 +19,24 @@ const MAX_INDEX: u64 = 32 << 20;
 const MAX_SHARDS: usize = 10_000;
 
 /// What engines load, in the order in which they prefer it where a folder has more than one.
-const FORMATS: [Format; 3] = [
-    Format {
+const FORMATS: [WeightFormat; 3] = [
+    WeightFormat {
         index: Some("model.safetensors.index.json"),
         main: "model",
         extension: ".safetensors",
         others: Others::Count,
     },
-    Format {
+    WeightFormat {
         index: Some("pytorch_model.bin.index.json"),
         main: "pytorch_model",
         extension: ".bin",
         others: Others::AreNone,
     },
-    Format { index: None, main: "model", extension: ".gguf", others: Others::Count },
+    WeightFormat { index: None, main: "model", extension: ".gguf", others: Others::Count },
 ];
 
 #[derive(Debug)]
-struct Format {
+struct WeightFormat {
     index: Option<&'static str>,
     /// What the file is called, or its shards begin with, that engines load where there is no index.
     main: &'static str,
@@ -55,9 +55,9 @@ enum Others {
 
 /// What is there of a model's weights.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Weights {
+pub struct ModelWeights {
     pub files: Vec<WeightFile>,
-    pub extent: Extent,
+    pub extent: WeightExtent,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,29 +67,34 @@ pub struct WeightFile {
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Extent {
+pub enum WeightExtent {
     Whole,
     #[default]
     Part,
 }
 
-impl Weights {
+impl ModelWeights {
     pub fn bytes(&self) -> Bytes {
         self.files.iter().map(|file| file.bytes).sum()
     }
 }
 
 /// `None` if nothing in the folder is or names weights.
-pub fn weights(folder: &Path, walk: &mut Walk) -> Option<Weights> {
+pub fn weights(folder: &Path, walk: &mut Walk) -> Option<ModelWeights> {
     let names = walk.names(folder);
     FORMATS.iter().find_map(|format| of_format(format, folder, &names, walk))
 }
 
-fn of_format(format: &Format, folder: &Path, names: &BTreeSet<String>, walk: &mut Walk) -> Option<Weights> {
+fn of_format(
+    format: &WeightFormat,
+    folder: &Path,
+    names: &BTreeSet<String>,
+    walk: &mut Walk,
+) -> Option<ModelWeights> {
     if let Some(index) = format.index.filter(|index| names.contains(*index)) {
         let shards = shards(&folder.join(index), walk);
         // An index that cannot be read leaves open what is missing.
-        let missing = if shards.is_some() { Missing::None } else { Missing::Some };
+        let missing = if shards.is_some() { MissingFiles::None } else { MissingFiles::Some };
         let shards = shards.unwrap_or_else(|| counted(format, names).0);
         return Some(found(folder, shards, missing, walk));
     }
@@ -99,12 +104,12 @@ fn of_format(format: &Format, folder: &Path, names: &BTreeSet<String>, walk: &mu
 
 /// Files that should be there and are known not to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Missing {
+enum MissingFiles {
     None,
     Some,
 }
 
-fn found(folder: &Path, names: BTreeSet<String>, missing: Missing, walk: &mut Walk) -> Weights {
+fn found(folder: &Path, names: BTreeSet<String>, missing: MissingFiles, walk: &mut Walk) -> ModelWeights {
     let wanted = names.len();
     let mut files = Vec::with_capacity(wanted);
     for name in names {
@@ -118,8 +123,8 @@ fn found(folder: &Path, names: BTreeSet<String>, missing: Missing, walk: &mut Wa
             files.push(WeightFile { path, bytes: Bytes(size) });
         }
     }
-    let is_whole = files.len() == wanted && wanted > 0 && missing == Missing::None;
-    Weights { files, extent: if is_whole { Extent::Whole } else { Extent::Part } }
+    let is_whole = files.len() == wanted && wanted > 0 && missing == MissingFiles::None;
+    ModelWeights { files, extent: if is_whole { WeightExtent::Whole } else { WeightExtent::Part } }
 }
 
 /// An index leads nowhere out of its folder.
@@ -130,17 +135,17 @@ fn is_below(name: &str) -> bool {
 /// The files that an index names.
 fn shards(index: &Path, walk: &mut Walk) -> Option<BTreeSet<String>> {
     let file = walk.open(index, MAX_INDEX)?;
-    match serde_json::from_reader::<_, Index>(BufReader::new(file)) {
+    match serde_json::from_reader::<_, ShardIndex>(BufReader::new(file)) {
         Ok(index) => Some(index.weight_map.0),
         Err(error) => {
-            walk.tell(Problem::NoIndex { path: index.into(), reason: error.to_string() });
+            walk.tell(ScanProblem::NoIndex { path: index.into(), reason: error.to_string() });
             None
         }
     }
 }
 
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: Shards,
 }
 
@@ -175,7 +180,7 @@ impl<'de> Visitor<'de> for Tensors {
 }
 
 /// The files of a format by their names alone, and whether shards are missing among them.
-fn counted(format: &Format, names: &BTreeSet<String>) -> (BTreeSet<String>, Missing) {
+fn counted(format: &WeightFormat, names: &BTreeSet<String>) -> (BTreeSet<String>, MissingFiles) {
     let sets = sets(format, names);
     let main: Vec<&Set> =
         sets.iter().filter(|((stem, _), _)| *stem == format.main).map(|(_, set)| set).collect();
@@ -185,7 +190,7 @@ fn counted(format: &Format, names: &BTreeSet<String>) -> (BTreeSet<String>, Miss
     };
     let missing = meant.iter().any(|set| set.files.len() < set.total);
     let files = meant.iter().flat_map(|set| &set.files).map(ToString::to_string).collect();
-    (files, if missing { Missing::Some } else { Missing::None })
+    (files, if missing { MissingFiles::Some } else { MissingFiles::None })
 }
 
 /// One file, or the shards that belong together.
@@ -196,7 +201,7 @@ struct Set<'a> {
 }
 
 /// By what they are called without extension and number, and by how many they say they are.
-fn sets<'a>(format: &Format, names: &'a BTreeSet<String>) -> BTreeMap<(&'a str, usize), Set<'a>> {
+fn sets<'a>(format: &WeightFormat, names: &'a BTreeSet<String>) -> BTreeMap<(&'a str, usize), Set<'a>> {
     let mut sets: BTreeMap<_, Set<'a>> = BTreeMap::new();
     for name in names {
         let Some(stem) = name.strip_suffix(format.extension) else { continue };
@@ -240,13 +245,13 @@ mod tests {
         folder
     }
 
-    fn seen(folder: &TempDir) -> (Option<(Extent, u64)>, Vec<String>) {
+    fn seen(folder: &TempDir) -> (Option<(WeightExtent, u64)>, Vec<String>) {
         let mut walk = Walk::start(Instant::now());
         let weights = weights(folder.path(), &mut walk);
         (weights.map(|weights| (weights.extent, weights.bytes().0)), walk.reasons())
     }
 
-    fn of(files: &[(&str, u64)]) -> Option<(Extent, u64)> {
+    fn of(files: &[(&str, u64)]) -> Option<(WeightExtent, u64)> {
         let (weights, reasons) = seen(&folder(files, None));
         assert_eq!(reasons, [""; 0]);
         weights
@@ -259,24 +264,27 @@ mod tests {
         let shards: &[&str] = &["a.safetensors", "b.safetensors", "a.safetensors"];
         let both =
             [("a.safetensors", 10), ("b.safetensors", 20), ("consolidated.safetensors", 30), ("x.bin", 5)];
-        assert_eq!(seen(&folder(&both, Some((INDEX, shards)))), (Some((Extent::Whole, 30)), vec![]));
-        assert_eq!(seen(&folder(&both[..1], Some((INDEX, shards)))), (Some((Extent::Part, 10)), vec![]));
+        assert_eq!(seen(&folder(&both, Some((INDEX, shards)))), (Some((WeightExtent::Whole, 30)), vec![]));
+        assert_eq!(
+            seen(&folder(&both[..1], Some((INDEX, shards)))),
+            (Some((WeightExtent::Part, 10)), vec![])
+        );
         let begun = [("a.safetensors", 10), ("b.safetensors", 0)];
-        assert_eq!(seen(&folder(&begun, Some((INDEX, shards)))), (Some((Extent::Part, 10)), vec![]));
-        assert_eq!(seen(&folder(&[], Some((INDEX, shards)))), (Some((Extent::Part, 0)), vec![]));
+        assert_eq!(seen(&folder(&begun, Some((INDEX, shards)))), (Some((WeightExtent::Part, 10)), vec![]));
+        assert_eq!(seen(&folder(&[], Some((INDEX, shards)))), (Some((WeightExtent::Part, 0)), vec![]));
         let bin = folder(&[("p.bin", 7)], Some(("pytorch_model.bin.index.json", &["p.bin"])));
-        assert_eq!(seen(&bin), (Some((Extent::Whole, 7)), vec![]));
+        assert_eq!(seen(&bin), (Some((WeightExtent::Whole, 7)), vec![]));
     }
 
     #[test]
     fn without_an_index_shards_count_themselves() {
         let (first, second) =
             (("model-00001-of-00002.safetensors", 1), ("model-00002-of-00002.safetensors", 2));
-        assert_eq!(of(&[first, second]), Some((Extent::Whole, 3)));
-        assert_eq!(of(&[second]), Some((Extent::Part, 2)));
+        assert_eq!(of(&[first, second]), Some((WeightExtent::Whole, 3)));
+        assert_eq!(of(&[second]), Some((WeightExtent::Part, 2)));
         assert_eq!(
             of(&[("q4-00001-of-00003.gguf", 1), ("q4-00003-of-00003.gguf", 1)]),
-            Some((Extent::Part, 2))
+            Some((WeightExtent::Part, 2))
         );
     }
 
@@ -284,11 +292,14 @@ mod tests {
     fn single_files_are_whole_and_what_is_loaded_twice_counts_once() {
         assert_eq!(
             of(&[("model.safetensors", 5), ("consolidated.safetensors", 5)]),
-            Some((Extent::Whole, 5))
+            Some((WeightExtent::Whole, 5))
         );
-        assert_eq!(of(&[("weights.safetensors", 5), ("pytorch_model.bin", 6)]), Some((Extent::Whole, 5)));
-        assert_eq!(of(&[("Llama-Q4_K_M.gguf", 5)]), Some((Extent::Whole, 5)));
-        assert_eq!(of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]), Some((Extent::Whole, 6)));
+        assert_eq!(
+            of(&[("weights.safetensors", 5), ("pytorch_model.bin", 6)]),
+            Some((WeightExtent::Whole, 5))
+        );
+        assert_eq!(of(&[("Llama-Q4_K_M.gguf", 5)]), Some((WeightExtent::Whole, 5)));
+        assert_eq!(of(&[("pytorch_model.bin", 6), ("training_args.bin", 1)]), Some((WeightExtent::Whole, 6)));
     }
 
     #[test]
@@ -302,7 +313,7 @@ mod tests {
             folder(&[("a", 10)], Some((INDEX, &["a", "dangling", "loop", "../a", "/dev/zero", "sub/dir"])));
         symlink("nowhere", folder.path().join("dangling")).unwrap();
         symlink("loop", folder.path().join("loop")).unwrap();
-        assert_eq!(seen(&folder), (Some((Extent::Part, 10)), vec![]));
+        assert_eq!(seen(&folder), (Some((WeightExtent::Part, 10)), vec![]));
     }
 
     #[test]
@@ -322,7 +333,7 @@ mod tests {
             let folder = folder(&[("model-00001-of-00001.safetensors", 10)], None);
             fs::write(folder.path().join(INDEX), text).unwrap();
             let (weights, reasons) = seen(&folder);
-            assert_eq!(weights, Some((Extent::Part, 10)));
+            assert_eq!(weights, Some((WeightExtent::Part, 10)));
             assert!(reasons.len() == 1 && reasons[0].contains("is no index"), "{reasons:?}");
         }
     }
@@ -331,7 +342,7 @@ mod tests {
     fn an_index_of_two_gigabytes_is_not_read() {
         let folder = folder(&[("model.safetensors", 10), (INDEX, 2 << 30)], None);
         let (weights, reasons) = seen(&folder);
-        assert_eq!(weights, Some((Extent::Part, 10)));
+        assert_eq!(weights, Some((WeightExtent::Part, 10)));
         assert!(reasons.len() == 1 && reasons[0].contains("larger than"), "{reasons:?}");
     }
 

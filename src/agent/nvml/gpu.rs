@@ -6,7 +6,7 @@
 use super::NvmlOptions;
 use super::health;
 use crate::ids::{GpuModel, GpuUuid};
-use crate::report::{GpuReport, Missing, Part, ProcessReport};
+use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
 use crate::scheduling::device::Health;
 use crate::units::Bytes;
 use nvml_wrapper::Device;
@@ -17,15 +17,15 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Reads one GPU.
-pub struct Reader<'a> {
+pub struct GpuReader<'a> {
     pub options: &'a NvmlOptions,
     /// The GPU and its slices as they were last read.
     pub before: &'a [GpuReport],
-    pub missing: &'a mut Vec<Missing>,
+    pub missing: &'a mut Vec<MissingPart>,
 }
 
 /// Total, the driver's reserve, and what is allocated beyond it.
-struct Memory {
+struct GpuMemory {
     total: Bytes,
     reserved: Bytes,
     used: Option<Bytes>,
@@ -38,7 +38,7 @@ enum Slices {
     Cut(Vec<GpuReport>),
 }
 
-impl Reader<'_> {
+impl GpuReader<'_> {
     /// The GPU, then its slices; nothing if its size is not known. An error means that the GPU cannot be read at all.
     pub fn gpu(&mut self, device: &Device<'_>, index: u32) -> Result<Vec<GpuReport>, NvmlError> {
         let uuid = uuid(device)?;
@@ -84,7 +84,7 @@ impl Reader<'_> {
                 // The count is what the GPU could have: places may be empty.
                 Err(NvmlError::NotFound | NvmlError::InvalidArg) => {}
                 Err(error) if health::is_gone(&error) => return Err(error),
-                Err(error) => self.note(Part::Gpus, format!("slice {place} of {parent}: {error}")),
+                Err(error) => self.note(ReportPart::Gpus, format!("slice {place} of {parent}: {error}")),
             }
         }
         Ok(Slices::Cut(cut))
@@ -101,7 +101,7 @@ impl Reader<'_> {
         if known.is_empty() {
             return Slices::Whole;
         }
-        self.note(Part::Gpus, format!("the slices of {parent}: {error}"));
+        self.note(ReportPart::Gpus, format!("the slices of {parent}: {error}"));
         Slices::Cut(known)
     }
 
@@ -125,7 +125,7 @@ impl Reader<'_> {
         device: &Device<'_>,
         uuid: GpuUuid,
         index: u32,
-        memory: Memory,
+        memory: GpuMemory,
     ) -> Result<GpuReport, NvmlError> {
         let utilization = unless_gone(device.utilization_rates())?;
         Ok(GpuReport {
@@ -151,7 +151,7 @@ impl Reader<'_> {
         device: &Device<'_>,
         uuid: &GpuUuid,
         configured: Option<Bytes>,
-    ) -> Result<Option<Memory>, NvmlError> {
+    ) -> Result<Option<GpuMemory>, NvmlError> {
         let reason = match device.memory_info() {
             Ok(info) if info.total > 0 => return Ok(Some(plausible(info.total, info.reserved, info.used))),
             Ok(_) => "it says 0 bytes".into(),
@@ -159,13 +159,13 @@ impl Reader<'_> {
             Err(error) => error.to_string(),
         };
         if let Some(total) = configured {
-            return Ok(Some(Memory { total, reserved: Bytes::ZERO, used: None }));
+            return Ok(Some(GpuMemory { total, reserved: Bytes::ZERO, used: None }));
         }
         let reason =
             format!("the memory of {uuid}: {reason}; if it never says, give its size with --gpu-memory");
-        self.note(Part::Gpus, reason);
+        self.note(ReportPart::Gpus, reason);
         let before = self.before.iter().find(|gpu| gpu.uuid == *uuid);
-        Ok(before.map(|gpu| Memory { total: gpu.total_bytes, reserved: gpu.reserved_bytes, used: None }))
+        Ok(before.map(|gpu| GpuMemory { total: gpu.total_bytes, reserved: gpu.reserved_bytes, used: None }))
     }
 
     fn processes(
@@ -177,14 +177,14 @@ impl Reader<'_> {
             Ok(processes) => Ok(Some(processes)),
             Err(error) if health::is_gone(&error) => Err(error),
             Err(error) => {
-                self.note(Part::Processes, format!("the processes of {uuid}: {error}"));
+                self.note(ReportPart::Processes, format!("the processes of {uuid}: {error}"));
                 Ok(None)
             }
         }
     }
 
-    fn note(&mut self, part: Part, reason: String) {
-        self.missing.push(Missing { part, reason });
+    fn note(&mut self, part: ReportPart, reason: String) {
+        self.missing.push(MissingPart { part, reason });
     }
 }
 
@@ -220,8 +220,8 @@ fn unknown_model() -> GpuModel {
 }
 
 /// Figures that contradict the total are left out: one of them would have the whole report refused.
-fn plausible(total: u64, reserved: u64, used: u64) -> Memory {
-    Memory {
+fn plausible(total: u64, reserved: u64, used: u64) -> GpuMemory {
+    GpuMemory {
         total: Bytes(total),
         reserved: Bytes(if reserved <= total { reserved } else { 0 }),
         used: Some(Bytes(used)).filter(|used| used.0 <= total),

@@ -18,16 +18,16 @@ use std::sync::Arc;
 
 /// Why a GPU is not healthy.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct GpuFault {
     pub health: Health,
     pub reason: String,
 }
 
 /// What events said of each GPU: the worst since NVML was opened. Shared with the thread that reads them.
 #[derive(Debug, Clone, Default)]
-pub struct Faults(Arc<Mutex<BTreeMap<GpuUuid, Fault>>>);
+pub struct GpuFaults(Arc<Mutex<BTreeMap<GpuUuid, GpuFault>>>);
 
-impl Fault {
+impl GpuFault {
     pub fn draining(reason: impl Into<String>) -> Self {
         Self { health: Health::Draining, reason: reason.into() }
     }
@@ -50,12 +50,12 @@ impl Fault {
     }
 }
 
-impl Faults {
-    pub fn of(&self, gpu: &GpuUuid) -> Option<Fault> {
+impl GpuFaults {
+    pub fn of(&self, gpu: &GpuUuid) -> Option<GpuFault> {
         self.0.lock().get(gpu).cloned()
     }
 
-    pub fn note(&self, gpu: GpuUuid, fault: Fault) {
+    pub fn note(&self, gpu: GpuUuid, fault: GpuFault) {
         let mut faults = self.0.lock();
         let known = faults.entry(gpu).or_insert_with(|| fault.clone());
         if severity(fault.health) > severity(known.health) {
@@ -81,31 +81,32 @@ pub fn is_gone(error: &NvmlError) -> bool {
 }
 
 /// A GPU in MIG mode runs nothing by itself.
-pub fn without_slices() -> Fault {
-    Fault::draining(
+pub fn without_slices() -> GpuFault {
+    GpuFault::draining(
         "MIG mode is on and it has no slices; create some with nvidia-smi mig, or turn the mode off",
     )
 }
 
 /// What the GPU says of its own memory. Nothing where it does not keep count.
-pub fn read(device: &Device<'_>) -> Result<Vec<Fault>, NvmlError> {
+pub fn read(device: &Device<'_>) -> Result<Vec<GpuFault>, NvmlError> {
     let mut faults = Vec::new();
     match device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile) {
         Err(error) if is_gone(&error) => return Err(error),
         Ok(count @ 1..) => {
-            faults
-                .push(Fault::draining(format!("{count} uncorrectable ECC errors; reset it when it is idle")));
+            faults.push(GpuFault::draining(format!(
+                "{count} uncorrectable ECC errors; reset it when it is idle"
+            )));
         }
         _ => {}
     }
     if field(device, NVML_FI_DEV_REMAPPED_FAILURE) {
-        faults.push(Fault::lost("a row of its memory could not be remapped; have it replaced"));
+        faults.push(GpuFault::lost("a row of its memory could not be remapped; have it replaced"));
     }
     if field(device, NVML_FI_DEV_REMAPPED_PENDING) {
-        faults.push(Fault::draining("rows of its memory wait to be remapped; reset it when it is idle"));
+        faults.push(GpuFault::draining("rows of its memory wait to be remapped; reset it when it is idle"));
     }
     if device.are_pages_pending_retired().unwrap_or(false) {
-        faults.push(Fault::draining("pages of its memory wait to be retired; reset it when it is idle"));
+        faults.push(GpuFault::draining("pages of its memory wait to be retired; reset it when it is idle"));
     }
     Ok(faults)
 }
@@ -174,15 +175,15 @@ pub fn xid_name(xid: u64) -> &'static str {
 }
 
 /// What an XID does to the health of the GPU it came from, if anything.
-pub fn of_xid(xid: u64) -> Option<Fault> {
+pub fn of_xid(xid: u64) -> Option<GpuFault> {
     let (meaning, name) = (entry(xid).map_or(Meaning::Drains, |(_, meaning, _)| *meaning), xid_name(xid));
     match meaning {
         Meaning::Program | Meaning::Note => None,
-        Meaning::Drains => {
-            Some(Fault::draining(format!("XID {xid}: {name}; once it has been seen to, restart the agent")))
-        }
+        Meaning::Drains => Some(GpuFault::draining(format!(
+            "XID {xid}: {name}; once it has been seen to, restart the agent"
+        ))),
         Meaning::Loses => {
-            Some(Fault::lost(format!("XID {xid}: {name}; once it has been reset, restart the agent")))
+            Some(GpuFault::lost(format!("XID {xid}: {name}; once it has been reset, restart the agent")))
         }
     }
 }
@@ -223,10 +224,10 @@ mod tests {
 
     #[test]
     fn the_worst_fault_of_a_gpu_stays() {
-        let (faults, gpu) = (Faults::default(), GpuUuid::parse("GPU-a").unwrap());
-        faults.note(gpu.clone(), Fault::draining("first"));
-        faults.note(gpu.clone(), Fault::lost("second"));
-        faults.note(gpu.clone(), Fault::draining("third"));
-        assert_eq!(faults.of(&gpu), Some(Fault::lost("second")));
+        let (faults, gpu) = (GpuFaults::default(), GpuUuid::parse("GPU-a").unwrap());
+        faults.note(gpu.clone(), GpuFault::draining("first"));
+        faults.note(gpu.clone(), GpuFault::lost("second"));
+        faults.note(gpu.clone(), GpuFault::draining("third"));
+        assert_eq!(faults.of(&gpu), Some(GpuFault::lost("second")));
     }
 }

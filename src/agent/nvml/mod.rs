@@ -16,7 +16,7 @@ mod session;
 mod tests;
 mod xids;
 
-use crate::report::{GpuReport, Missing};
+use crate::report::{GpuReport, MissingPart};
 use crate::units::Bytes;
 use nvml_wrapper::error::NvmlError;
 use session::Session;
@@ -35,7 +35,7 @@ pub trait GpuSource: Send {
 pub struct GpuSample {
     pub gpus: Vec<GpuReport>,
     /// Figures that could not be read.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingPart>,
     pub taken: Instant,
 }
 
@@ -69,20 +69,20 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Nvml {
     options: NvmlOptions,
-    state: State,
+    state: LibraryState,
     last: LastRead,
 }
 
 #[derive(Debug)]
-enum State {
+enum LibraryState {
     /// To be opened at once.
     Closed,
     Open(Session),
-    Failed(Failure),
+    Failed(NvmlFailure),
 }
 
 #[derive(Debug)]
-struct Failure {
+struct NvmlFailure {
     reason: String,
     again: Instant,
     wait: Duration,
@@ -113,19 +113,19 @@ enum NvmlProblem {
 
 impl Nvml {
     pub fn new(options: NvmlOptions) -> Self {
-        Self { options, state: State::Closed, last: LastRead::new() }
+        Self { options, state: LibraryState::Closed, last: LastRead::new() }
     }
 
     fn sample_at(&mut self, now: Instant) -> Result<GpuSample, String> {
-        match std::mem::replace(&mut self.state, State::Closed) {
-            State::Failed(failure) if now < failure.again => {
+        match std::mem::replace(&mut self.state, LibraryState::Closed) {
+            LibraryState::Failed(failure) if now < failure.again => {
                 let reason = failure.reason.clone();
-                self.state = State::Failed(failure);
+                self.state = LibraryState::Failed(failure);
                 Err(reason)
             }
-            State::Failed(failure) => self.open(now, (failure.wait * 2).min(LONGEST_WAIT)),
-            State::Closed => self.open(now, FIRST_WAIT),
-            State::Open(session) => self.read(session, now, FIRST_WAIT),
+            LibraryState::Failed(failure) => self.open(now, (failure.wait * 2).min(LONGEST_WAIT)),
+            LibraryState::Closed => self.open(now, FIRST_WAIT),
+            LibraryState::Open(session) => self.read(session, now, FIRST_WAIT),
         }
     }
 
@@ -139,7 +139,7 @@ impl Nvml {
     fn read(&mut self, mut session: Session, now: Instant, wait: Duration) -> Result<GpuSample, String> {
         match session.sample(&self.options, &mut self.last) {
             Ok((gpus, missing)) => {
-                self.state = State::Open(session);
+                self.state = LibraryState::Open(session);
                 Ok(GpuSample { gpus, missing, taken: now })
             }
             Err(cause) => self.fail(NvmlProblem::of(cause, &self.options), now, wait),
@@ -148,7 +148,7 @@ impl Nvml {
 
     fn fail(&mut self, problem: NvmlProblem, now: Instant, wait: Duration) -> Result<GpuSample, String> {
         let reason = problem.to_string();
-        self.state = State::Failed(Failure { reason: reason.clone(), again: now + wait, wait });
+        self.state = LibraryState::Failed(NvmlFailure { reason: reason.clone(), again: now + wait, wait });
         Err(reason)
     }
 }

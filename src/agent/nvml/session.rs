@@ -3,12 +3,12 @@
 //! Ends with the first error that concerns NVML as a whole. How one GPU is read is [`super::gpu`]'s; when to open again is
 //! the parent's.
 
-use super::gpu::{self, Reader};
-use super::health::{Fault, Faults};
-use super::xids::Watch;
+use super::gpu::{self, GpuReader};
+use super::health::{GpuFault, GpuFaults};
+use super::xids::XidWatch;
 use super::{LastRead, NvmlOptions, NvmlProblem, islands};
 use crate::ids::GpuUuid;
-use crate::report::{GpuReport, Missing, Part};
+use crate::report::{GpuReport, MissingPart, ReportPart};
 use crate::scheduling::device::Health;
 use nvml_wrapper::enum_wrappers::device::{P2pCapabilitiesIndex, P2pStatus};
 use nvml_wrapper::error::NvmlError;
@@ -20,14 +20,14 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Session {
     library: Arc<Library>,
-    faults: Faults,
-    watch: Option<Watch>,
-    places: BTreeMap<GpuUuid, Place>,
+    faults: GpuFaults,
+    watch: Option<XidWatch>,
+    places: BTreeMap<GpuUuid, GpuPlacement>,
 }
 
 /// Where a GPU sits: does not change while the node runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct GpuPlacement {
     index: u32,
     numa_node: Option<u32>,
     island: Option<u32>,
@@ -44,7 +44,7 @@ pub fn open(options: &NvmlOptions) -> Result<Session, NvmlProblem> {
     }
     Ok(Session {
         library: Arc::new(library),
-        faults: Faults::default(),
+        faults: GpuFaults::default(),
         watch: None,
         places: BTreeMap::new(),
     })
@@ -56,7 +56,7 @@ impl Session {
         &mut self,
         options: &NvmlOptions,
         last: &mut LastRead,
-    ) -> Result<(Vec<GpuReport>, Vec<Missing>), NvmlError> {
+    ) -> Result<(Vec<GpuReport>, Vec<MissingPart>), NvmlError> {
         let library = Arc::clone(&self.library);
         let count = library.device_count()?;
         let mut missing = Vec::new();
@@ -65,7 +65,7 @@ impl Session {
         let mut devices = Vec::new();
         for index in 0..count {
             let before = last.get(&index).map_or(&[][..], Vec::as_slice);
-            let mut reader = Reader { options, before, missing: &mut missing };
+            let mut reader = GpuReader { options, before, missing: &mut missing };
             let device = library.device_by_index(index);
             match device.and_then(|device| reader.gpu(&device, index).map(|reports| (device, reports))) {
                 Ok((device, reports)) => {
@@ -98,12 +98,12 @@ impl Session {
         let islands = islands::of(devices.len(), |one, other| linked(&devices[one].2, &devices[other].2));
         for ((uuid, index, device), island) in devices.iter().zip(islands) {
             let numa_node = gpu::numa_node(device, sys);
-            self.places.insert(uuid.clone(), Place { index: *index, numa_node, island });
+            self.places.insert(uuid.clone(), GpuPlacement { index: *index, numa_node, island });
         }
         let indices = devices.iter().map(|(_, index, _)| *index).collect();
         // The old watch ends first, or one event would be read by either.
         self.watch = None;
-        self.watch = Watch::start(Arc::clone(&self.library), indices, self.faults.clone());
+        self.watch = XidWatch::start(Arc::clone(&self.library), indices, self.faults.clone());
     }
 
     /// The reports with what is known of the GPUs beyond this sample; remembers them.
@@ -141,14 +141,14 @@ fn concerns_all(error: &NvmlError) -> bool {
 }
 
 /// A UUID that appears twice would have the whole report refused.
-fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<Missing>) {
+fn drop_repeated(read: &mut BTreeMap<u32, Vec<GpuReport>>, missing: &mut Vec<MissingPart>) {
     let mut seen = BTreeSet::new();
     for (index, reports) in read.iter_mut() {
         reports.retain(|gpu| {
             let is_new = seen.insert(gpu.uuid.clone());
             if !is_new {
                 let reason = format!("{} appears twice; the one at index {index} is left out", gpu.uuid);
-                missing.push(Missing { part: Part::Gpus, reason });
+                missing.push(MissingPart { part: ReportPart::Gpus, reason });
             }
             is_new
         });
@@ -160,7 +160,7 @@ fn stand_ins(
     failed: Vec<(u32, NvmlError)>,
     reports: &[GpuReport],
     last: &LastRead,
-    missing: &mut Vec<Missing>,
+    missing: &mut Vec<MissingPart>,
 ) -> Vec<GpuReport> {
     let elsewhere: BTreeSet<&GpuUuid> = reports.iter().map(|gpu| &gpu.uuid).collect();
     let mut all = Vec::new();
@@ -170,7 +170,8 @@ fn stand_ins(
         let kept: Vec<GpuReport> = kept.map(|gpu| stand_in(gpu, &error)).collect();
         let name =
             kept.first().map_or("it was never read, so it is left out".into(), |gpu| gpu.uuid.to_string());
-        missing.push(Missing { part: Part::Gpus, reason: format!("GPU {index} ({name}): {error}") });
+        missing
+            .push(MissingPart { part: ReportPart::Gpus, reason: format!("GPU {index} ({name}): {error}") });
         all.extend(kept);
     }
     all
@@ -178,7 +179,7 @@ fn stand_ins(
 
 fn stand_in(before: &GpuReport, error: &NvmlError) -> GpuReport {
     let mut report = gpu::without_figures(before);
-    if let Some(fault) = Fault::of_error(error) {
+    if let Some(fault) = GpuFault::of_error(error) {
         report.health = Health::Healthy;
         fault.mark(&mut report);
     }

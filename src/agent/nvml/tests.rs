@@ -2,24 +2,24 @@
 
 use super::*;
 use crate::ids::GpuUuid;
-use crate::report::{Part, ProcessReport};
+use crate::report::{ProcessReport, ReportPart};
 use crate::scheduling::device::Health;
-use mock_nvml::{Gpu, Mock, Process, Script, Slice, Xid, codes};
+use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu, Slice, Xid, codes};
 use std::process::Command;
 use tempfile::TempDir;
 
-struct Node {
+struct NvmlFixture {
     nvml: Nvml,
     mock: Mock,
     folder: TempDir,
 }
 
-impl Node {
-    fn new(script: &Script) -> Self {
+impl NvmlFixture {
+    fn new(script: &NvmlScript) -> Self {
         Self::with(script, NvmlOptions::default())
     }
 
-    fn with(script: &Script, options: NvmlOptions) -> Self {
+    fn with(script: &NvmlScript, options: NvmlOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mock = Mock::install(folder.path(), script).unwrap();
         let library = Some(mock.library().to_owned());
@@ -31,7 +31,7 @@ impl Node {
         self.nvml.sample().unwrap()
     }
 
-    fn after(&mut self, script: &Script) -> GpuSample {
+    fn after(&mut self, script: &NvmlScript) -> GpuSample {
         self.mock.play(script).unwrap();
         self.sample()
     }
@@ -50,20 +50,20 @@ impl Node {
     }
 }
 
-fn gpu(letter: &str) -> Gpu {
-    Gpu { uuid: format!("GPU-{letter}"), ..Gpu::default() }
+fn gpu(letter: &str) -> ScriptedGpu {
+    ScriptedGpu { uuid: format!("GPU-{letter}"), ..ScriptedGpu::default() }
 }
 
-fn script(gpus: impl IntoIterator<Item = Gpu>) -> Script {
-    Script { gpus: gpus.into_iter().collect(), ..Script::default() }
+fn script(gpus: impl IntoIterator<Item = ScriptedGpu>) -> NvmlScript {
+    NvmlScript { gpus: gpus.into_iter().collect(), ..NvmlScript::default() }
 }
 
-fn process(pid: u32, used: u64) -> Process {
-    Process { pid, used: Some(used), ..Process::default() }
+fn process(pid: u32, used: u64) -> GpuProcess {
+    GpuProcess { pid, used: Some(used), ..GpuProcess::default() }
 }
 
-fn refusing(letter: &str, function: &str, code: u32) -> Gpu {
-    Gpu { refuse: [(function.to_string(), code)].into(), ..gpu(letter) }
+fn refusing(letter: &str, function: &str, code: u32) -> ScriptedGpu {
+    ScriptedGpu { refuse: [(function.to_string(), code)].into(), ..gpu(letter) }
 }
 
 fn uuids(sample: &GpuSample) -> Vec<&str> {
@@ -72,10 +72,11 @@ fn uuids(sample: &GpuSample) -> Vec<&str> {
 
 #[test]
 fn every_figure_of_a_gpu_is_read() {
-    let processes = vec![process(10, 1 << 30), Process { pid: 11, used: None, ..Process::default() }];
+    let processes = vec![process(10, 1 << 30), GpuProcess { pid: 11, used: None, ..GpuProcess::default() }];
     let (total, reserved, used) = (80 << 30, 600 << 20, 9 << 30);
-    let scripted = Gpu { total, reserved, used, utilization: 73, processes, ..gpu("a") };
-    let mut node = Node::new(&script([Gpu { pci_bus_id: "00000000:3B:00.0".into(), ..scripted }]));
+    let scripted = ScriptedGpu { total, reserved, used, utilization: 73, processes, ..gpu("a") };
+    let mut node =
+        NvmlFixture::new(&script([ScriptedGpu { pci_bus_id: "00000000:3B:00.0".into(), ..scripted }]));
     let device = node.folder.path().join("bus/pci/devices/0000:3b:00.0");
     std::fs::create_dir_all(&device).unwrap();
     std::fs::write(device.join("numa_node"), "1\n").unwrap();
@@ -99,11 +100,11 @@ fn every_figure_of_a_gpu_is_read() {
 
 #[test]
 fn a_process_in_several_lists_is_one_process() {
-    let mps = Process { mps: true, ..process(10, 3 << 30) };
-    let both = Process { graphics: true, both: true, ..process(11, 1 << 30) };
-    let draws = Process { graphics: true, ..process(12, 1 << 20) };
+    let mps = GpuProcess { mps: true, ..process(10, 3 << 30) };
+    let both = GpuProcess { graphics: true, both: true, ..process(11, 1 << 30) };
+    let draws = GpuProcess { graphics: true, ..process(12, 1 << 20) };
     let lists = vec![process(10, 1 << 30), mps, both, draws];
-    let sample = Node::new(&script([Gpu { processes: lists, ..gpu("a") }])).sample();
+    let sample = NvmlFixture::new(&script([ScriptedGpu { processes: lists, ..gpu("a") }])).sample();
     let found: Vec<_> = sample.gpus[0].processes.iter().flatten().map(|p| (p.pid, p.used_bytes)).collect();
     assert_eq!(found, [(10, Some(Bytes::gib(3))), (11, Some(Bytes::gib(1))), (12, Some(Bytes::mib(1)))]);
 }
@@ -118,8 +119,8 @@ fn slices_follow_the_gpu_they_are_cut_from() {
     };
     // The places between are empty, as they are when slices come and go.
     let slices = [(0, slice("x", 10)), (5, slice("y", 11))].into();
-    let cut = Gpu { mig_enabled: true, slices, ecc_errors: Some(2), ..gpu("a") };
-    let mut node = Node::new(&script([cut, gpu("b")]));
+    let cut = ScriptedGpu { mig_enabled: true, slices, ecc_errors: Some(2), ..gpu("a") };
+    let mut node = NvmlFixture::new(&script([cut, gpu("b")]));
 
     let sample = node.sample();
 
@@ -136,16 +137,16 @@ fn slices_follow_the_gpu_they_are_cut_from() {
 
 #[test]
 fn a_gpu_in_mig_mode_without_slices_takes_nothing() {
-    let sample = Node::new(&script([Gpu { mig_enabled: true, ..gpu("a") }])).sample();
+    let sample = NvmlFixture::new(&script([ScriptedGpu { mig_enabled: true, ..gpu("a") }])).sample();
     assert_eq!(sample.gpus[0].health, Health::Draining);
     assert!(sample.gpus[0].health_reason.as_ref().unwrap().contains("MIG mode is on"));
 }
 
 #[test]
 fn gpus_that_reach_each_other_share_an_island() {
-    let linked = |letter, nvlink| Gpu { nvlink, ..gpu(letter) };
+    let linked = |letter, nvlink| ScriptedGpu { nvlink, ..gpu(letter) };
     let gpus = [linked("a", Some(1)), linked("b", Some(2)), linked("c", Some(1)), linked("d", None)];
-    let sample = Node::new(&script(gpus)).sample();
+    let sample = NvmlFixture::new(&script(gpus)).sample();
     let islands: Vec<_> = sample.gpus.iter().map(|gpu| gpu.nvlink_island).collect();
     assert_eq!(islands, [Some(0), None, Some(0), None]);
 }
@@ -153,11 +154,11 @@ fn gpus_that_reach_each_other_share_an_island() {
 #[test]
 fn a_lost_gpu_keeps_its_place_and_its_size() {
     let slices = [(1, Slice { uuid: "MIG-x".into(), ..Slice::default() })].into();
-    let before = Gpu { mig_enabled: true, slices, ..gpu("a") };
-    let mut node = Node::new(&script([before.clone(), gpu("b")]));
+    let before = ScriptedGpu { mig_enabled: true, slices, ..gpu("a") };
+    let mut node = NvmlFixture::new(&script([before.clone(), gpu("b")]));
     node.sample();
 
-    let sample = node.after(&script([Gpu { lost: true, ..before.clone() }, gpu("b")]));
+    let sample = node.after(&script([ScriptedGpu { lost: true, ..before.clone() }, gpu("b")]));
 
     assert_eq!(uuids(&sample), ["GPU-a", "MIG-x", "GPU-b"]);
     for lost in &sample.gpus[..2] {
@@ -174,7 +175,7 @@ fn a_lost_gpu_keeps_its_place_and_its_size() {
 
 #[test]
 fn a_gpu_that_has_no_handle_for_once_keeps_its_place() {
-    let mut node = Node::new(&script([gpu("a"), gpu("b")]));
+    let mut node = NvmlFixture::new(&script([gpu("a"), gpu("b")]));
     node.sample();
     let refused = refusing("a", "nvmlDeviceGetHandleByIndex_v2", codes::UNKNOWN);
     let sample = node.after(&script([refused, gpu("b")]));
@@ -185,14 +186,14 @@ fn a_gpu_that_has_no_handle_for_once_keeps_its_place() {
 
 #[test]
 fn a_gpu_that_was_never_read_is_named_and_left_out() {
-    let sample = Node::new(&script([Gpu { lost: true, ..gpu("a") }, gpu("b")])).sample();
+    let sample = NvmlFixture::new(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")])).sample();
     assert_eq!(uuids(&sample), ["GPU-b"]);
     assert!(sample.missing[0].reason.contains("GPU 0 (it was never read"), "{:?}", sample.missing);
 }
 
 #[test]
 fn a_gpu_that_nvml_no_longer_counts_is_gone() {
-    let mut node = Node::new(&script([gpu("a"), gpu("b")]));
+    let mut node = NvmlFixture::new(&script([gpu("a"), gpu("b")]));
     node.sample();
     assert_eq!(uuids(&node.after(&script([gpu("a")]))), ["GPU-a"]);
 }
@@ -208,7 +209,7 @@ fn one_call_that_fails_costs_one_figure() {
         ("nvmlDeviceGetMigMode", |gpu| gpu.parent.is_none()),
     ];
     for (function, is_out) in figures {
-        let sample = Node::new(&script([refusing("a", function, codes::FUNCTION_NOT_FOUND)])).sample();
+        let sample = NvmlFixture::new(&script([refusing("a", function, codes::FUNCTION_NOT_FOUND)])).sample();
         let [gpu] = &sample.gpus[..] else { panic!("{function}: {sample:?}") };
         assert!(is_out(gpu), "{function}: {gpu:?}");
         assert_eq!((gpu.used_bytes, gpu.health), (Some(Bytes::ZERO), Health::Healthy), "{function}");
@@ -219,58 +220,63 @@ fn one_call_that_fails_costs_one_figure() {
 fn a_gpu_without_memory_of_its_own_has_the_configured_size_or_is_named() {
     let shared = script([refusing("a", "nvmlDeviceGetMemoryInfo_v2", codes::NOT_SUPPORTED)]);
     let gpu_memory = Some(Bytes::gib(120));
-    let sample = Node::with(&shared, NvmlOptions { gpu_memory, ..NvmlOptions::default() }).sample();
+    let sample = NvmlFixture::with(&shared, NvmlOptions { gpu_memory, ..NvmlOptions::default() }).sample();
     assert_eq!((sample.gpus[0].total_bytes, sample.gpus[0].used_bytes), (Bytes::gib(120), None));
 
-    let sample = Node::new(&shared).sample();
+    let sample = NvmlFixture::new(&shared).sample();
     assert_eq!(sample.gpus, []);
     assert!(sample.missing[0].reason.contains("--gpu-memory"), "{:?}", sample.missing);
 }
 
 #[test]
 fn memory_that_cannot_be_read_for_once_keeps_its_size_and_has_no_use() {
-    let mut node = Node::new(&script([gpu("a")]));
+    let mut node = NvmlFixture::new(&script([gpu("a")]));
     node.sample();
     let sample = node.after(&script([refusing("a", "nvmlDeviceGetMemoryInfo_v2", codes::UNKNOWN)]));
     assert_eq!((sample.gpus[0].total_bytes, sample.gpus[0].used_bytes), (Bytes::gib(80), None));
-    assert_eq!(sample.missing[0].part, Part::Gpus);
+    assert_eq!(sample.missing[0].part, ReportPart::Gpus);
 }
 
 #[test]
 fn figures_above_the_total_are_not_reported() {
-    let sample =
-        Node::new(&script([Gpu { total: 1 << 30, reserved: 2 << 30, used: 3 << 30, ..gpu("a") }])).sample();
+    let sample = NvmlFixture::new(&script([ScriptedGpu {
+        total: 1 << 30,
+        reserved: 2 << 30,
+        used: 3 << 30,
+        ..gpu("a")
+    }]))
+    .sample();
     assert_eq!((sample.gpus[0].reserved_bytes, sample.gpus[0].used_bytes), (Bytes::ZERO, None));
 }
 
 #[test]
 fn a_uuid_that_appears_twice_is_reported_once() {
-    let sample = Node::new(&script([gpu("a"), gpu("a")])).sample();
+    let sample = NvmlFixture::new(&script([gpu("a"), gpu("a")])).sample();
     assert_eq!(uuids(&sample), ["GPU-a"]);
     assert!(sample.missing[0].reason.contains("twice"), "{:?}", sample.missing);
 }
 
 #[test]
 fn what_a_gpu_says_of_its_memory_decides_its_health() {
-    let health = |gpu: Gpu| Node::new(&script([gpu])).sample().gpus[0].health;
+    let health = |gpu: ScriptedGpu| NvmlFixture::new(&script([gpu])).sample().gpus[0].health;
     assert_eq!(health(gpu("a")), Health::Healthy);
-    assert_eq!(health(Gpu { ecc_errors: Some(1), ..gpu("a") }), Health::Draining);
-    assert_eq!(health(Gpu { remap_pending: Some(true), ..gpu("a") }), Health::Draining);
-    assert_eq!(health(Gpu { retirement_pending: Some(true), ..gpu("a") }), Health::Draining);
-    let failed = Gpu { remap_failed: Some(true), remap_pending: Some(true), ..gpu("a") };
+    assert_eq!(health(ScriptedGpu { ecc_errors: Some(1), ..gpu("a") }), Health::Draining);
+    assert_eq!(health(ScriptedGpu { remap_pending: Some(true), ..gpu("a") }), Health::Draining);
+    assert_eq!(health(ScriptedGpu { retirement_pending: Some(true), ..gpu("a") }), Health::Draining);
+    let failed = ScriptedGpu { remap_failed: Some(true), remap_pending: Some(true), ..gpu("a") };
     assert_eq!(health(failed), Health::Lost);
-    let silent = Gpu { ecc_errors: None, remap_pending: None, remap_failed: None, ..gpu("a") };
+    let silent = ScriptedGpu { ecc_errors: None, remap_pending: None, remap_failed: None, ..gpu("a") };
     assert_eq!(health(silent), Health::Healthy);
 }
 
 #[test]
 fn an_error_event_takes_out_its_gpu_and_a_programs_own_does_not() {
     let calm = script([gpu("a"), gpu("b"), gpu("c")]);
-    let mut node = Node::new(&calm);
+    let mut node = NvmlFixture::new(&calm);
     node.sample();
     // They are delivered in this order, so that the last one tells that all have been read.
     let xids = vec![Xid { gpu: 0, xid: 31 }, Xid { gpu: 1, xid: 74 }, Xid { gpu: 2, xid: 119 }];
-    node.mock.play(&Script { xids, ..calm }).unwrap();
+    node.mock.play(&NvmlScript { xids, ..calm }).unwrap();
 
     let sample = node.until(|sample| sample.gpus[2].health == Health::Lost);
 
@@ -284,19 +290,19 @@ fn an_error_event_takes_out_its_gpu_and_a_programs_own_does_not() {
 fn a_gpu_without_events_does_not_silence_the_others() {
     let mute = refusing("a", "nvmlDeviceRegisterEvents", codes::NOT_SUPPORTED);
     let calm = script([gpu("b"), mute, gpu("c")]);
-    let mut node = Node::new(&calm);
+    let mut node = NvmlFixture::new(&calm);
     node.sample();
-    node.mock.play(&Script { xids: vec![Xid { gpu: 2, xid: 79 }], ..calm }).unwrap();
+    node.mock.play(&NvmlScript { xids: vec![Xid { gpu: 2, xid: 79 }], ..calm }).unwrap();
     node.until(|sample| sample.gpus[2].health == Health::Lost);
 }
 
 #[test]
 fn events_of_a_gpu_that_came_later_are_read_too() {
-    let mut node = Node::new(&script([gpu("a")]));
+    let mut node = NvmlFixture::new(&script([gpu("a")]));
     node.sample();
     let both = script([gpu("a"), gpu("b")]);
     node.after(&both);
-    node.mock.play(&Script { xids: vec![Xid { gpu: 1, xid: 79 }], ..both }).unwrap();
+    node.mock.play(&NvmlScript { xids: vec![Xid { gpu: 1, xid: 79 }], ..both }).unwrap();
     node.until(|sample| sample.gpus[1].health == Health::Lost);
 }
 
@@ -326,10 +332,10 @@ fn a_library_that_is_no_nvml_is_named_as_such() {
 #[test]
 fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
     let there = script([gpu("a")]);
-    let mut node = Node::new(&there);
+    let mut node = NvmlFixture::new(&there);
     let start = Instant::now();
     node.nvml.sample_at(start).unwrap();
-    let away = Script {
+    let away = NvmlScript {
         init_error: Some(codes::DRIVER_NOT_LOADED),
         count_error: Some(codes::DRIVER_NOT_LOADED),
         ..there.clone()
@@ -348,7 +354,8 @@ fn a_driver_that_goes_away_is_opened_again_when_it_is_back() {
 #[test]
 fn a_driver_upgraded_under_the_agent_is_told() {
     let init_error = Some(codes::LIB_RM_VERSION_MISMATCH);
-    let reason = Node::new(&Script { init_error, ..script([gpu("a")]) }).nvml.sample().unwrap_err();
+    let reason =
+        NvmlFixture::new(&NvmlScript { init_error, ..script([gpu("a")]) }).nvml.sample().unwrap_err();
     assert!(reason.contains("different versions"), "{reason}");
 }
 

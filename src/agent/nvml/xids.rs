@@ -2,7 +2,7 @@
 //!
 //! Says what happened; what it means for a GPU is decided in [`super::health`].
 
-use super::health::{self, Faults};
+use super::health::{self, GpuFaults};
 use crate::ids::GpuUuid;
 use nvml_wrapper::Nvml as Library;
 use nvml_wrapper::bitmasks::event::EventTypes;
@@ -21,14 +21,14 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Reads events until it is dropped, and a wait longer.
 #[derive(Debug)]
-pub struct Watch {
+pub struct XidWatch {
     /// Dropped with the watch, which the thread notices.
     _alive: Sender<()>,
 }
 
-impl Watch {
+impl XidWatch {
     /// `None` if the library has no events, or no thread can be had: then only what the GPUs say themselves is known.
-    pub fn start(library: Arc<Library>, indices: Vec<u32>, faults: Faults) -> Option<Self> {
+    pub fn start(library: Arc<Library>, indices: Vec<u32>, faults: GpuFaults) -> Option<Self> {
         let functions = library.lib();
         // Dropping a set would panic for want of the second symbol.
         if functions.nvmlEventSetCreate.is_err() || functions.nvmlEventSetFree.is_err() {
@@ -41,7 +41,7 @@ impl Watch {
     }
 }
 
-fn read_events(library: &Library, indices: Vec<u32>, faults: &Faults, ended: &Receiver<()>) {
+fn read_events(library: &Library, indices: Vec<u32>, faults: &GpuFaults, ended: &Receiver<()>) {
     let Some(set) = registered(library, indices) else { return };
     while ended.try_recv() == Err(TryRecvError::Empty) {
         match set.wait(WAIT_MS) {
@@ -75,7 +75,7 @@ fn register<'a>(library: &'a Library, index: u32, set: EventSet<'a>) -> Option<E
     device.register_events(EventTypes::CRITICAL_XID_ERROR, set).ok()
 }
 
-fn note(event: &EventData<'_>, faults: &Faults) {
+fn note(event: &EventData<'_>, faults: &GpuFaults) {
     let xid = match event.event_data {
         Some(XidError::Value(xid)) => xid,
         Some(XidError::Unknown) | None => return,

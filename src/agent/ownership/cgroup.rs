@@ -29,11 +29,11 @@ const START_TIME_FIELD: usize = 22;
 #[derive(Debug)]
 pub struct Cgroups {
     proc: PathBuf,
-    known: FxHashMap<u32, Known>,
+    known: FxHashMap<u32, KnownProcess>,
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownProcess {
     /// Tells a process from a later one of the same PID. In clock ticks since boot.
     started: u64,
     pods: Arc<[PodUid]>,
@@ -41,7 +41,7 @@ struct Known {
 
 /// Where a process is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum ProcessOwner {
     /// In a pod. More than one is named where a node runs inside another node's pod; the outermost comes first.
     Pod(Arc<[PodUid]>),
     /// In a cgroup that is no pod's: a service of the host, or a container that Kubernetes does not know.
@@ -69,18 +69,18 @@ impl Cgroups {
         &self.proc
     }
 
-    pub fn place(&mut self, pid: u32) -> Result<Place, ProcError> {
-        let Some(stat) = self.read(pid, "stat")? else { return Ok(Place::Gone) };
+    pub fn place(&mut self, pid: u32) -> Result<ProcessOwner, ProcError> {
+        let Some(stat) = self.read(pid, "stat")? else { return Ok(ProcessOwner::Gone) };
         let started = start_time(&stat);
         if let Some(known) = self.known.get(&pid)
             && started == Some(known.started)
         {
-            return Ok(Place::Pod(known.pods.clone()));
+            return Ok(ProcessOwner::Pod(known.pods.clone()));
         }
-        let Some(cgroup) = self.read(pid, "cgroup")? else { return Ok(Place::Gone) };
+        let Some(cgroup) = self.read(pid, "cgroup")? else { return Ok(ProcessOwner::Gone) };
         let place = place_of(&cgroup);
-        if let (Some(started), Place::Pod(pods)) = (started, &place) {
-            self.remember(pid, Known { started, pods: pods.clone() });
+        if let (Some(started), ProcessOwner::Pod(pods)) = (started, &place) {
+            self.remember(pid, KnownProcess { started, pods: pods.clone() });
         }
         Ok(place)
     }
@@ -90,7 +90,7 @@ impl Cgroups {
         self.known.retain(|pid, _| pids.contains(pid));
     }
 
-    fn remember(&mut self, pid: u32, known: Known) {
+    fn remember(&mut self, pid: u32, known: KnownProcess) {
         if self.known.len() < MAX_KNOWN || self.known.contains_key(&pid) {
             self.known.insert(pid, known);
         }
@@ -131,13 +131,13 @@ fn start_time(stat: &[u8]) -> Option<u64> {
 }
 
 /// Of all hierarchies, the first that names a pod decides.
-fn place_of(cgroup: &[u8]) -> Place {
+fn place_of(cgroup: &[u8]) -> ProcessOwner {
     let paths: Vec<&[u8]> = cgroup.split(|byte| *byte == b'\n').filter_map(path).collect();
     let named = paths.iter().map(|path| pods_in(path)).find(|pods| !pods.is_empty());
     match named {
-        Some(pods) => Place::Pod(pods.into()),
-        None if paths.iter().all(|path| is_bare(path)) => Place::Unsaid,
-        None => Place::Elsewhere,
+        Some(pods) => ProcessOwner::Pod(pods.into()),
+        None if paths.iter().all(|path| is_bare(path)) => ProcessOwner::Unsaid,
+        None => ProcessOwner::Elsewhere,
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
 
     fn pods(cgroup: &str) -> Vec<String> {
         match place_of(cgroup.as_bytes()) {
-            Place::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+            ProcessOwner::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
             _ => vec![],
         }
     }
@@ -231,10 +231,10 @@ mod tests {
             format!("0::/docker/{CONTAINER}\n"),
             format!("1:cpu:/\n0::/pod{}", &UID[..35]),
         ] {
-            assert_eq!(place_of(cgroup.as_bytes()), Place::Elsewhere, "{cgroup}");
+            assert_eq!(place_of(cgroup.as_bytes()), ProcessOwner::Elsewhere, "{cgroup}");
         }
         for cgroup in ["0::/\n", "0::/../..\n", "3:cpu:/\n0::/\n", "", "no colons"] {
-            assert_eq!(place_of(cgroup.as_bytes()), Place::Unsaid, "{cgroup}");
+            assert_eq!(place_of(cgroup.as_bytes()), ProcessOwner::Unsaid, "{cgroup}");
         }
     }
 
@@ -273,7 +273,7 @@ mod tests {
 
         fn pods(&mut self, pid: u32) -> Vec<String> {
             match self.cgroups.place(pid).unwrap() {
-                Place::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
+                ProcessOwner::Pod(pods) => pods.iter().map(ToString::to_string).collect(),
                 _ => vec![],
             }
         }
@@ -295,7 +295,7 @@ mod tests {
     fn a_process_in_no_pod_is_asked_again() {
         let mut proc = proc();
         proc.runs(7, 100, "0::/system.slice/containerd.service\n");
-        assert_eq!(proc.cgroups.place(7).unwrap(), Place::Elsewhere);
+        assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Elsewhere);
         proc.runs(7, 100, format!("0::/kubepods/pod{UID}/x\n"));
         assert_eq!(proc.pods(7), [UID], "it was on its way into its container");
     }
@@ -304,7 +304,7 @@ mod tests {
     fn processes_that_are_not_kept_are_forgotten_and_never_more_than_the_bound_is_known() {
         let mut proc = proc();
         for pid in 0..MAX_KNOWN as u32 + 10 {
-            proc.cgroups.remember(pid, Known { started: 1, pods: Arc::new([]) });
+            proc.cgroups.remember(pid, KnownProcess { started: 1, pods: Arc::new([]) });
         }
         assert_eq!(proc.cgroups.known.len(), MAX_KNOWN);
         proc.cgroups.keep(&BTreeSet::from([3, 9_999_999]));
@@ -314,7 +314,7 @@ mod tests {
     #[test]
     fn a_process_that_has_ended_is_gone_and_what_cannot_be_read_is_told() {
         let mut proc = proc();
-        assert_eq!(proc.cgroups.place(7).unwrap(), Place::Gone);
+        assert_eq!(proc.cgroups.place(7).unwrap(), ProcessOwner::Gone);
         std::fs::create_dir_all(proc.folder.path().join("8/stat")).unwrap();
         let reason = proc.cgroups.place(8).unwrap_err().to_string();
         assert!(reason.contains("8/stat") && reason.contains("as root"), "{reason}");
@@ -325,7 +325,7 @@ mod tests {
         let mut proc = proc();
         let rubbish: Vec<u8> = (0..=255).cycle().take(3 * MAX_FILE as usize).collect();
         proc.runs(7, 100, rubbish);
-        assert!(matches!(proc.cgroups.place(7).unwrap(), Place::Elsewhere | Place::Unsaid));
+        assert!(matches!(proc.cgroups.place(7).unwrap(), ProcessOwner::Elsewhere | ProcessOwner::Unsaid));
     }
 
     proptest! {

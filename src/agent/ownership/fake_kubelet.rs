@@ -15,7 +15,7 @@ use tokio::net::UnixListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tonic::{Request, Response, Status};
 
-type Answer = Result<ListPodResourcesResponse, Status>;
+type ListAnswer = Result<ListPodResourcesResponse, Status>;
 
 /// Dropping it takes the socket away.
 pub struct FakeKubelet {
@@ -26,7 +26,7 @@ pub struct FakeKubelet {
 
 #[derive(Clone)]
 struct Lister {
-    answer: Arc<Mutex<Answer>>,
+    answer: Arc<Mutex<ListAnswer>>,
     asked: Arc<Mutex<u32>>,
 }
 

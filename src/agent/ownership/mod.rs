@@ -11,8 +11,8 @@ pub mod pod_resources;
 
 use super::pods::PodOnNode;
 use crate::ids::{GpuUuid, PodKey, PodUid};
-use crate::report::{GpuReport, Missing, Part, ProcessReport};
-use cgroup::{Cgroups, Place};
+use crate::report::{GpuReport, MissingPart, ProcessReport, ReportPart};
+use cgroup::{Cgroups, ProcessOwner};
 use futures::future::BoxFuture;
 use pod_resources::{Allocation, PodResources};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,10 +28,10 @@ pub trait OwnerSource: Send {
         &'a mut self,
         gpus: &'a mut [GpuReport],
         pods: &'a [PodOnNode],
-    ) -> BoxFuture<'a, Vec<Missing>>;
+    ) -> BoxFuture<'a, Vec<MissingPart>>;
 
     /// What would stand in the way if there were a process now. Nothing is asked, only looked for.
-    fn lacks(&self) -> Vec<Missing> {
+    fn lacks(&self) -> Vec<MissingPart> {
         Vec::new()
     }
 }
@@ -55,7 +55,7 @@ impl OwnerSource for Owners {
         &'a mut self,
         gpus: &'a mut [GpuReport],
         pods: &'a [PodOnNode],
-    ) -> BoxFuture<'a, Vec<Missing>> {
+    ) -> BoxFuture<'a, Vec<MissingPart>> {
         Box::pin(async move {
             let by_cgroup = by_cgroup(&mut self.cgroups, gpus, pods);
             let mut reasons = by_cgroup.reasons;
@@ -68,7 +68,7 @@ impl OwnerSource for Owners {
         })
     }
 
-    fn lacks(&self) -> Vec<Missing> {
+    fn lacks(&self) -> Vec<MissingPart> {
         let proc = self.cgroups.proc();
         let no_proc = (!proc.is_dir()).then(|| {
             format!("there is no {}: mount the host's /proc there, or name it with --proc", proc.display())
@@ -78,29 +78,29 @@ impl OwnerSource for Owners {
     }
 }
 
-fn missing(reason: String) -> Missing {
-    Missing { part: Part::Owners, reason }
+fn missing(reason: String) -> MissingPart {
+    MissingPart { part: ReportPart::Owners, reason }
 }
 
 /// What the cgroups left open.
 #[derive(Debug, Default)]
-struct Open {
+struct UnownedProcesses {
     /// PIDs of which they say nothing.
     unsaid: BTreeSet<u32>,
     reasons: Vec<String>,
 }
 
 /// Reading `/proc` asks the kernel alone, and takes microseconds: no thread of its own is worth it.
-fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) -> Open {
+fn by_cgroup(cgroups: &mut Cgroups, gpus: &mut [GpuReport], pods: &[PodOnNode]) -> UnownedProcesses {
     let pids: BTreeSet<u32> = processes(gpus).map(|process| process.pid).collect();
-    let known = Known::of(pods);
-    let (mut open, mut owners, mut gone) = (Open::default(), BTreeMap::new(), 0);
+    let known = PodsByUid::of(pods);
+    let (mut open, mut owners, mut gone) = (UnownedProcesses::default(), BTreeMap::new(), 0);
     for pid in &pids {
         match cgroups.place(*pid) {
-            Ok(Place::Pod(named)) => drop(owners.insert(*pid, known.innermost(&named))),
-            Ok(Place::Elsewhere) => {}
-            Ok(Place::Unsaid) => drop(open.unsaid.insert(*pid)),
-            Ok(Place::Gone) => {
+            Ok(ProcessOwner::Pod(named)) => drop(owners.insert(*pid, known.innermost(&named))),
+            Ok(ProcessOwner::Elsewhere) => {}
+            Ok(ProcessOwner::Unsaid) => drop(open.unsaid.insert(*pid)),
+            Ok(ProcessOwner::Gone) => {
                 gone += 1;
                 open.unsaid.insert(*pid);
             }
@@ -169,9 +169,9 @@ fn is(id: &GpuUuid, gpu: &GpuReport) -> bool {
 }
 
 /// The node's pods by the UIDs that a cgroup may show.
-struct Known<'a>(BTreeMap<&'a str, &'a PodUid>);
+struct PodsByUid<'a>(BTreeMap<&'a str, &'a PodUid>);
 
-impl<'a> Known<'a> {
+impl<'a> PodsByUid<'a> {
     /// A pod's own UID goes before what another one's annotation says.
     fn of(pods: &'a [PodOnNode]) -> Self {
         let is_static = |pod: &'a PodOnNode| Some((pod.annotations.get(STATIC_POD_UID)?.as_str(), &pod.uid));

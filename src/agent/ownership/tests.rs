@@ -8,21 +8,21 @@ use tempfile::TempDir;
 const LLAMA: &str = "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50";
 const QWEN: &str = "1e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f51";
 
-struct Node {
+struct OwnershipFixture {
     proc: TempDir,
     kubelet: FakeKubelet,
     owners: Owners,
 }
 
-fn node(kubelet: FakeKubelet) -> Node {
+fn node(kubelet: FakeKubelet) -> OwnershipFixture {
     let proc = tempfile::tempdir().unwrap();
     let (cgroups, pod_resources) =
         (Cgroups::new(proc.path().into()), PodResources::patient(kubelet.socket()));
     let owners = Owners { cgroups, pod_resources };
-    Node { proc, kubelet, owners }
+    OwnershipFixture { proc, kubelet, owners }
 }
 
-impl Node {
+impl OwnershipFixture {
     fn runs(&self, pid: u32, cgroup: &str) {
         let folder = self.proc.path().join(pid.to_string());
         std::fs::create_dir_all(&folder).unwrap();
@@ -38,7 +38,7 @@ impl Node {
         pods: &[PodOnNode],
     ) -> (Vec<Option<String>>, Vec<String>) {
         let missing = self.owners.owners(&mut gpus, pods).await;
-        assert!(missing.iter().all(|missing| missing.part == Part::Owners));
+        assert!(missing.iter().all(|missing| missing.part == ReportPart::Owners));
         let owners = processes(&gpus).map(|process| process.pod.as_ref().map(ToString::to_string)).collect();
         (owners, missing.into_iter().map(|missing| missing.reason).collect())
     }

@@ -20,12 +20,12 @@ const WATCH_SECONDS: u32 = 60;
 
 /// Dropping it ends the watch.
 pub struct WatchedPods {
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<WatchedState>>,
     task: JoinHandle<()>,
 }
 
 #[derive(Debug)]
-struct Seen {
+struct WatchedState {
     /// Once all have been listed.
     pods: Option<BTreeMap<PodUid, PodOnNode>>,
     /// The list that is coming in.
@@ -37,7 +37,7 @@ impl WatchedPods {
     /// Must be called inside a tokio runtime.
     pub fn start(client: Client, node: &NodeName) -> Self {
         let problem = Some("the API server has not listed the node's pods yet".into());
-        let seen = Arc::new(Mutex::new(Seen { pods: None, listing: BTreeMap::new(), problem }));
+        let seen = Arc::new(Mutex::new(WatchedState { pods: None, listing: BTreeMap::new(), problem }));
         let task = tokio::spawn(watch(client, node.clone(), seen.clone()));
         Self { seen, task }
     }
@@ -59,7 +59,7 @@ impl PodSource for WatchedPods {
     }
 }
 
-async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<Seen>>) {
+async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<WatchedState>>) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).timeout(WATCH_SECONDS);
     let mut events = watcher(Api::<Pod>::all(client), config).default_backoff().boxed();
     while let Some(event) = events.next().await {
@@ -67,7 +67,7 @@ async fn watch(client: Client, node: NodeName, seen: Arc<Mutex<Seen>>) {
     }
 }
 
-impl Seen {
+impl WatchedState {
     fn take(&mut self, event: Result<Event<Pod>, watcher::Error>) {
         match event {
             Ok(event) => {
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn until_the_first_list_is_whole_there_is_none_and_a_reason() {
         let reason = "not yet".to_owned();
-        let mut seen = Seen { pods: None, listing: BTreeMap::new(), problem: Some(reason.clone()) };
+        let mut seen = WatchedState { pods: None, listing: BTreeMap::new(), problem: Some(reason.clone()) };
         seen.take(Ok(Event::Init));
         assert_eq!((&seen.pods, &seen.problem), (&None, &Some(reason)));
         seen.take(Ok(Event::InitDone));

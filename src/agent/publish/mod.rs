@@ -9,14 +9,14 @@ pub mod replica;
 pub mod trust;
 
 pub use destination::{Destination, Scheme};
-pub use replica::{Outcome, ReplicaState};
+pub use replica::{PublishOutcome, ReplicaState};
 pub use trust::TrustError;
 
 use crate::report::NodeReport;
 use crate::units::Millis;
 use bytes::Bytes;
 use futures::future::join_all;
-use replica::Replica;
+use replica::ReplicaClient;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::SocketAddr;
@@ -55,7 +55,7 @@ pub struct PublishState {
 }
 
 pub struct Publisher {
-    targets: Vec<Target>,
+    targets: Vec<PublishTarget>,
     token_file: Option<PathBuf>,
     trust: Trust,
     looked_at_trust: Instant,
@@ -83,7 +83,7 @@ impl Publisher {
             }
         }
         Ok(Self {
-            targets: extenders.into_iter().map(Target::new).collect(),
+            targets: extenders.into_iter().map(PublishTarget::new).collect(),
             token_file,
             trust: Trust::new(ca)?,
             looked_at_trust: Instant::now(),
@@ -116,7 +116,7 @@ impl Publisher {
             }
             Err(error) => {
                 let reason = error.to_string();
-                replicas.for_each(|replica| replica.note(Outcome::Unsent { reason: reason.clone() }));
+                replicas.for_each(|replica| replica.note(PublishOutcome::Unsent { reason: reason.clone() }));
                 self.problems.insert(reason);
             }
         }
@@ -153,16 +153,16 @@ fn age(report: &mut NodeReport, by: Duration) {
 }
 
 /// A destination and the replicas behind it.
-struct Target {
+struct PublishTarget {
     destination: Destination,
     addresses: BTreeSet<SocketAddr>,
-    replicas: BTreeMap<SocketAddr, Replica>,
+    replicas: BTreeMap<SocketAddr, ReplicaClient>,
     lookup: Option<JoinHandle<io::Result<Vec<SocketAddr>>>>,
     looked: Option<Instant>,
     problem: Option<String>,
 }
 
-impl Target {
+impl PublishTarget {
     fn new(destination: Destination) -> Self {
         Self {
             destination,
@@ -188,7 +188,7 @@ impl Target {
             self.take(found);
         }
         for address in &self.addresses {
-            let fresh = || Replica::new(&self.destination, *address, &trust.config);
+            let fresh = || ReplicaClient::new(&self.destination, *address, &trust.config);
             self.replicas.entry(*address).or_insert_with(fresh);
         }
         self.problem.clone()
@@ -262,14 +262,14 @@ mod tests {
     #[tokio::test]
     async fn replicas_come_and_go_with_what_their_name_stands_for() {
         let trust = Trust::new(None).unwrap();
-        let mut target = Target::new("http://stowage".parse().unwrap());
+        let mut target = PublishTarget::new("http://stowage".parse().unwrap());
         target.looked = Some(Instant::now());
         let address = |n: u8| SocketAddr::from(([127, 0, 0, n], 9446));
-        let known = |target: &Target| target.replicas.keys().copied().collect::<Vec<_>>();
+        let known = |target: &PublishTarget| target.replicas.keys().copied().collect::<Vec<_>>();
         target.take(Ok(vec![address(2), address(1), address(1)]));
         assert_eq!(target.look(&trust, FIRST_LOOK).await, None);
         assert_eq!(known(&target), [address(1), address(2)]);
-        target.replicas.get_mut(&address(2)).unwrap().note(Outcome::Accepted);
+        target.replicas.get_mut(&address(2)).unwrap().note(PublishOutcome::Accepted);
         target.take(Ok(vec![address(3), address(2)]));
         target.look(&trust, FIRST_LOOK).await;
         assert_eq!(known(&target), [address(2), address(3)]);

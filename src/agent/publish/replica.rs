@@ -29,7 +29,7 @@ const REPEAT: Duration = Duration::from_secs(60);
 
 /// What became of one report at one replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum PublishOutcome {
     Accepted,
     /// The replica knows a later one.
     Dropped,
@@ -47,7 +47,7 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl PublishOutcome {
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Refused { status: one, .. }, Self::Refused { status: other, .. }) => one == other,
@@ -56,7 +56,7 @@ impl Outcome {
     }
 }
 
-impl std::fmt::Display for Outcome {
+impl std::fmt::Display for PublishOutcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Accepted => f.write_str("accepted"),
@@ -71,21 +71,21 @@ impl std::fmt::Display for Outcome {
 /// How one replica has fared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplicaState {
-    pub latest: Outcome,
+    pub latest: PublishOutcome,
     pub accepted: u64,
     /// Everything else.
     pub failed: u64,
 }
 
-pub struct Replica {
+pub struct ReplicaClient {
     name: String,
     uri: Uri,
     client: Client<HttpsConnector<HttpConnector<Pinned>>, Full<Bytes>>,
     state: Option<ReplicaState>,
-    said: Option<(Outcome, Instant)>,
+    said: Option<(PublishOutcome, Instant)>,
 }
 
-impl Replica {
+impl ReplicaClient {
     /// Connects to `address` whatever the destination's name stands for, and expects a certificate of that name.
     pub fn new(destination: &Destination, address: SocketAddr, tls: &ClientConfig) -> Self {
         let mut http = HttpConnector::new_with_resolver(Pinned(address));
@@ -113,16 +113,16 @@ impl Replica {
     pub async fn post(&mut self, report: Bytes, authorization: Option<HeaderValue>, patience: Duration) {
         let outcome = match tokio::time::timeout(patience, self.ask(report, authorization)).await {
             Ok(outcome) => outcome,
-            Err(_) => Outcome::Unreachable { reason: format!("no answer within {patience:?}") },
+            Err(_) => PublishOutcome::Unreachable { reason: format!("no answer within {patience:?}") },
         };
         self.note(outcome);
     }
 
-    pub fn note(&mut self, outcome: Outcome) {
+    pub fn note(&mut self, outcome: PublishOutcome) {
         let state =
             self.state.get_or_insert(ReplicaState { latest: outcome.clone(), accepted: 0, failed: 0 });
         match outcome {
-            Outcome::Accepted => state.accepted += 1,
+            PublishOutcome::Accepted => state.accepted += 1,
             _ => state.failed += 1,
         }
         state.latest = outcome.clone();
@@ -130,20 +130,20 @@ impl Replica {
     }
 
     /// Says a change once, not each second.
-    fn say(&mut self, outcome: Outcome) {
+    fn say(&mut self, outcome: PublishOutcome) {
         if let Some((said, when)) = &self.said
             && (*said == outcome || said.is_like(&outcome) && when.elapsed() < REPEAT)
         {
             return;
         }
         match &outcome {
-            Outcome::Accepted => info!("reports to {}: {outcome}", self.name),
+            PublishOutcome::Accepted => info!("reports to {}: {outcome}", self.name),
             _ => warn!("reports to {}: {outcome}", self.name),
         }
         self.said = Some((outcome, Instant::now()));
     }
 
-    async fn ask(&self, report: Bytes, authorization: Option<HeaderValue>) -> Outcome {
+    async fn ask(&self, report: Bytes, authorization: Option<HeaderValue>) -> PublishOutcome {
         let mut request = Request::post(self.uri.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::from(report))
@@ -153,18 +153,18 @@ impl Replica {
         }
         let answer = match self.client.request(request).await {
             Ok(answer) => answer,
-            Err(error) => return Outcome::Unreachable { reason: with_causes(&error) },
+            Err(error) => return PublishOutcome::Unreachable { reason: with_causes(&error) },
         };
         let status = answer.status();
         match Limited::new(answer.into_body(), ANSWER).collect().await {
             Ok(body) => outcome(status, &body.to_bytes()),
-            Err(error) => Outcome::Unreachable { reason: with_causes(&*error) },
+            Err(error) => PublishOutcome::Unreachable { reason: with_causes(&*error) },
         }
     }
 }
 
 /// What an extender's answer says of the one report it was sent.
-fn outcome(status: StatusCode, body: &[u8]) -> Outcome {
+fn outcome(status: StatusCode, body: &[u8]) -> PublishOutcome {
     #[derive(Deserialize)]
     struct Taken {
         accepted: u64,
@@ -177,15 +177,15 @@ fn outcome(status: StatusCode, body: &[u8]) -> Outcome {
     }
     if status.is_success() {
         return match serde_json::from_slice(body) {
-            Ok(Taken { accepted: 1.., .. }) => Outcome::Accepted,
-            Ok(Taken { dropped: 1.., .. }) => Outcome::Dropped,
-            _ => Outcome::Refused { status, reason: "the answer is not Stowage's".into() },
+            Ok(Taken { accepted: 1.., .. }) => PublishOutcome::Accepted,
+            Ok(Taken { dropped: 1.., .. }) => PublishOutcome::Dropped,
+            _ => PublishOutcome::Refused { status, reason: "the answer is not Stowage's".into() },
         };
     }
     let text = || String::from_utf8_lossy(body).trim().to_owned();
     let mut reason = serde_json::from_slice(body).map_or_else(|_| text(), |Failure { error }| error);
     reason.truncate(reason.floor_char_boundary(REASON));
-    Outcome::Refused { status, reason }
+    PublishOutcome::Refused { status, reason }
 }
 
 /// An error and what caused it: the outermost alone says no more than that something failed.
@@ -227,13 +227,13 @@ mod tests {
     #[test]
     fn an_answer_says_what_became_of_the_report() {
         let ok = StatusCode::OK;
-        assert_eq!(outcome(ok, br#"{"accepted":1,"dropped":0}"#), Outcome::Accepted);
-        assert_eq!(outcome(ok, br#"{"accepted":0,"dropped":1}"#), Outcome::Dropped);
+        assert_eq!(outcome(ok, br#"{"accepted":1,"dropped":0}"#), PublishOutcome::Accepted);
+        assert_eq!(outcome(ok, br#"{"accepted":0,"dropped":1}"#), PublishOutcome::Dropped);
         for other in [&b"<html>hello</html>"[..], b"", br#"{"accepted":0,"dropped":0}"#] {
-            assert!(matches!(outcome(ok, other), Outcome::Refused { .. }), "{other:?}");
+            assert!(matches!(outcome(ok, other), PublishOutcome::Refused { .. }), "{other:?}");
         }
         let refused = |body: &[u8]| match outcome(StatusCode::FORBIDDEN, body) {
-            Outcome::Refused { status: StatusCode::FORBIDDEN, reason } => reason,
+            PublishOutcome::Refused { status: StatusCode::FORBIDDEN, reason } => reason,
             other => panic!("{other:?}"),
         };
         assert_eq!(refused(br#"{"Error":"another node"}"#), "another node");
@@ -243,10 +243,10 @@ mod tests {
 
     #[test]
     fn a_reason_whose_figures_change_is_no_other_outcome() {
-        let refused = |status, reason: &str| Outcome::Refused { status, reason: reason.into() };
+        let refused = |status, reason: &str| PublishOutcome::Refused { status, reason: reason.into() };
         let one = refused(StatusCode::UNPROCESSABLE_ENTITY, "1 of 2");
         assert!(one.is_like(&refused(StatusCode::UNPROCESSABLE_ENTITY, "3 of 4")));
         assert!(!one.is_like(&refused(StatusCode::FORBIDDEN, "1 of 2")));
-        assert!(!one.is_like(&Outcome::Accepted));
+        assert!(!one.is_like(&PublishOutcome::Accepted));
     }
 }

@@ -10,8 +10,8 @@ mod source;
 use super::policy::policy_at;
 use crate::ids::{NodeName, PodKey};
 use crate::policy_watch;
-use crate::scheduling::explain::shape::Verdict;
-use crate::scheduling::explain::{Explanation, Options};
+use crate::scheduling::explain::shape::PodVerdict;
+use crate::scheduling::explain::{Explanation, ShownNodes};
 use access::AccessArgs;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -85,11 +85,11 @@ impl ExplainArgs {
             .with_context(|| format!("the pod is {:?}; write NAME or NAMESPACE/NAME", self.pod))
     }
 
-    fn options(&self) -> Result<Options> {
+    fn options(&self) -> Result<ShownNodes> {
         Ok(match (&self.node, self.all) {
-            (Some(node), _) => Options::Node(NodeName::parse(node).context("--node")?),
-            (None, true) => Options::All,
-            (None, false) => Options::default(),
+            (Some(node), _) => ShownNodes::Node(NodeName::parse(node).context("--node")?),
+            (None, true) => ShownNodes::All,
+            (None, false) => ShownNodes::default(),
         })
     }
 
@@ -110,10 +110,10 @@ impl ExplainArgs {
     }
 }
 
-fn exit_code(verdict: Verdict) -> ExitCode {
+fn exit_code(verdict: PodVerdict) -> ExitCode {
     match verdict {
-        Verdict::Bound | Verdict::Assumed | Verdict::Fits => ExitCode::SUCCESS,
-        Verdict::Holding | Verdict::DoesNotFit => DOES_NOT_FIT.into(),
+        PodVerdict::Bound | PodVerdict::Assumed | PodVerdict::Fits => ExitCode::SUCCESS,
+        PodVerdict::Holding | PodVerdict::DoesNotFit => DOES_NOT_FIT.into(),
     }
 }
 

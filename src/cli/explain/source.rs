@@ -2,10 +2,10 @@
 
 use super::access::Access;
 use crate::cluster::dump::{Dump, DumpControlPlane, DumpError};
-use crate::cluster::index::Index;
+use crate::cluster::index::ClusterIndex;
 use crate::contract;
 use crate::ids::PodKey;
-use crate::scheduling::explain::{Explanation, Options, explain};
+use crate::scheduling::explain::{Explanation, ShownNodes, explain};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::RequestError;
 use crate::service::Service;
@@ -53,7 +53,7 @@ pub async fn from_server(
     server: &str,
     access: &Access,
     pod: &PodKey,
-    options: &Options,
+    options: &ShownNodes,
 ) -> Result<Explanation, Unanswered> {
     let uri = uri(server, pod, options)?;
     if access.authorization.is_some() && uri.scheme_str() == Some("http") {
@@ -75,12 +75,12 @@ pub async fn from_server(
     }
 }
 
-fn uri(server: &str, pod: &PodKey, options: &Options) -> Result<Uri, Unanswered> {
+fn uri(server: &str, pod: &PodKey, options: &ShownNodes) -> Result<Uri, Unanswered> {
     let bad = |problem: String| Unanswered::BadServer { text: server.into(), problem };
     let which = match options {
-        Options::Best(_) => String::new(),
-        Options::All => "&all=true".into(),
-        Options::Node(node) => format!("&node={}", escaped(node.as_str())),
+        ShownNodes::Best(_) => String::new(),
+        ShownNodes::All => "&all=true".into(),
+        ShownNodes::Node(node) => format!("&node={}", escaped(node.as_str())),
     };
     let base = server.trim_end_matches('/');
     if !base.starts_with("http://") && !base.starts_with("https://") {
@@ -139,11 +139,11 @@ pub fn from_dump(
     path: &Path,
     policy: Policy,
     key: &PodKey,
-    options: &Options,
+    options: &ShownNodes,
 ) -> Result<Explanation, Unanswered> {
     let dump = Dump::read(path)?;
     let service = Service::new(policy);
-    DumpControlPlane::load(&dump, &service, &mut Index::default())?;
+    DumpControlPlane::load(&dump, &service, &mut ClusterIndex::default())?;
     let mut ledger = service.ledger();
     let explained = ledger.uid_of(key).and_then(|uid| explain(&mut *ledger, &uid, options));
     match explained {
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_asked_of_a_server_is_escaped() {
         let (pod, node) = (PodKey::parse("a&b", "c?d").unwrap(), "n#1");
-        let options = Options::Node(NodeName::parse(node).unwrap());
+        let options = ShownNodes::Node(NodeName::parse(node).unwrap());
         let uri = uri("http://h:1/", &pod, &options).unwrap();
         assert_eq!(uri.to_string(), "http://h:1/v1/explain?pod=a%26b/c%3Fd&node=n%231");
         assert!(matches!(super::uri("h:1", &pod, &options), Err(Unanswered::BadServer { .. })));

@@ -2,19 +2,19 @@
 //! you commit it.
 
 use super::render::{Paint, text};
-use crate::scheduling::decision::Hold;
-use crate::scheduling::explain::world::{Sketch, World, name, pod};
-use crate::scheduling::explain::{Options, explain};
-use crate::scheduling::loading::Tier;
-use crate::scheduling::policy::{Class, Limit, Match, Policy, Pool, Tenant, Usage};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::explain::world::{ExplainedCluster, Sketch, name, pod};
+use crate::scheduling::explain::{ShownNodes, explain};
+use crate::scheduling::loading::ModelTier;
+use crate::scheduling::policy::{Class, Match, Policy, Pool, Tenant, TenantLimit, TenantUsage};
 use crate::units::{Bytes, Millis};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Two nodes of two GPUs on which a job and some services run.
-fn usual(policy: Policy) -> World {
+fn usual(policy: Policy) -> ExplainedCluster {
     let job = Sketch { priority: -10, ..pod("fine-tune-1", "56Gi") };
-    World::new(policy)
+    ExplainedCluster::new(policy)
         .node("node-a", 2)
         .node("node-b", 1)
         .runs(&job, "node-a", &[0])
@@ -23,14 +23,14 @@ fn usual(policy: Policy) -> World {
 }
 
 /// Agents have reported since the pods came.
-fn report(world: &mut World, busy: &[(usize, u8, u32)]) {
-    world.report("node-a", busy, &[("org/llama", Tier::Disk)]);
+fn report(world: &mut ExplainedCluster, busy: &[(usize, u8, u32)]) {
+    world.report("node-a", busy, &[("org/llama", ModelTier::Disk)]);
     world.report("node-b", &[], &[]);
     world.pass(Millis(1200));
 }
 
-fn check(golden: &str, world: &mut World, pod: &Sketch) {
-    let explanation = world.explained(pod, &Options::default());
+fn check(golden: &str, world: &mut ExplainedCluster, pod: &Sketch) {
+    let explanation = world.explained(pod, &ShownNodes::default());
     let text = text(&explanation, Paint::Plain);
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/explain/{golden}.txt"));
     if std::env::var_os("STOWAGE_BLESS").is_some() {
@@ -71,15 +71,18 @@ fn it_is_short_of_some_gib_and_somebody_could_leave() {
 
 #[test]
 fn the_kv_cache_is_full() {
-    let mut world =
-        World::new(Policy::default()).node("node-a", 1).runs(&pod("llama-8b", "30Gi"), "node-a", &[0]);
+    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 1).runs(
+        &pod("llama-8b", "30Gi"),
+        "node-a",
+        &[0],
+    );
     world.report("node-a", &[(0, 97, 40)], &[]);
     check("kv-cache-full", &mut world, &pod("llama-2", "20Gi"));
 }
 
 #[test]
 fn another_engine_is_starting() {
-    let mut world = World::new(Policy::default()).node("node-a", 1);
+    let mut world = ExplainedCluster::new(Policy::default()).node("node-a", 1);
     world.bound(&pod("llama-8b", "30Gi"), "node-a", &[0], true);
     world.pass(Millis::seconds(5));
     world.report("node-a", &[], &[]);
@@ -89,8 +92,8 @@ fn another_engine_is_starting() {
 #[test]
 fn its_tenant_has_reached_its_limit() {
     let tenant = Tenant {
-        guarantee: Usage { vram: Bytes::gib(40), milli_gpus: u64::MAX },
-        limit: Limit { vram: Some(Bytes::gib(170)), milli_gpus: None },
+        guarantee: TenantUsage { vram: Bytes::gib(40), milli_gpus: u64::MAX },
+        limit: TenantLimit { vram: Some(Bytes::gib(170)), milli_gpus: None },
         ..Tenant::named("research", &["team"])
     };
     let mut world = usual(Policy::default().with_tenants(vec![tenant]).unwrap());
@@ -112,7 +115,7 @@ fn its_class_shares_with_nobody_there_and_the_pool_takes_others() {
         ..Pool::named("credit")
     };
     let policy = Policy::default().with_classes(classes).unwrap().with_pools(vec![pool]).unwrap();
-    let mut world = World::new(policy)
+    let mut world = ExplainedCluster::new(policy)
         .node("node-a", 1)
         .node("node-b", 1)
         .labelled("node-b", "gpu-pool", "credit")
@@ -135,7 +138,7 @@ fn it_holds_room_that_others_have_not_left() {
     let wanted = pod("mistral", "60Gi");
     let uid = world.wait(&wanted);
     let devices = world.ledger.node(&name("node-a")).unwrap().devices.clone();
-    let hold = Hold {
+    let hold = Reservation {
         node: name("node-a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
@@ -163,7 +166,7 @@ fn nodes_are_many_and_some_have_never_reported() {
 fn colours_are_put_on_where_they_are_wanted() {
     let mut world = usual(Policy::default());
     let uid = world.wait(&pod("mistral", "20Gi"));
-    let explanation = explain(&mut world.ledger, &uid, &Options::default()).unwrap();
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     assert!(text(&explanation, Paint::Coloured).contains("\u{1b}[1m"));
     assert!(!text(&explanation, Paint::Plain).contains('\u{1b}'));
 }

@@ -1,9 +1,9 @@
 //! `stowage policy check`: everything that is wrong, for a person or for a CI job.
 
 use super::{print_diagnostics, source, unreadable};
-use crate::policy_file::diagnostic::json::{Finding, findings};
+use crate::policy_file::diagnostic::json::{JsonDiagnostic, findings};
 use crate::policy_file::diagnostic::{Diagnostic, has_errors};
-use crate::policy_file::{SourceText, Sources, load};
+use crate::policy_file::{PolicySources, SourceText, load};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
@@ -17,12 +17,12 @@ pub struct CheckArgs {
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
 
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text)]
+    format: OutputFormat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
+enum OutputFormat {
     /// For people
     Text,
     /// For CI: one object with all policies and their findings
@@ -38,17 +38,17 @@ struct Checked {
 }
 
 #[derive(Serialize)]
-struct Page<'a> {
-    policies: Vec<Line<'a>>,
+struct CheckOutput<'a> {
+    policies: Vec<PolicyLine<'a>>,
 }
 
 #[derive(Serialize)]
-struct Line<'a> {
+struct PolicyLine<'a> {
     path: String,
     /// Absent if it would be refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     digest: Option<&'a str>,
-    findings: Vec<Finding<'a>>,
+    findings: Vec<JsonDiagnostic<'a>>,
 }
 
 impl CheckArgs {
@@ -61,8 +61,8 @@ impl CheckArgs {
             }
         }
         match self.format {
-            Format::Text => checked.iter().try_for_each(print_text)?,
-            Format::Json => print_json(&checked)?,
+            OutputFormat::Text => checked.iter().try_for_each(print_text)?,
+            OutputFormat::Json => print_json(&checked)?,
         }
         let refused = checked.iter().any(|one| has_errors(&one.found));
         Ok(if refused { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -91,13 +91,13 @@ fn print_text(checked: &Checked) -> Result<()> {
 }
 
 fn print_json(checked: &[Checked]) -> Result<()> {
-    let sources: Vec<Sources<'_>> = checked.iter().map(|one| Sources::new(&one.files)).collect();
-    let lines = checked.iter().zip(&sources).map(|(one, sources)| Line {
+    let sources: Vec<PolicySources<'_>> = checked.iter().map(|one| PolicySources::new(&one.files)).collect();
+    let lines = checked.iter().zip(&sources).map(|(one, sources)| PolicyLine {
         path: one.path.display().to_string(),
         digest: one.digest.as_deref(),
         findings: findings(&one.found, sources),
     });
-    let page = Page { policies: lines.collect() };
+    let page = CheckOutput { policies: lines.collect() };
     writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&page)?)?;
     Ok(())
 }

@@ -2,11 +2,11 @@
 
 use super::{print_diagnostics, source, unreadable};
 use crate::cluster::dump::{Dump, DumpControlPlane};
-use crate::cluster::index::Index;
+use crate::cluster::index::ClusterIndex;
 use crate::policy_file::load;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
-use crate::trial::{Change, Comparison, Verdict, compare};
+use crate::trial::{DecisionChange, PodDecision, PolicyComparison, compare};
 use anyhow::Result;
 use clap::Args;
 use std::io::Write;
@@ -71,13 +71,13 @@ pub fn policy(path: &Path) -> Result<Result<Policy, ExitCode>> {
 /// The dump under a policy.
 fn service(dump: &Dump, policy: Policy) -> Result<Arc<Service>> {
     let service = Service::new(policy);
-    DumpControlPlane::load(dump, &service, &mut Index::default())?;
+    DumpControlPlane::load(dump, &service, &mut ClusterIndex::default())?;
     Ok(service)
 }
 
-fn print(comparison: &Comparison) -> Result<()> {
+fn print(comparison: &PolicyComparison) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    let Comparison { pods, changes, nodes } = comparison;
+    let PolicyComparison { pods, changes, nodes } = comparison;
     for change in nodes {
         writeln!(out, "node {}", change.node)?;
         writeln!(out, "    - {}\n    + {}", change.old, change.new)?;
@@ -89,13 +89,13 @@ fn print(comparison: &Comparison) -> Result<()> {
     Ok(())
 }
 
-fn print_change(out: &mut impl Write, change: &Change) -> Result<()> {
-    let Change { pod, node, old, new } = change;
+fn print_change(out: &mut impl Write, change: &DecisionChange) -> Result<()> {
+    let DecisionChange { pod, node, old, new } = change;
     match node {
         Some(node) => writeln!(out, "{pod} on {node}")?,
         None => writeln!(out, "{pod}, waiting")?,
     }
-    let mut line = |what: &str, of: &dyn Fn(&Verdict) -> String| -> Result<()> {
+    let mut line = |what: &str, of: &dyn Fn(&PodDecision) -> String| -> Result<()> {
         let (old, new) = (of(old), of(new));
         if old != new {
             writeln!(out, "    {what:<16} {old} → {new}")?;

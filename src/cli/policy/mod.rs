@@ -12,7 +12,7 @@ pub use schema::{SchemaArgs, print_policy_schema};
 
 use crate::policy_file::diagnostic::Diagnostic;
 use crate::policy_file::diagnostic::text::{Colours, render};
-use crate::policy_file::{SourceText, Sources};
+use crate::policy_file::{PolicySources, SourceText};
 use crate::policy_watch::read as source;
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -62,7 +62,7 @@ fn print_diagnostics(
 ) -> Result<()> {
     let plain = !to.is_terminal() || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colours = if plain { Colours::Off } else { Colours::On };
-    write!(to, "{}", render(found, &Sources::new(files), colours))?;
+    write!(to, "{}", render(found, &PolicySources::new(files), colours))?;
     Ok(())
 }
 

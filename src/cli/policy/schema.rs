@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    #[arg(long, value_enum, default_value_t = Kind::Policy)]
-    of: Kind,
+    #[arg(long, value_enum, default_value_t = SchemaKind::Policy)]
+    of: SchemaKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Kind {
+enum SchemaKind {
     /// kind: SchedulingPolicy
     Policy,
     /// kind: PolicyTest
@@ -23,8 +23,8 @@ enum Kind {
 impl SchemaArgs {
     pub fn run(self) -> Result<ExitCode> {
         match self.of {
-            Kind::Policy => print_policy_schema(),
-            Kind::Test => print(&test_schema()),
+            SchemaKind::Policy => print_policy_schema(),
+            SchemaKind::Test => print(&test_schema()),
         }
     }
 }

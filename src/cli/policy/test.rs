@@ -2,7 +2,7 @@
 
 use super::{print_diagnostics, source, unreadable};
 use crate::policy_file::{Loaded, SourceText, load};
-use crate::trial::{self, Difference, Outcome};
+use crate::trial::{self, CaseOutcome, Difference};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -25,7 +25,7 @@ pub struct TestArgs {
 #[derive(Serialize)]
 struct Tried {
     file: String,
-    cases: Vec<Outcome>,
+    cases: Vec<CaseOutcome>,
 }
 
 impl TestArgs {

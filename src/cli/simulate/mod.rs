@@ -23,7 +23,7 @@ pub struct SimulateArgs {
 #[derive(Debug, Subcommand)]
 enum SimulateCommand {
     /// What is lost by whom one evicts: Stowage's choice of victims beside the stock scheduler's and others
-    Preemption(preemption::PreemptionArgs),
+    Preemption(preemption::SimulatePreemptionArgs),
     /// How full GPUs become: Stowage's placement beside best fit, FGD and other published policies
     Packing(packing::PackingArgs),
 }

@@ -3,8 +3,8 @@
 
 use super::{Seeds, side_by_side, trace_in};
 use crate::sim::openb::{PODS, built_in};
-use crate::sim::preemption::report::{Line, Outcome, Spread};
-use crate::sim::preemption::{Extent, Order, Report, Workload, play};
+use crate::sim::preemption::report::{OrderLine, RunOutcome, Spread};
+use crate::sim::preemption::{Report, VictimOrder, Workload, WorkloadExtent, play};
 use anyhow::Result;
 use clap::Args;
 use comfy_table::presets::NOTHING;
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Debug, Args)]
-pub struct PreemptionArgs {
+pub struct SimulatePreemptionArgs {
     /// The directory of the openb trace; without it a small workload is played that is made up
     #[arg(long, value_name = "DIR")]
     trace: Option<PathBuf>,
@@ -31,29 +31,29 @@ pub struct PreemptionArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Source {
+enum WorkloadSource {
     Openb,
     MadeUp,
 }
 
 #[derive(Serialize)]
-struct Page<'a> {
-    workload: Source,
+struct PreemptionOutput<'a> {
+    workload: WorkloadSource,
     #[serde(flatten)]
     report: &'a Report,
 }
 
-impl PreemptionArgs {
+impl SimulatePreemptionArgs {
     pub fn run(self) -> Result<ExitCode> {
         let (source, trace, extent) = match &self.trace {
-            Some(directory) => (Source::Openb, trace_in(directory, PODS)?, Extent::OPENB),
-            None => (Source::MadeUp, built_in::trace(), Extent::BUILT_IN),
+            Some(directory) => (WorkloadSource::Openb, trace_in(directory, PODS)?, WorkloadExtent::OPENB),
+            None => (WorkloadSource::MadeUp, built_in::trace(), WorkloadExtent::BUILT_IN),
         };
         let workloads: Vec<Workload> =
             self.seeds.0.iter().map(|seed| Workload::of(&trace, extent, *seed)).collect::<Result<_, _>>()?;
-        let runs: Vec<(&Workload, Order)> =
-            workloads.iter().flat_map(|workload| Order::ALL.map(|order| (workload, order))).collect();
-        let outcomes = side_by_side(&runs, |(workload, order)| Outcome {
+        let runs: Vec<(&Workload, VictimOrder)> =
+            workloads.iter().flat_map(|workload| VictimOrder::ALL.map(|order| (workload, order))).collect();
+        let outcomes = side_by_side(&runs, |(workload, order)| RunOutcome {
             order: *order,
             seed: workload.seed,
             tally: play(workload, *order),
@@ -61,7 +61,7 @@ impl PreemptionArgs {
         let report = Report::of(&workloads, &outcomes);
         let mut out = std::io::stdout().lock();
         if self.json {
-            let page = Page { workload: source, report: &report };
+            let page = PreemptionOutput { workload: source, report: &report };
             writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
         } else {
             write!(out, "{}", text(source, &report))?;
@@ -74,11 +74,11 @@ const LEGEND: &str = "\
 lost: the work of residents since their last checkpoints, and their time to load again, in GPU-hours
 turned away: arrivals for whom no room could be made; used: the part of all GPU time; kept: less what was lost";
 
-fn text(source: Source, report: &Report) -> String {
+fn text(source: WorkloadSource, report: &Report) -> String {
     let Report { seeds, nodes, gpus, .. } = report;
     let on = match source {
-        Source::Openb => "of the openb trace",
-        Source::MadeUp => "that are made up (with --trace DIR the openb trace is played)",
+        WorkloadSource::Openb => "of the openb trace",
+        WorkloadSource::MadeUp => "that are made up (with --trace DIR the openb trace is played)",
     };
     let seeds = match seeds.as_slice() {
         [one] => format!("seed {one}"),
@@ -112,7 +112,7 @@ fn table(report: &Report) -> Table {
     table
 }
 
-fn row(line: &Line) -> [String; 9] {
+fn row(line: &OrderLine) -> [String; 9] {
     [
         line.order.said().into(),
         said(line.lost_gpu_hours, 1),
@@ -136,24 +136,29 @@ fn said(Spread { mean, deviation }: Spread, decimals: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::preemption::Tally;
+    use crate::sim::preemption::PreemptionTally;
     use crate::sim::preemption::tally::GpuTime;
 
     fn report() -> Report {
-        let extent = Extent { node_step: 24, ..Extent::BUILT_IN };
+        let extent = WorkloadExtent { node_step: 24, ..WorkloadExtent::BUILT_IN };
         let workload = |seed| Workload::of(&built_in::trace(), extent, seed).unwrap();
         let hours = |hours: u64| GpuTime(hours * 3_600_000_000);
-        let lost = |order| if order == Order::Stowage { hours(2) } else { hours(5) };
-        let tally = |order| Tally { arrivals: 9, admitted: 7, lost_work: lost(order), ..Tally::default() };
-        let outcome = |seed| move |order| Outcome { order, seed, tally: tally(order) };
-        let outcomes: Vec<Outcome> =
-            [42, 43].into_iter().flat_map(|seed| Order::ALL.map(outcome(seed))).collect();
+        let lost = |order| if order == VictimOrder::Stowage { hours(2) } else { hours(5) };
+        let tally = |order| PreemptionTally {
+            arrivals: 9,
+            admitted: 7,
+            lost_work: lost(order),
+            ..PreemptionTally::default()
+        };
+        let outcome = |seed| move |order| RunOutcome { order, seed, tally: tally(order) };
+        let outcomes: Vec<RunOutcome> =
+            [42, 43].into_iter().flat_map(|seed| VictimOrder::ALL.map(outcome(seed))).collect();
         Report::of(&[workload(42), workload(43)], &outcomes)
     }
 
     #[test]
     fn the_table_says_what_was_played_and_what_each_order_lost() {
-        let text = text(Source::MadeUp, &report());
+        let text = text(WorkloadSource::MadeUp, &report());
         assert!(text.starts_with("1 nodes and 8 GPUs that are made up"), "{text}");
         assert!(text.contains("seeds 42 to 43"), "{text}");
         let line = text.lines().find(|line| line.contains("youngest first")).unwrap();
@@ -167,7 +172,9 @@ mod tests {
     #[test]
     fn the_object_names_the_orders_and_ours_is_stowage() {
         let report = report();
-        let page = serde_json::to_value(Page { workload: Source::Openb, report: &report }).unwrap();
+        let page =
+            serde_json::to_value(PreemptionOutput { workload: WorkloadSource::Openb, report: &report })
+                .unwrap();
         assert_eq!(page["workload"], "openb");
         assert_eq!(page["seeds"], serde_json::json!([42, 43]));
         assert_eq!(page["results"][0]["order"], "stowage");

@@ -2,11 +2,11 @@
 //!
 //! One try, and the only thing repeated here is a question. When to try again, and when to give up, is the planner's.
 
-use super::failure::{Failure, Why};
+use super::failure::{ApiFailure, FailureCause};
 use super::{ApiControlPlane, post, within};
 use crate::control_plane::{
-    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, Notice, NoticeKind,
-    StatusChange,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PodEvent,
+    PodEventReason, StatusChange,
 };
 use crate::ids::{PodKey, PodUid};
 use k8s_openapi::api::policy::v1::Eviction;
@@ -25,7 +25,7 @@ impl ApiControlPlane {
             return EvictionOutcome::TryLater { after: None };
         }
         // A victim that cannot be told leaves all the same: the Event says it too.
-        let told = self.mark(key, uid, EvictionMark::Leaving(why.clone())).await;
+        let told = self.mark(key, uid, EvictionCondition::Leaving(why.clone())).await;
         if told == Err(ControlPlaneError::Gone) {
             return EvictionOutcome::Gone;
         }
@@ -41,21 +41,26 @@ impl ApiControlPlane {
             EvictionOutcome::Evicted => self.notify(evicted(key, uid, why)),
             EvictionOutcome::Refused { .. } => {
                 // Should it fail, the condition is wrong about a pod that nobody evicts; the Events are not.
-                let _ = self.mark(key, uid, EvictionMark::CalledOff).await;
+                let _ = self.mark(key, uid, EvictionCondition::CalledOff).await;
             }
             _ => {}
         }
         outcome
     }
 
-    async fn mark(&self, key: &PodKey, uid: &PodUid, mark: EvictionMark) -> Result<(), ControlPlaneError> {
+    async fn mark(
+        &self,
+        key: &PodKey,
+        uid: &PodUid,
+        mark: EvictionCondition,
+    ) -> Result<(), ControlPlaneError> {
         self.write_status(key, uid, &StatusChange::eviction(mark)).await
     }
 
     /// The Eviction API, and past it only where a budget that the pod's class ignores is all that refuses.
-    async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+    async fn post_eviction_or_delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let refused = match self.post_eviction(key, uid).await {
-            Err(failure) if matches!(failure.why, Why::TooMany { .. }) => failure,
+            Err(failure) if matches!(failure.why, FailureCause::TooMany { .. }) => failure,
             answer => return answer,
         };
         // Of one statement, so that the lock is not held while the API server is asked.
@@ -64,14 +69,14 @@ impl ApiControlPlane {
     }
 
     /// With the pod's own grace period.
-    async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+    async fn delete(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let preconditions = kube::api::Preconditions { uid: Some(uid.to_string()), resource_version: None };
         let params = DeleteParams::default().preconditions(preconditions);
         let pods = self.pods(key);
         within(self.times.client, pods.delete(&key.name, &params)).await.map(drop)
     }
 
-    async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), Failure> {
+    async fn post_eviction(&self, key: &PodKey, uid: &PodUid) -> Result<(), ApiFailure> {
         let preconditions = Preconditions { uid: Some(uid.to_string()), ..Preconditions::default() };
         let eviction = Eviction {
             metadata: ObjectMeta {
@@ -89,15 +94,15 @@ impl ApiControlPlane {
         within(self.times.client, write).await.map(drop)
     }
 
-    async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: Failure) -> EvictionOutcome {
-        let Failure { why, message } = failure;
+    async fn not_evicted(&self, key: &PodKey, uid: &PodUid, failure: ApiFailure) -> EvictionOutcome {
+        let ApiFailure { why, message } = failure;
         match why {
-            Why::Gone => EvictionOutcome::Gone,
-            Why::TooMany { after } => EvictionOutcome::TryLater { after },
-            Why::Refused => EvictionOutcome::Refused { message },
-            Why::Unknown => EvictionOutcome::Unknown { message },
+            FailureCause::Gone => EvictionOutcome::Gone,
+            FailureCause::TooMany { after } => EvictionOutcome::TryLater { after },
+            FailureCause::Refused => EvictionOutcome::Refused { message },
+            FailureCause::Unknown => EvictionOutcome::Unknown { message },
             // Another UID, or too many writes of the pod at the same time.
-            Why::Conflict => match self.is_still(key, uid).await {
+            FailureCause::Conflict => match self.is_still(key, uid).await {
                 Ok(true) => EvictionOutcome::TryLater { after: None },
                 Ok(false) | Err(ControlPlaneError::Gone) => EvictionOutcome::Gone,
                 Err(error) => EvictionOutcome::Unknown { message: error.to_string() },
@@ -106,8 +111,8 @@ impl ApiControlPlane {
     }
 }
 
-fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> Notice {
-    Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::Evicted, text: why.to_string() }
+fn evicted(key: &PodKey, uid: &PodUid, why: &EvictionReason) -> PodEvent {
+    PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::Evicted, text: why.to_string() }
 }
 
 /// As a label of metrics.

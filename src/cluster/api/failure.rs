@@ -6,13 +6,13 @@ use std::time::Duration;
 
 /// A request that came to nothing, or may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Failure {
-    pub why: Why,
+pub struct ApiFailure {
+    pub why: FailureCause,
     pub message: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
+pub enum FailureCause {
     /// 404, or a patch that names a UID met another pod of the name.
     Gone,
     /// 409: what was written before or meanwhile; of what takes a UID as precondition also another UID.
@@ -25,37 +25,40 @@ pub enum Why {
     Unknown,
 }
 
-impl Failure {
+impl ApiFailure {
     pub fn too_late(limit: Duration) -> Self {
-        Self { why: Why::Unknown, message: format!("the API server did not answer within {limit:?}") }
+        Self {
+            why: FailureCause::Unknown,
+            message: format!("the API server did not answer within {limit:?}"),
+        }
     }
 }
 
-impl From<kube::Error> for Failure {
+impl From<kube::Error> for ApiFailure {
     fn from(error: kube::Error) -> Self {
         Self { why: why(&error), message: error.to_string() }
     }
 }
 
 /// Whatever leaves it open is unknown, and has to be read.
-fn why(error: &kube::Error) -> Why {
+fn why(error: &kube::Error) -> FailureCause {
     match error {
         kube::Error::Api(status) => match status.code {
-            404 => Why::Gone,
-            409 => Why::Conflict,
+            404 => FailureCause::Gone,
+            409 => FailureCause::Conflict,
             429 => {
                 let seconds = status.details.as_ref().map_or(0, |details| details.retry_after_seconds);
-                Why::TooMany { after: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
+                FailureCause::TooMany { after: (seconds > 0).then(|| Duration::from_secs(seconds.into())) }
             }
             // An overloaded server or a proxy before it answers this, whatever became of the request.
-            408 => Why::Unknown,
-            422 if is_about_uid(status) => Why::Gone,
-            400..500 => Why::Refused,
-            _ => Why::Unknown,
+            408 => FailureCause::Unknown,
+            422 if is_about_uid(status) => FailureCause::Gone,
+            400..500 => FailureCause::Refused,
+            _ => FailureCause::Unknown,
         },
         // It was never sent.
-        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => Why::Refused,
-        _ => Why::Unknown,
+        kube::Error::BuildRequest(_) | kube::Error::HttpError(_) => FailureCause::Refused,
+        _ => FailureCause::Unknown,
     }
 }
 
@@ -65,23 +68,25 @@ fn is_about_uid(status: &Status) -> bool {
     causes.into_iter().any(|cause| cause.field == "metadata.uid")
 }
 
-impl From<Failure> for BindOutcome {
-    fn from(Failure { why, message }: Failure) -> Self {
+impl From<ApiFailure> for BindOutcome {
+    fn from(ApiFailure { why, message }: ApiFailure) -> Self {
         match why {
-            Why::Conflict => Self::Conflict,
-            Why::Gone | Why::Refused => Self::Refused { message },
+            FailureCause::Conflict => Self::Conflict,
+            FailureCause::Gone | FailureCause::Refused => Self::Refused { message },
             // A proxy may say so after it has passed the request on, and a Binding is not to be repeated unread.
-            Why::TooMany { .. } | Why::Unknown => Self::Unknown { message },
+            FailureCause::TooMany { .. } | FailureCause::Unknown => Self::Unknown { message },
         }
     }
 }
 
-impl From<Failure> for ControlPlaneError {
-    fn from(Failure { why, message }: Failure) -> Self {
+impl From<ApiFailure> for ControlPlaneError {
+    fn from(ApiFailure { why, message }: ApiFailure) -> Self {
         match why {
-            Why::Gone => Self::Gone,
-            Why::Refused => Self::Refused(message),
-            Why::Conflict | Why::TooMany { .. } | Why::Unknown => Self::Unknown(message),
+            FailureCause::Gone => Self::Gone,
+            FailureCause::Refused => Self::Refused(message),
+            FailureCause::Conflict | FailureCause::TooMany { .. } | FailureCause::Unknown => {
+                Self::Unknown(message)
+            }
         }
     }
 }
@@ -90,7 +95,7 @@ impl From<Failure> for ControlPlaneError {
 mod tests {
     use super::*;
 
-    fn answered(code: u16) -> Failure {
+    fn answered(code: u16) -> ApiFailure {
         let status = kube::core::Status::failure("no", "Because").with_code(code);
         kube::Error::Api(Box::new(status)).into()
     }
@@ -111,8 +116,8 @@ mod tests {
             assert_eq!(outcome(unknown), "unknown", "{unknown}");
         }
         let garbled = serde_json::from_str::<u8>("<html>").unwrap_err();
-        let failure = Failure::from(kube::Error::SerdeError(garbled));
-        assert_eq!(failure.why, Why::Unknown, "an answer that cannot be read says nothing");
+        let failure = ApiFailure::from(kube::Error::SerdeError(garbled));
+        assert_eq!(failure.why, FailureCause::Unknown, "an answer that cannot be read says nothing");
     }
 
     #[test]
@@ -130,10 +135,10 @@ mod tests {
             let mut status = Status::failure("no", "Invalid").with_code(422);
             status.details =
                 Some(serde_json::from_value(serde_json::json!({ "causes": [{ "field": field }] })).unwrap());
-            Failure::from(kube::Error::Api(Box::new(status))).why
+            ApiFailure::from(kube::Error::Api(Box::new(status))).why
         };
-        assert_eq!(refused("metadata.uid"), Why::Gone);
-        assert_eq!(refused("spec.nodeName"), Why::Refused);
+        assert_eq!(refused("metadata.uid"), FailureCause::Gone);
+        assert_eq!(refused("spec.nodeName"), FailureCause::Refused);
     }
 
     #[test]
@@ -142,10 +147,10 @@ mod tests {
             let mut status = kube::core::Status::failure("no", "TooManyRequests").with_code(429);
             status.details =
                 serde_json::from_value(serde_json::json!({ "retryAfterSeconds": seconds })).unwrap();
-            Failure::from(kube::Error::Api(Box::new(status))).why
+            ApiFailure::from(kube::Error::Api(Box::new(status))).why
         };
-        assert_eq!(told(10), Why::TooMany { after: Some(Duration::from_secs(10)) });
-        assert_eq!(told(0), Why::TooMany { after: None });
-        assert_eq!(answered(429).why, Why::TooMany { after: None });
+        assert_eq!(told(10), FailureCause::TooMany { after: Some(Duration::from_secs(10)) });
+        assert_eq!(told(0), FailureCause::TooMany { after: None });
+        assert_eq!(answered(429).why, FailureCause::TooMany { after: None });
     }
 }

@@ -8,15 +8,15 @@ mod evict;
 mod failure;
 mod status;
 
-use super::events::Notices;
+use super::events::EventRecorder;
 use crate::contract;
 use crate::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
     PodOnRecord, StatusChange, WriteTimes,
 };
 use crate::ids::{LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::service::Service;
-use failure::{Failure, Why};
+use failure::{ApiFailure, FailureCause};
 use futures::future::BoxFuture;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -32,7 +32,7 @@ const FIELD_MANAGER: &str = "stowage";
 pub struct ApiControlPlane {
     client: Client,
     service: Arc<Service>,
-    notices: Notices,
+    notices: EventRecorder,
     /// The vendor and class before the `=` of a CDI name, such as `nvidia.com/gpu`.
     cdi_kind: String,
     times: WriteTimes,
@@ -42,7 +42,7 @@ impl ApiControlPlane {
     pub fn new(
         client: Client,
         service: Arc<Service>,
-        notices: Notices,
+        notices: EventRecorder,
         cdi_kind: String,
         times: WriteTimes,
     ) -> Self {
@@ -99,17 +99,22 @@ impl ApiControlPlane {
         patch: &Value,
     ) -> Result<(), ControlPlaneError> {
         match self.patch_once(key, subresource, patch).await {
-            Err(Failure { why: Why::Conflict, .. }) if self.is_still(key, uid).await? => {
+            Err(ApiFailure { why: FailureCause::Conflict, .. }) if self.is_still(key, uid).await? => {
                 self.patch_once(key, subresource, patch).await.map_err(ControlPlaneError::from)
             }
-            Err(Failure { why: Why::Conflict, .. }) => Err(ControlPlaneError::Gone),
+            Err(ApiFailure { why: FailureCause::Conflict, .. }) => Err(ControlPlaneError::Gone),
             outcome => outcome.map_err(ControlPlaneError::from),
         }
     }
 
-    async fn patch_once(&self, key: &PodKey, subresource: Subresource, patch: &Value) -> Result<(), Failure> {
+    async fn patch_once(
+        &self,
+        key: &PodKey,
+        subresource: Subresource,
+        patch: &Value,
+    ) -> Result<(), ApiFailure> {
         if let Err(reason) = self.open() {
-            return Err(Failure { why: Why::Refused, message: reason.into() });
+            return Err(ApiFailure { why: FailureCause::Refused, message: reason.into() });
         }
         let (pods, patch) = (self.pods(key), Patch::Strategic(patch));
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.into()), ..PatchParams::default() };
@@ -218,15 +223,15 @@ impl ControlPlane for ApiControlPlane {
         })
     }
 
-    fn notify(&self, notice: Notice) {
+    fn notify(&self, notice: PodEvent) {
         self.notices.notify(notice);
     }
 }
 
-async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+async fn within<T>(limit: Duration, request: impl Future<Output = kube::Result<T>>) -> Result<T, ApiFailure> {
     match tokio::time::timeout(limit, request).await {
-        Ok(answer) => answer.map_err(Failure::from),
-        Err(_) => Err(Failure::too_late(limit)),
+        Ok(answer) => answer.map_err(ApiFailure::from),
+        Err(_) => Err(ApiFailure::too_late(limit)),
     }
 }
 

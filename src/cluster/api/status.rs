@@ -2,8 +2,8 @@
 //!
 //! Both name the pod's UID, which no patch can change: another pod of the same name refuses them and is left alone. Pure.
 
-use crate::contract::{self, HoldMessage};
-use crate::control_plane::{HoldChange, Nomination, StatusChange};
+use crate::contract::{self, ReservationMessage};
+use crate::control_plane::{NominationChange, ReservationChange, StatusChange};
 use crate::ids::{LeaderEpoch, PodUid};
 use crate::service::Clock;
 use k8s_openapi::api::core::v1::PodCondition;
@@ -35,9 +35,9 @@ pub fn status_patch(
     }
     match &change.nomination {
         None => {}
-        Some(Nomination::To(node)) => status["nominatedNodeName"] = json!(node),
+        Some(NominationChange::To(node)) => status["nominatedNodeName"] = json!(node),
         // A null takes the field away.
-        Some(Nomination::Cleared) => status["nominatedNodeName"] = Value::Null,
+        Some(NominationChange::Cleared) => status["nominatedNodeName"] = Value::Null,
     }
     json!({ "metadata": { "uid": uid }, "status": status })
 }
@@ -47,15 +47,15 @@ pub fn gate_patch(uid: &PodUid) -> Value {
 }
 
 fn hold_condition(
-    change: &HoldChange,
+    change: &ReservationChange,
     epoch: &LeaderEpoch,
     clock: &Clock,
     now: jiff::Timestamp,
 ) -> PodCondition {
     match change {
-        HoldChange::Ended => contract::ended_hold_condition(HOLD_ENDED, now),
-        HoldChange::Held(hold) => {
-            let message = HoldMessage {
+        ReservationChange::Ended => contract::ended_hold_condition(HOLD_ENDED, now),
+        ReservationChange::Held(hold) => {
+            let message = ReservationMessage {
                 node: hold.node.clone(),
                 devices: hold.devices.clone(),
                 victims: hold.victims.clone(),
@@ -70,9 +70,9 @@ fn hold_condition(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control_plane::{EvictionMark, EvictionReason, PlanState};
+    use crate::control_plane::{EvictionCondition, EvictionReason, PlanState};
     use crate::ids::{NodeName, PodKey};
-    use crate::scheduling::decision::Hold;
+    use crate::scheduling::decision::Reservation;
     use crate::scheduling::policy::Policy;
     use crate::service::Service;
 
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn any_parts_of_a_change_make_one_patch_that_names_the_pod() {
         let change = StatusChange {
-            eviction: Some(EvictionMark::Leaving(EvictionReason::Preempted {
+            eviction: Some(EvictionCondition::Leaving(EvictionReason::Preempted {
                 by: PodKey::parse("team-a", "llama").unwrap(),
             })),
             ..StatusChange::nominate(node()).and_touch().and_plan(PlanState::Placed { node: node() })
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn b5_a_hold_says_which_leader_made_it() {
-        let hold = Hold {
+        let hold = Reservation {
             node: node(),
             devices: [].into(),
             victims: [].into(),

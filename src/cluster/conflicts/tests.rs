@@ -1,7 +1,7 @@
 //! What a replica says of conflicts and what it does about them, by whether it leads and what the policy says.
 
 use super::*;
-use crate::cluster::Index;
+use crate::cluster::ClusterIndex;
 use crate::cluster::testing::Recorder;
 use crate::scheduling::policy::Policy;
 use serde_json::json;
@@ -12,17 +12,17 @@ fn policy_with(rule: ConflictRule) -> Policy {
     policy
 }
 
-struct Bench {
-    audit: Audit,
+struct AuditFixture {
+    audit: ConflictAudit,
     recorder: Arc<Recorder>,
-    index: Index,
+    index: ClusterIndex,
     now: Moment,
 }
 
-impl Bench {
+impl AuditFixture {
     fn with(rule: ConflictRule) -> Self {
         let service = Service::with_stopped_clock(policy_with(rule));
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let labels = json!({
             "nvidia.com/gpu.count": "1", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
         });
@@ -32,7 +32,7 @@ impl Bench {
         service.set_synced_in(0);
         let recorder = Arc::new(Recorder::default());
         let now = service.now();
-        Self { audit: Audit::new(service, recorder.clone()), recorder, index, now }
+        Self { audit: ConflictAudit::new(service, recorder.clone()), recorder, index, now }
     }
 
     fn lead(&self) {
@@ -80,7 +80,7 @@ impl Bench {
 
 #[tokio::test]
 async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_stands_when_it_leads() {
-    let mut bench = Bench::with(ConflictRule::EvictUnstarted);
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.show("a", "Running");
     bench.show("b", "Pending");
     bench.looks(5).await;
@@ -98,7 +98,7 @@ async fn a_replica_that_does_not_lead_counts_and_says_nothing_and_tells_what_sta
 
 #[tokio::test]
 async fn nobody_is_evicted_where_the_policy_reports_or_only_watches() {
-    let mut bench = Bench::with(ConflictRule::Report);
+    let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -114,7 +114,7 @@ async fn nobody_is_evicted_where_the_policy_reports_or_only_watches() {
 
 #[tokio::test]
 async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
-    let mut bench = Bench::with(ConflictRule::EvictUnstarted);
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -133,7 +133,7 @@ async fn an_eviction_that_fails_is_tried_again_after_a_pause_that_grows() {
 
 #[tokio::test]
 async fn nobody_leaves_for_a_pod_that_a_fresh_read_does_not_show() {
-    let mut bench = Bench::with(ConflictRule::EvictUnstarted);
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -145,7 +145,7 @@ async fn nobody_leaves_for_a_pod_that_a_fresh_read_does_not_show() {
 
 #[tokio::test]
 async fn evictions_keep_to_the_rates() {
-    let mut bench = Bench::with(ConflictRule::EvictUnstarted);
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     let mut policy = policy_with(ConflictRule::EvictUnstarted);
     policy.eviction_rates.node = 0;
     bench.audit.service.set_policy(policy);
@@ -159,7 +159,7 @@ async fn evictions_keep_to_the_rates() {
 
 #[tokio::test]
 async fn a_pod_that_has_ended_is_in_no_conflict() {
-    let mut bench = Bench::with(ConflictRule::EvictUnstarted);
+    let mut bench = AuditFixture::with(ConflictRule::EvictUnstarted);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Pending");
@@ -176,7 +176,7 @@ async fn a_pod_that_has_ended_is_in_no_conflict() {
 
 #[tokio::test]
 async fn what_waits_to_be_told_is_bounded_and_what_is_dropped_is_counted() {
-    let mut bench = Bench::with(ConflictRule::Report);
+    let mut bench = AuditFixture::with(ConflictRule::Report);
     bench.lead();
     bench.show("a", "Running");
     bench.show("b", "Running");

@@ -1,12 +1,12 @@
 //! Disruption budgets into the ledger, listed anew like pods and nodes, and what it means when they may not be read.
 
-use super::Index;
+use super::ClusterIndex;
 use crate::contract;
-use crate::scheduling::budget::BudgetSight;
+use crate::scheduling::budget::BudgetVisibility;
 use crate::service::Service;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 
-impl Index {
+impl ClusterIndex {
     pub fn apply_budget(&mut self, service: &Service, budget: &PodDisruptionBudget) {
         let Some(budget) = contract::budget(budget) else { return };
         self.unlisted_budgets.remove(&(budget.namespace.clone(), budget.name.clone()));
@@ -36,7 +36,7 @@ impl Index {
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
             ledger.remove_budget(&namespace, &name);
         }
-        ledger.set_budget_sight(BudgetSight::Complete);
+        ledger.set_budget_sight(BudgetVisibility::Complete);
         self.budgets_list.is_complete = true;
     }
 
@@ -45,7 +45,7 @@ impl Index {
         self.budgets_list.is_complete = true;
         let mut ledger = service.ledger();
         let is_new = ledger.budgets_known();
-        ledger.set_budget_sight(BudgetSight::Forbidden);
+        ledger.set_budget_sight(BudgetVisibility::Forbidden);
         is_new
     }
 }

@@ -11,9 +11,9 @@ pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
     service.conflicts().see(uid, shown);
 }
 
-fn hold(service: &Service, key: &PodKey, pod: &Pod) -> Option<crate::scheduling::conflicts::PodShown> {
+fn hold(service: &Service, key: &PodKey, pod: &Pod) -> Option<crate::scheduling::conflicts::AuditedPod> {
     // Few pods hold room; of the others the policy is not asked.
-    contract::HoldMessage::read(pod)?;
+    contract::ReservationMessage::read(pod)?;
     let policy = service.ledger().policy().clone();
     contract::shown_hold(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
 }

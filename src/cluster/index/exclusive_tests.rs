@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::ids::LeaderEpoch;
-use crate::scheduling::ledger::Assumption;
+use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::{Headroom, Policy};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Percent;
@@ -39,19 +39,19 @@ fn uid(name: &str) -> PodUid {
 }
 
 /// One replica and its index.
-struct Replica {
+struct IndexedReplica {
     service: Arc<Service>,
-    index: Index,
+    index: ClusterIndex,
 }
 
-impl Replica {
+impl IndexedReplica {
     /// One that sees node `a` with two GPUs of 80 GiB.
     fn new(headroom: u8) -> Self {
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let mut policy = Policy::default().with_classes(classes).unwrap();
         policy.headroom = Headroom::all(Percent::new(headroom).unwrap());
-        let mut replica = Self { service: Service::new(policy), index: Index::default() };
+        let mut replica = Self { service: Service::new(policy), index: ClusterIndex::default() };
         let node = json!({ "metadata": { "name": "a", "labels": {
             "nvidia.com/gpu.count": "2", "nvidia.com/gpu.memory": "81920", "nvidia.com/gpu.product": "H100",
         } }, "status": {} });
@@ -59,7 +59,7 @@ impl Replica {
         replica
     }
 
-    fn apply(&mut self, pod: &Value) -> Option<Notice> {
+    fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
         self.index.apply_pod(&self.service, &read(pod))
     }
 
@@ -78,7 +78,7 @@ impl Replica {
         let (pod_uid, key) = identity(pod);
         let mut ledger = self.service.ledger();
         let demand = ledger.entry(&pod_uid)?.demand.clone();
-        let Ok(Assumption::New(placement)) = ledger.assume(&pod_uid, &node) else { return None };
+        let Ok(AssumeResult::New(placement)) = ledger.assume(&pod_uid, &node) else { return None };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
         let binding = contract::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu", &epoch);
         let mut bound = pod.clone();
@@ -103,12 +103,12 @@ impl Replica {
 #[test]
 fn b6_a_pod_that_asked_for_exactly_what_a_gpu_has_is_exclusive_after_a_restart() {
     // 10 % of headroom leave 72 of 80 GiB: the pod asks for all of them, so it is granted what it asked for.
-    let mut before = Replica::new(10);
+    let mut before = IndexedReplica::new(10);
     let bound = before.bind(&pod("exclusive", 72, 1, Some(true))).unwrap();
     before.apply(&bound);
     assert_eq!(before.sharing("exclusive"), Sharing::Exclusive, "in the process that bound it");
     // The policy leaves more of each GPU now: 4 GiB are beside the 72.
-    let mut after = Replica::new(5);
+    let mut after = IndexedReplica::new(5);
     after.apply(&bound);
     assert_eq!(after.sharing("exclusive"), Sharing::Exclusive, "after a restart");
     assert!(after.bind(&pod("second", 76, 1, Some(true))).is_some(), "the other GPU is free");
@@ -118,11 +118,11 @@ fn b6_a_pod_that_asked_for_exactly_what_a_gpu_has_is_exclusive_after_a_restart()
 #[test]
 fn b6_a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_granted() {
     for granted in [true, false] {
-        let mut before = Replica::new(10);
+        let mut before = IndexedReplica::new(10);
         let mut edited = before.bind(&pod("p", 40, 1, Some(granted))).unwrap();
         for now in [json!((!granted).to_string()), json!("perhaps"), Value::Null] {
             edited["metadata"]["annotations"]["stowage.dev/exclusive"] = now;
-            let mut after = Replica::new(10);
+            let mut after = IndexedReplica::new(10);
             if edited["metadata"]["annotations"]["stowage.dev/exclusive"].is_null() {
                 edited["metadata"]["annotations"].as_object_mut().unwrap().remove("stowage.dev/exclusive");
             }
@@ -135,7 +135,7 @@ fn b6_a_bound_pod_whose_annotation_is_edited_keeps_the_exclusivity_it_was_grante
 
 #[test]
 fn b6_a_pod_that_an_older_version_bound_is_exclusive_by_what_it_asks_or_by_what_it_was_granted() {
-    let mut before = Replica::new(10);
+    let mut before = IndexedReplica::new(10);
     for (asked, gib, expected) in [
         (Some(true), 72, Sharing::Exclusive),
         (Some(true), 40, Sharing::Exclusive),
@@ -145,7 +145,7 @@ fn b6_a_pod_that_an_older_version_bound_is_exclusive_by_what_it_asks_or_by_what_
         let mut bound = before.bind(&pod("p", gib, 1, asked)).unwrap();
         before.service.ledger().release(&uid("p"));
         bound["metadata"]["annotations"].as_object_mut().unwrap().remove("stowage.dev/exclusive-granted");
-        let mut after = Replica::new(5);
+        let mut after = IndexedReplica::new(5);
         after.apply(&bound);
         assert_eq!(after.sharing("p"), expected, "{asked:?} {gib}");
     }
@@ -161,7 +161,7 @@ proptest! {
         pods in prop::collection::vec((0u64..80, 1u32..3, prop::option::of(any::<bool>()), any::<bool>()), 1..6),
         headroom in (0u8..5, 0u8..5),
     ) {
-        let mut before = Replica::new(headroom.0 * 5);
+        let mut before = IndexedReplica::new(headroom.0 * 5);
         let mut bound = Vec::new();
         for (place, (gib, gpus, exclusive, watch_is_first)) in pods.into_iter().enumerate() {
             let (name, all) = (format!("pod-{place}"), u64::from(80 - headroom.0 * 4));
@@ -177,7 +177,7 @@ proptest! {
             prop_assert_eq!(before.demand(&name), ordered);
             bound.push((name, pod));
         }
-        let mut after = Replica::new(headroom.1 * 5);
+        let mut after = IndexedReplica::new(headroom.1 * 5);
         let list: Vec<Pod> = bound.iter().map(|(_, pod)| read(pod)).collect();
         after.index.reset_pods(&after.service, &list);
         for (name, _) in &bound {

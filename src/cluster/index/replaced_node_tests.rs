@@ -5,7 +5,7 @@ use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::audit;
 use crate::scheduling::device::Health;
-use crate::scheduling::ledger::Assumption;
+use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -55,18 +55,18 @@ fn a() -> NodeName {
     NodeName::parse("a").unwrap()
 }
 
-struct Bench {
+struct ReplacedNodeFixture {
     service: Arc<Service>,
-    index: Index,
+    index: ClusterIndex,
 }
 
-impl Bench {
+impl ReplacedNodeFixture {
     /// Node `a`, whose agent has reported `GPU-OLD-0` and `GPU-OLD-1`, and one pod bound to the first of them.
     fn new(machine: Option<&str>) -> Self {
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
-        let mut bench = Self { service: Service::new(policy), index: Index::default() };
+        let mut bench = Self { service: Service::new(policy), index: ClusterIndex::default() };
         bench.index.apply_node(&bench.service, &node("node-uid-1", machine, false));
         bench.report("OLD");
         assert_eq!(bench.place("resident", 60).as_deref(), Some("GPU-OLD-0"));
@@ -86,7 +86,7 @@ impl Bench {
         self.index.apply_pod(&self.service, &read(pod(name, gib)));
         let uid = PodUid::parse(name).unwrap();
         let mut ledger = self.service.ledger();
-        let Ok(Assumption::New(placement)) = ledger.assume(&uid, &a()) else { return None };
+        let Ok(AssumeResult::New(placement)) = ledger.assume(&uid, &a()) else { return None };
         ledger.confirm(&uid, &a(), placement.recorded());
         assert_eq!(audit(&ledger), []);
         Some(placement.devices[0].to_string())
@@ -101,7 +101,7 @@ impl Bench {
 #[test]
 fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
     for is_seen_to_go in [true, false] {
-        let mut bench = Bench::new(Some("machine-1"));
+        let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
         let old = node("node-uid-1", Some("machine-1"), false);
         if is_seen_to_go {
             bench.index.delete_node(&bench.service, &old);
@@ -120,7 +120,7 @@ fn b11_a_node_that_is_created_anew_under_its_name_does_not_keep_its_old_gpus() {
 
 #[test]
 fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_charged() {
-    let mut bench = Bench::new(None);
+    let mut bench = ReplacedNodeFixture::new(None);
     // The same machine may have registered anew: then `index-0` would be `GPU-OLD-0`, where a pod runs.
     bench.index.apply_node(&bench.service, &node("node-uid-2", None, true));
     assert_eq!(bench.place("next", 10), None);
@@ -131,7 +131,7 @@ fn b11_labels_of_the_new_node_are_not_believed_while_pods_of_the_old_one_are_cha
 
 #[test]
 fn b11_a_machine_that_registers_anew_keeps_its_gpus() {
-    let mut bench = Bench::new(Some("machine-1"));
+    let mut bench = ReplacedNodeFixture::new(Some("machine-1"));
     bench.index.apply_node(&bench.service, &node("node-uid-2", Some("machine-1"), false));
     assert_eq!(bench.place("next", 60).as_deref(), Some("GPU-OLD-1"));
     assert_eq!(bench.place("third", 60), None);

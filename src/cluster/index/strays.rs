@@ -1,16 +1,16 @@
 //! Pods behind the planner's gate that it will never place: they ask for no GPU, or nobody understands for what. The ledger does
 //! not know them, and nobody else would let them through.
 
-use super::Index;
+use super::ClusterIndex;
 use crate::contract;
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::plan::Why;
+use crate::scheduling::plan::WaitReason;
 use k8s_openapi::api::core::v1::Pod;
 use std::ops::Bound;
 
-impl Index {
+impl ClusterIndex {
     /// The next of them in order of UID, after one or from the first, at most so many.
-    pub fn strays_after(&self, after: Option<&PodUid>, limit: usize) -> Vec<(PodUid, PodKey, Why)> {
+    pub fn strays_after(&self, after: Option<&PodUid>, limit: usize) -> Vec<(PodUid, PodKey, WaitReason)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.strays.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
         next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why)).collect()
@@ -22,7 +22,8 @@ impl Index {
             self.strays.remove(uid);
             return;
         }
-        let why = if contract::asks_for_gpu(pod) { Why::NotUnderstood } else { Why::AsksForNoGpu };
+        let why =
+            if contract::asks_for_gpu(pod) { WaitReason::NotUnderstood } else { WaitReason::AsksForNoGpu };
         self.strays.insert(uid.clone(), (key.clone(), why));
     }
 }

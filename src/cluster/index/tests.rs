@@ -3,9 +3,9 @@
 use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::audit;
-use crate::scheduling::ledger::Assumption;
+use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::stock::{Freed, Requirements, Verdict};
+use crate::scheduling::stock::{AssumedNodeChange, FilterVerdict, Requirements};
 use crate::units::Millis;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
@@ -55,28 +55,28 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> T {
     serde_json::from_value(object).unwrap()
 }
 
-struct Bench {
+struct IndexFixture {
     service: Arc<Service>,
-    index: Index,
+    index: ClusterIndex,
 }
 
-impl Bench {
+impl IndexFixture {
     /// Node `a` with two GPUs, seen by an empty index.
     fn new() -> Self {
         // Nobody runs these pods: an engine among them would start for ever.
         let mut classes = Policy::default().classes().to_vec();
         classes.iter_mut().for_each(|class| class.engine = false);
         let policy = Policy::default().with_classes(classes).unwrap();
-        let mut bench = Self { service: Service::new(policy), index: Index::default() };
+        let mut bench = Self { service: Service::new(policy), index: ClusterIndex::default() };
         bench.index.reset_nodes(&bench.service, &[node("a", 2)]);
         bench
     }
 
-    fn apply(&mut self, pod: &Value) -> Option<Notice> {
+    fn apply(&mut self, pod: &Value) -> Option<PodEvent> {
         self.index.apply_pod(&self.service, &read(pod.clone()))
     }
 
-    fn phase(&self, uid: &str) -> Option<Phase> {
+    fn phase(&self, uid: &str) -> Option<PodPhase> {
         self.service.ledger().entry(&uid_of(uid)).map(|entry| entry.phase.clone())
     }
 
@@ -98,9 +98,9 @@ fn uid_of(text: &str) -> PodUid {
 
 #[test]
 fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     assert_eq!(bench.apply(&pod("p", "1", 40)), None);
-    assert!(matches!(bench.phase("1"), Some(Phase::Waiting(_))));
+    assert!(matches!(bench.phase("1"), Some(PodPhase::Waiting(_))));
     let mut on_gpu = bound("p", "1", 40, "a", Some("index-1"));
     assert_eq!(bench.apply(&on_gpu), None);
     assert_eq!(bench.charged(), [Bytes::ZERO, Bytes::gib(40)]);
@@ -113,10 +113,10 @@ fn a_pod_comes_is_bound_finishes_and_its_gpu_is_free() {
 
 #[test]
 fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     let assumed = bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap());
-    assert!(matches!(assumed, Ok(Assumption::New(_))));
+    assert!(matches!(assumed, Ok(AssumeResult::New(_))));
     let gone: Pod = read(pod("p", "1", 40));
     bench.index.delete_pod(&bench.service, &gone);
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
@@ -124,7 +124,7 @@ fn a_deleted_pod_is_released_even_while_its_binding_is_on_its_way() {
 
 #[test]
 fn pods_that_ask_for_no_vram_are_not_kept() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     let mut other = pod("p", "1", 40);
     other["spec"]["containers"][0]["resources"] = json!({ "limits": { "cpu": "1" } });
     assert_eq!(bench.apply(&other), None);
@@ -134,11 +134,11 @@ fn pods_that_ask_for_no_vram_are_not_kept() {
 
 #[test]
 fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&bound("p-0", "1", 40, "a", Some("index-0")));
     bench.apply(&pod("p-0", "2", 30));
     assert_eq!(bench.phase("1"), None);
-    assert!(matches!(bench.phase("2"), Some(Phase::Waiting(_))));
+    assert!(matches!(bench.phase("2"), Some(PodPhase::Waiting(_))));
     assert_eq!(bench.charged(), [Bytes::ZERO; 2]);
     // The end of the old one, told late, does not touch the new one.
     let late: Pod = read(bound("p-0", "1", 40, "a", Some("index-0")));
@@ -148,7 +148,7 @@ fn a_pod_of_the_same_name_with_another_uid_replaces_the_old_one() {
 
 #[test]
 fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     let mut edited = pod("p", "1", 40);
     edited["metadata"]["annotations"]["stowage.dev/gpus"] = json!("many");
@@ -158,7 +158,7 @@ fn a_waiting_pod_edited_into_nonsense_leaves_the_books() {
 
 #[test]
 fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&bound("kept", "1", 40, "a", Some("index-0")));
     bench.apply(&bound("gone", "2", 40, "a", Some("index-1")));
     bench.apply(&pod("assumed", "3", 10));
@@ -173,8 +173,8 @@ fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
     bench.index.end_pods(&bench.service);
 
     assert_eq!(bench.phase("2"), None);
-    assert!(matches!(bench.phase("3"), Some(Phase::Assumed(_))), "listed as waiting, and still promised");
-    assert!(matches!(bench.phase("4"), Some(Phase::Assumed(_))));
+    assert!(matches!(bench.phase("3"), Some(PodPhase::Assumed(_))), "listed as waiting, and still promised");
+    assert!(matches!(bench.phase("4"), Some(PodPhase::Assumed(_))));
     assert_eq!(bench.charged().iter().copied().sum::<Bytes>(), Bytes::gib(40 + 10 + 20));
     let keys: Vec<&str> = bench.index.pods.values().map(PodUid::as_str).collect();
     assert!(!keys.contains(&"2"), "a name that is gone is not kept");
@@ -182,7 +182,7 @@ fn a_new_list_releases_who_is_not_in_it_and_keeps_who_came_while_it_was_read() {
 
 #[test]
 fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&pod("p", "1", 40));
     bench.service.ledger().assume(&uid_of("1"), &NodeName::parse("a").unwrap()).unwrap();
     bench.index.reset_pods(&bench.service, &[]);
@@ -192,10 +192,10 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
 
 #[test]
 fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     let stray = bound("stray", "1", 40, "a", None);
     let notice = bench.apply(&stray).unwrap();
-    assert_eq!((notice.kind, notice.uid.as_str()), (NoticeKind::Unplaced, "1"));
+    assert_eq!((notice.kind, notice.uid.as_str()), (PodEventReason::Unplaced, "1"));
     assert!(notice.text.contains("40.0 GiB are charged on every GPU"), "{}", notice.text);
     assert_eq!(bench.charged(), [Bytes::gib(40); 2]);
     assert!(bench.apply(&stray).is_some());
@@ -207,17 +207,17 @@ fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
 
 #[test]
 fn edits_after_the_bind_are_ignored_and_reported() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&bound("p", "1", 40, "a", Some("index-0")));
     let moved = bench.apply(&bound("p", "1", 40, "a", Some("index-1"))).unwrap();
-    assert_eq!(moved.kind, NoticeKind::EditIgnored);
+    assert_eq!(moved.kind, PodEventReason::EditIgnored);
     assert!(moved.text.contains("charged on index-0 of a"), "{}", moved.text);
     assert_eq!((bench.charged(), bench.remarks("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
 
     let mut alone = bound("p", "1", 40, "a", Some("index-0"));
     alone["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
     let notice = bench.apply(&alone).unwrap();
-    assert_eq!(notice.kind, NoticeKind::EditIgnored);
+    assert_eq!(notice.kind, PodEventReason::EditIgnored);
     assert_eq!((bench.charged(), bench.remarks("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
 
     assert_eq!(bench.apply(&bound("p", "1", 40, "a", Some("index-0"))), None, "the edit was taken back");
@@ -226,7 +226,7 @@ fn edits_after_the_bind_are_ignored_and_reported() {
 
 #[test]
 fn a_hold_condition_keeps_its_room_until_its_deadline() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     bench.apply(&holding(&pod("p", "1", 40), deadline));
     assert_eq!(bench.charged(), [Bytes::gib(40), Bytes::ZERO]);
@@ -240,7 +240,7 @@ fn a_hold_condition_keeps_its_room_until_its_deadline() {
 fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_who_does() {
     let deadline = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60);
     for leads in [false, true] {
-        let mut bench = Bench::new();
+        let mut bench = IndexFixture::new();
         bench.apply(&holding(&pod("p", "1", 40), deadline));
         if leads {
             bench.service.lead_from_the_start();
@@ -253,7 +253,7 @@ fn a_hold_that_was_cleared_is_believed_by_who_does_not_lead_and_left_alone_by_wh
 
 #[test]
 fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.apply(&pod("watched", "1", 10));
     bench.apply_by_request(&pod("ghost", "2", 10));
     bench.apply_by_request(&pod("bound-meanwhile", "3", 10));
@@ -268,9 +268,9 @@ fn a_sweep_releases_pods_that_only_a_request_has_shown_at_the_second_time() {
 
 #[test]
 fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.index.apply_node(&bench.service, &node("b", 4));
-    let names = |bench: &Bench| -> Vec<String> {
+    let names = |bench: &IndexFixture| -> Vec<String> {
         let snapshot = bench.service.ledger().snapshot();
         snapshot.nodes().iter().map(|node| format!("{}:{}", node.name, node.gpus.len())).collect()
     };
@@ -284,7 +284,7 @@ fn a_node_comes_changes_goes_and_is_missing_from_a_list() {
 
 #[test]
 fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     let mut plugin = node("a", 2);
     let status = json!({
         "capacity": { "stowage.dev/vram": "144Gi" },
@@ -310,7 +310,7 @@ fn a_node_with_a_device_plugin_has_no_gpus_to_place_on() {
 
 #[test]
 fn the_index_is_complete_once_all_lists_are_in() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.index.begin_budgets(&bench.service);
     bench.index.end_budgets(&bench.service);
     bench.index.begin_pods(&bench.service);
@@ -327,7 +327,7 @@ fn the_index_is_complete_once_all_lists_are_in() {
 
 #[test]
 fn budgets_that_may_not_be_read_keep_nobody_waiting_and_are_not_known() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.index.complete_since(), None);
     assert!(bench.index.forbid_budgets(&bench.service));
@@ -349,8 +349,8 @@ fn budget(name: &str, allowed: i32) -> PodDisruptionBudget {
 
 #[test]
 fn a_budget_that_a_new_list_does_not_have_is_gone() {
-    let mut bench = Bench::new();
-    let known = |bench: &Bench| {
+    let mut bench = IndexFixture::new();
+    let known = |bench: &IndexFixture| {
         let ledger = bench.service.ledger();
         ledger.budgets().iter().map(|budget| (budget.name.clone(), budget.allowed)).collect::<Vec<_>>()
     };
@@ -366,14 +366,15 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
 }
 
 /// Node `a` takes one pod; whether it would take another one.
-fn takes_one_more(bench: &Bench) -> bool {
+fn takes_one_more(bench: &IndexFixture) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
     let stock = bench.service.stock().snapshot();
-    stock.verdict(&uid, &Requirements::default(), &node, &Freed::default()) == Verdict::Accepts
+    stock.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
+        == FilterVerdict::Accepts
 }
 
-fn with_room_for_one_pod() -> Bench {
-    let mut bench = Bench::new();
+fn with_room_for_one_pod() -> IndexFixture {
+    let mut bench = IndexFixture::new();
     let mut only = node("a", 2);
     only.status = Some(read(json!({ "allocatable": { "pods": "1" } })));
     bench.index.apply_node(&bench.service, &only);
@@ -433,7 +434,7 @@ fn a_node_that_is_gone_takes_nobody() {
 
 #[test]
 fn objects_without_a_name_or_uid_change_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = IndexFixture::new();
     let mut nameless = pod("p", "1", 10);
     nameless["metadata"].as_object_mut().unwrap().remove("uid");
     assert_eq!(bench.apply(&nameless), None);
@@ -451,19 +452,19 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
         bound("stray", "3", 10, "a", None),
         pod("waits", "4", 30),
     ];
-    let [mut one, mut two] = [Bench::new(), Bench::new()];
+    let [mut one, mut two] = [IndexFixture::new(), IndexFixture::new()];
     pods.iter().for_each(|pod| drop(one.apply(pod)));
     let list: Vec<Pod> = pods.iter().rev().map(|pod| read(pod.clone())).collect();
     two.index.reset_pods(&two.service, &list);
     // When each learned of a pod is its own.
-    let timeless = |bench: &Bench| -> BTreeMap<PodUid, PodEntry> {
+    let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
         let ledger = bench.service.ledger();
         let entries = ledger.entries().into_iter().map(|(uid, entry)| {
             let mut entry = entry.clone();
             match &mut entry.phase {
-                Phase::Bound(bound) => (bound.since, bound.started) = Default::default(),
-                Phase::Waiting(waiting) => waiting.since = Default::default(),
-                Phase::Assumed(_) => {}
+                PodPhase::Bound(bound) => (bound.since, bound.started) = Default::default(),
+                PodPhase::Waiting(waiting) => waiting.since = Default::default(),
+                PodPhase::Assumed(_) => {}
             }
             (uid.clone(), entry)
         });
@@ -475,7 +476,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     assert_eq!(two.service.ledger().entry(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
 }
 
-impl Bench {
+impl IndexFixture {
     /// As the extender brings a pod in: past the index.
     fn apply_by_request(&self, pod: &Value) {
         let mut ledger = self.service.ledger();

@@ -5,7 +5,7 @@
 //! that is outwaited cannot have renewed between our last look and our write.
 
 use super::tenure::Succession;
-use super::{Reading, Term, safe_duration};
+use super::{LeaseReading, LeaseTerm, safe_duration};
 use crate::service::Tenure;
 use crate::units::{Millis, Moment};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -16,56 +16,56 @@ const DURATION_SECONDS: i32 = 15;
 const DURATION: Millis = Millis::seconds(DURATION_SECONDS as u64);
 
 #[derive(Debug)]
-pub struct Candidate {
+pub struct LeaseCandidate {
     /// No other process has it, a replica of the same name included.
     identity: String,
     succession: Succession,
     /// Somebody else's latest renewal, and when we saw it.
-    rival: Option<(Reading, Moment)>,
+    rival: Option<(LeaseReading, Moment)>,
     until: Option<Moment>,
     /// From when on nothing of the holder before can land, once the Lease is ours.
     inherits: Moment,
-    term: Option<Term>,
+    term: Option<LeaseTerm>,
 }
 
 /// What to write now.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
+pub enum LeaseStep {
     Create(LeaseSpec),
     Replace(LeaseSpec),
     Wait,
 }
 
-impl Candidate {
+impl LeaseCandidate {
     pub fn new(identity: String, succession: Succession) -> Self {
         Self { identity, succession, rival: None, until: None, inherits: Moment::default(), term: None }
     }
 
     /// What to do about a Lease seen at `now`; `None` if there is none.
-    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> Step {
+    pub fn step(&mut self, lease: Option<&Lease>, now: Moment, wall: jiff::Timestamp) -> LeaseStep {
         let Some(lease) = lease else {
             // Whoever held one that is gone may not have noticed yet.
             self.inherits = self.succession.after_a_renewal_at(now, DURATION);
-            return Step::Create(self.acquired(0, wall));
+            return LeaseStep::Create(self.acquired(0, wall));
         };
-        let reading = Reading::of(lease);
+        let reading = LeaseReading::of(lease);
         let spec = lease.spec.clone().unwrap_or_default();
         let next = spec.lease_transitions.unwrap_or(0).saturating_add(1);
         match reading.holder.as_deref() {
-            Some(holder) if holder == self.identity => Step::Replace(renewed(&spec, wall)),
+            Some(holder) if holder == self.identity => LeaseStep::Replace(renewed(&spec, wall)),
             None => {
                 // Its holder has stopped before it gave it up.
                 self.inherits = self.succession.after_a_last_send_at(now);
-                Step::Replace(self.acquired(next, wall))
+                LeaseStep::Replace(self.acquired(next, wall))
             }
             Some(_) => {
                 (self.until, self.term) = (None, None);
                 match self.outwaited(reading, now) {
                     Some(inherits) => {
                         self.inherits = inherits;
-                        Step::Replace(self.acquired(next, wall))
+                        LeaseStep::Replace(self.acquired(next, wall))
                     }
-                    None => Step::Wait,
+                    None => LeaseStep::Wait,
                 }
             }
         }
@@ -74,7 +74,7 @@ impl Candidate {
     /// A write that was sent at `sent` went through, and this is the Lease since.
     pub fn wrote(&mut self, sent: Moment, lease: &Lease) {
         self.rival = None;
-        self.term = Some(Reading::of(lease).term);
+        self.term = Some(LeaseReading::of(lease).term);
         self.until = Some(sent + safe_duration(DURATION));
     }
 
@@ -98,7 +98,7 @@ impl Candidate {
     }
 
     /// Once the rival's latest renewal has been seen for its whole duration: from when on nothing of the rival can land.
-    fn outwaited(&mut self, reading: Reading, now: Moment) -> Option<Moment> {
+    fn outwaited(&mut self, reading: LeaseReading, now: Moment) -> Option<Moment> {
         match &self.rival {
             Some((known, seen)) if *known == reading => {
                 let from = self.succession.after_a_renewal_at(*seen, known.duration);
@@ -147,14 +147,14 @@ mod tests {
     /// What a write may take in these tests.
     const LANDING: Millis = Millis::seconds(4);
 
-    fn candidate(identity: &str) -> Candidate {
-        Candidate::new(identity.into(), Succession::new(LANDING, identity))
+    fn candidate(identity: &str) -> LeaseCandidate {
+        LeaseCandidate::new(identity.into(), Succession::new(LANDING, identity))
     }
 
-    fn taken(step: Step) -> Lease {
+    fn taken(step: LeaseStep) -> Lease {
         match step {
-            Step::Create(spec) | Step::Replace(spec) => stored(spec),
-            Step::Wait => panic!("it waits"),
+            LeaseStep::Create(spec) | LeaseStep::Replace(spec) => stored(spec),
+            LeaseStep::Wait => panic!("it waits"),
         }
     }
 
@@ -167,12 +167,12 @@ mod tests {
         lease.spec.as_ref().unwrap()
     }
 
-    fn leads(candidate: &Candidate, second: u64) -> bool {
+    fn leads(candidate: &LeaseCandidate, second: u64) -> bool {
         matches!(candidate.tenure(at(second)), Tenure::Leading { .. })
     }
 
     /// It renews its Lease for so long that nothing of before can land any more.
-    fn established(candidate: &mut Candidate, seconds: std::ops::RangeInclusive<u64>) -> Lease {
+    fn established(candidate: &mut LeaseCandidate, seconds: std::ops::RangeInclusive<u64>) -> Lease {
         let mut lease = None;
         for second in seconds {
             let renewed = taken(candidate.step(lease.as_ref(), at(second), wall(1000 + second as i64)));
@@ -204,17 +204,17 @@ mod tests {
     fn a_rival_is_outwaited_by_our_clock_and_taken_over_from_once() {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait, "whatever the wall clocks say");
-        assert_eq!(b.step(Some(&held), at(114), wall(5)), Step::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait, "whatever the wall clocks say");
+        assert_eq!(b.step(Some(&held), at(114), wall(5)), LeaseStep::Wait);
         let renewed = taken(a.step(Some(&held), at(21), wall(1002)));
-        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), Step::Wait, "a renewal starts it anew");
-        assert_eq!(b.step(Some(&renewed), at(129), wall(5)), Step::Wait);
+        assert_eq!(b.step(Some(&renewed), at(115), wall(5)), LeaseStep::Wait, "a renewal starts it anew");
+        assert_eq!(b.step(Some(&renewed), at(129), wall(5)), LeaseStep::Wait);
         let stolen = taken(b.step(Some(&renewed), at(130), wall(5)));
         assert_eq!(spec(&stolen).holder_identity.as_deref(), Some("b"));
         assert_eq!(spec(&stolen).lease_transitions, Some(1));
         b.wrote(at(130), &stolen);
         a.wrote(at(21), &renewed);
-        assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), Step::Wait);
+        assert_eq!(a.step(Some(&stolen), at(22), wall(1022)), LeaseStep::Wait);
         assert!(!leads(&a, 22), "a candidate that sees another holder stops at once");
     }
 
@@ -223,13 +223,13 @@ mod tests {
         let (mut a, mut b) = (candidate("a"), candidate("b"));
         let held = established(&mut a, 0..=20);
         // Seen renewed at 100 s: relied on until 110 s, and what was sent then may land until 114 s.
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
         b.wrote(at(115), &stolen);
         assert!(leads(&b, 115));
-        let slow = Candidate::new("b".into(), Succession::new(Millis::seconds(30), "b"));
+        let slow = LeaseCandidate::new("b".into(), Succession::new(Millis::seconds(30), "b"));
         let mut b = slow;
-        assert_eq!(b.step(Some(&held), at(100), wall(5)), Step::Wait);
+        assert_eq!(b.step(Some(&held), at(100), wall(5)), LeaseStep::Wait);
         let stolen = taken(b.step(Some(&held), at(115), wall(5)));
         b.wrote(at(115), &stolen);
         assert_eq!(b.tenure(at(115)), Tenure::Succeeding { from: at(140) });
@@ -239,7 +239,7 @@ mod tests {
     fn a_replica_of_the_same_name_is_a_rival() {
         let (mut before, mut after) = (candidate("stowage-0_1"), candidate("stowage-0_2"));
         let held = established(&mut before, 0..=20);
-        assert_eq!(after.step(Some(&held), at(21), wall(1021)), Step::Wait);
+        assert_eq!(after.step(Some(&held), at(21), wall(1021)), LeaseStep::Wait);
     }
 
     #[test]

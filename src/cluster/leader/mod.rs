@@ -13,7 +13,7 @@ mod tenure;
 use crate::control_plane::WriteTimes;
 use crate::service::{Service, Tenure};
 use crate::units::{Millis, Moment};
-use candidate::{Candidate, Step};
+use candidate::{LeaseCandidate, LeaseStep};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::PostParams;
@@ -70,10 +70,10 @@ impl LeaseName {
 
 /// What matters of a Lease. Two that are equal show no renewal between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Reading {
+struct LeaseReading {
     /// `None` if nobody holds it.
     holder: Option<String>,
-    term: Term,
+    term: LeaseTerm,
     /// By its holder's clock: compared with itself only.
     renewed: Option<jiff::Timestamp>,
     duration: Millis,
@@ -81,19 +81,19 @@ struct Reading {
 
 /// One tenure of one holder of one Lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Term {
+struct LeaseTerm {
     /// The Lease's UID: one that is deleted and created anew counts its transitions from zero.
     lease: String,
     transitions: i32,
     holder: Option<String>,
 }
 
-impl Reading {
+impl LeaseReading {
     fn of(lease: &Lease) -> Self {
         let spec = lease.spec.clone().unwrap_or_default();
         let seconds = spec.lease_duration_seconds.and_then(|seconds| u64::try_from(seconds).ok());
         let holder = spec.holder_identity.filter(|holder| !holder.is_empty());
-        let term = Term {
+        let term = LeaseTerm {
             lease: lease.metadata.uid.clone().unwrap_or_default(),
             transitions: spec.lease_transitions.unwrap_or(0),
             holder: holder.clone(),
@@ -147,7 +147,7 @@ pub async fn run(
         }
         LeadWith::Lease { lease, identity } => {
             // Two replicas of one name, such as a pod and its replacement on another node, are two candidates.
-            let candidate = Mutex::new(Candidate::new(format!("{identity}_{nonce}"), succession));
+            let candidate = Mutex::new(LeaseCandidate::new(format!("{identity}_{nonce}"), succession));
             let tenure = |now| candidate.lock().tenure(now);
             tokio::select! {
                 biased;
@@ -197,22 +197,22 @@ fn set_tenure(service: &Service, tenure: Tenure) {
 /// Looks at the kube-scheduler's Lease. A plain read, not a watch: of what a watch shows nobody knows how late it is.
 async fn look(client: &Client, service: &Service, name: &LeaseName, neighbour: &Mutex<Neighbour>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let mut complaint = Complaint::default();
+    let mut complaint = LeaseLog::default();
     loop {
         let asked = service.now();
         let looked = limited(leases.get_opt(&name.name)).await;
         complaint.about(name, &looked);
         if let Ok(lease) = looked {
-            neighbour.lock().see(lease.as_ref().map(Reading::of), asked, service.now());
+            neighbour.lock().see(lease.as_ref().map(LeaseReading::of), asked, service.now());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
 
 /// Takes the Lease when it is free, and keeps it.
-async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<Candidate>) {
+async fn campaign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
-    let mut complaint = Complaint::default();
+    let mut complaint = LeaseLog::default();
     loop {
         let attempted = attempt(&leases, service, name, candidate).await;
         complaint.about(name, &attempted);
@@ -227,19 +227,19 @@ async fn attempt(
     leases: &Api<Lease>,
     service: &Service,
     name: &LeaseName,
-    candidate: &Mutex<Candidate>,
+    candidate: &Mutex<LeaseCandidate>,
 ) -> Result<(), LeaseError> {
     let found = limited(leases.get_opt(&name.name)).await?;
     let sent = service.now();
     let step = candidate.lock().step(found.as_ref(), sent, jiff::Timestamp::now());
     let params = PostParams::default();
     let written = match (step, found) {
-        (Step::Wait, _) => return Ok(()),
-        (Step::Create(spec) | Step::Replace(spec), None) => {
+        (LeaseStep::Wait, _) => return Ok(()),
+        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), None) => {
             let metadata = ObjectMeta { name: Some(name.name.clone()), ..ObjectMeta::default() };
             limited(leases.create(&params, &Lease { metadata, spec: Some(spec) })).await?
         }
-        (Step::Create(spec) | Step::Replace(spec), Some(found)) => {
+        (LeaseStep::Create(spec) | LeaseStep::Replace(spec), Some(found)) => {
             // With the resourceVersion that was read: of two candidates one is refused.
             limited(leases.replace(&name.name, &params, &Lease { spec: Some(spec), ..found })).await?
         }
@@ -250,7 +250,7 @@ async fn attempt(
 }
 
 /// Gives the Lease up, so that another replica need not wait for it to run out.
-async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<Candidate>) {
+async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate: &Mutex<LeaseCandidate>) {
     let leases: Api<Lease> = Api::namespaced(client.clone(), &name.namespace);
     let Ok(Some(found)) = limited(leases.get_opt(&name.name)).await else { return };
     let given_up = candidate.lock().resign(&found.spec.clone().unwrap_or_default());
@@ -266,11 +266,11 @@ async fn resign(client: &Client, service: &Service, name: &LeaseName, candidate:
 
 /// Says when a Lease becomes out of reach and when it is back, not at every try between.
 #[derive(Default)]
-struct Complaint {
+struct LeaseLog {
     made: bool,
 }
 
-impl Complaint {
+impl LeaseLog {
     fn about<T>(&mut self, name: &LeaseName, tried: &Result<T, LeaseError>) {
         match tried {
             Err(error) if !self.made => {

@@ -8,7 +8,7 @@
 //! writes for as long as it could rely on that, and those may land for a while: the term is acted in from then on.
 
 use super::tenure::Succession;
-use super::{Reading, Term};
+use super::{LeaseReading, LeaseTerm};
 use crate::service::Tenure;
 use crate::units::Moment;
 
@@ -18,10 +18,10 @@ pub struct Neighbour {
     hostname: String,
     succession: Succession,
     /// The latest look that succeeded: what was seen, and when it was asked for.
-    last: Option<(Reading, Moment)>,
+    last: Option<(LeaseReading, Moment)>,
     until: Option<Moment>,
     /// The term in which it holds the Lease now, and from when on it is acted in.
-    term: Option<(Term, Moment)>,
+    term: Option<(LeaseTerm, Moment)>,
 }
 
 impl Neighbour {
@@ -30,7 +30,7 @@ impl Neighbour {
     }
 
     /// What a look showed that was asked for and answered then; `None` if there is no such Lease.
-    pub fn see(&mut self, reading: Option<Reading>, asked: Moment, answered: Moment) {
+    pub fn see(&mut self, reading: Option<LeaseReading>, asked: Moment, answered: Moment) {
         let last = self.last.take();
         let Some(reading) = reading else {
             (self.until, self.term) = (None, None);
@@ -60,7 +60,7 @@ impl Neighbour {
         }
     }
 
-    fn holds(&self, reading: &Reading) -> bool {
+    fn holds(&self, reading: &LeaseReading) -> bool {
         let Some(holder) = reading.holder.as_deref() else { return false };
         holder.rsplit_once('_').map_or(holder, |(hostname, _)| hostname) == self.hostname
     }
@@ -78,13 +78,13 @@ mod tests {
         Moment(0) + Millis::seconds(seconds)
     }
 
-    fn held_in(term: i32, holder: &str, renewed: i64) -> Option<Reading> {
+    fn held_in(term: i32, holder: &str, renewed: i64) -> Option<LeaseReading> {
         let renewed = Some(jiff::Timestamp::from_second(renewed).unwrap());
-        let term = Term { lease: "lease-uid".into(), transitions: term, holder: Some(holder.into()) };
-        Some(Reading { holder: Some(holder.into()), term, renewed, duration: Millis::seconds(15) })
+        let term = LeaseTerm { lease: "lease-uid".into(), transitions: term, holder: Some(holder.into()) };
+        Some(LeaseReading { holder: Some(holder.into()), term, renewed, duration: Millis::seconds(15) })
     }
 
-    fn held_by(holder: &str, renewed: i64) -> Option<Reading> {
+    fn held_by(holder: &str, renewed: i64) -> Option<LeaseReading> {
         held_in(1, holder, renewed)
     }
 
@@ -93,7 +93,7 @@ mod tests {
     }
 
     /// A look that is answered in the second in which it is asked for.
-    fn look(lease: &mut Neighbour, reading: Option<Reading>, second: u64) {
+    fn look(lease: &mut Neighbour, reading: Option<LeaseReading>, second: u64) {
         lease.see(reading, at(second), at(second));
     }
 
@@ -142,8 +142,8 @@ mod tests {
 
     #[test]
     fn another_holder_a_released_lease_and_a_missing_one_end_it_at_once() {
-        let term = Term { lease: "lease-uid".into(), transitions: 1, holder: None };
-        let released = Some(Reading { holder: None, term, renewed: None, duration: Millis::seconds(1) });
+        let term = LeaseTerm { lease: "lease-uid".into(), transitions: 1, holder: None };
+        let released = Some(LeaseReading { holder: None, term, renewed: None, duration: Millis::seconds(1) });
         for next in [held_by("stowage-1_9f", 103), held_by("other-stowage-0_9f", 103), released, None] {
             let mut lease = established();
             assert!(leads(&lease, 20));

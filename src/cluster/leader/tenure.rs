@@ -1,6 +1,6 @@
 //! When a replica may act, and as which epoch: what follows from a Lease once it is known which term of it began when. Pure.
 
-use super::{Term, safe_duration};
+use super::{LeaseTerm, safe_duration};
 use crate::ids::LeaderEpoch;
 use crate::service::Tenure;
 use crate::units::{Millis, Moment};
@@ -30,7 +30,7 @@ impl Succession {
         sent + self.landing
     }
 
-    pub fn tenure(&self, term: &Term, from: Moment, until: Moment, now: Moment) -> Tenure {
+    pub fn tenure(&self, term: &LeaseTerm, from: Moment, until: Moment, now: Moment) -> Tenure {
         match () {
             () if now >= until => Tenure::Standby,
             () if now < from => Tenure::Succeeding { from },
@@ -38,13 +38,13 @@ impl Succession {
         }
     }
 
-    fn epoch(&self, term: &Term) -> LeaderEpoch {
+    fn epoch(&self, term: &LeaseTerm) -> LeaderEpoch {
         LeaderEpoch::new(&term.lease, term.transitions, &self.nonce)
     }
 
     /// Of a replica that needs no Lease, because there is no other; what a process before it sent lands within `landed`.
     pub fn alone(&self, now: Moment, landed: Duration) -> Tenure {
-        let no_lease = Term { lease: "no-lease".into(), transitions: 0, holder: None };
+        let no_lease = LeaseTerm { lease: "no-lease".into(), transitions: 0, holder: None };
         self.tenure(&no_lease, now + Millis(landed.as_millis() as u64), Moment(u64::MAX), now)
     }
 }

@@ -4,28 +4,28 @@ use crate::units::{Millis, Moment};
 
 /// Pauses between attempts that failed: the first, doubled each time, and the longest.
 #[derive(Debug, Clone, Copy)]
-pub struct Pauses {
+pub struct Backoff {
     pub first: Millis,
     pub longest: Millis,
 }
 
 /// To do one thing, however often it takes.
 #[derive(Debug, Clone, Default)]
-pub struct Attempt {
+pub struct RetryState {
     was_begun: bool,
     is_under_way: bool,
     failed: u32,
     again: Moment,
 }
 
-impl Pauses {
+impl Backoff {
     /// After so many failures.
     pub fn after(self, failed: u32) -> Millis {
         self.first.times(1 << failed.min(16)).min(self.longest)
     }
 }
 
-impl Attempt {
+impl RetryState {
     pub fn is_due(&self, now: Moment) -> bool {
         !self.is_under_way && self.again <= now
     }
@@ -45,7 +45,7 @@ impl Attempt {
     }
 
     /// Nothing came of it. `at_least` is the pause that whoever refused asks for.
-    pub fn failed(&mut self, now: Moment, pauses: Pauses, at_least: Millis) {
+    pub fn failed(&mut self, now: Moment, pauses: Backoff, at_least: Millis) {
         self.is_under_way = false;
         self.again = now + pauses.after(self.failed).max(at_least);
         self.failed = self.failed.saturating_add(1);
@@ -58,11 +58,11 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_longest_and_one_that_is_asked_for_counts() {
-        let pauses = Pauses { first: Millis(500), longest: Millis::seconds(10) };
+        let pauses = Backoff { first: Millis(500), longest: Millis::seconds(10) };
         let millis: Vec<u64> = (0..7).map(|failed| pauses.after(failed).0).collect();
         assert_eq!(millis, [500, 1000, 2000, 4000, 8000, 10_000, 10_000]);
         assert_eq!(pauses.after(u32::MAX), pauses.longest);
-        let (mut attempt, now) = (Attempt::default(), Moment(1_000_000));
+        let (mut attempt, now) = (RetryState::default(), Moment(1_000_000));
         attempt.begin();
         assert!(!attempt.is_due(now), "it is under way");
         attempt.failed(now, pauses, Millis::seconds(30));

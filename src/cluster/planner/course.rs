@@ -1,14 +1,16 @@
 //! One hold, from the first eviction to the moment when its pod has been told where to go.
 
 use super::Planner;
-use super::attempt::{Attempt, Pauses};
-use super::outcome::Outcome;
-use crate::control_plane::{EvictionMark, EvictionReason, Notice, NoticeKind, PlanState, StatusChange};
+use super::attempt::{Backoff, RetryState};
+use super::outcome::WriteOutcome;
+use crate::control_plane::{
+    EvictionCondition, EvictionReason, PlanState, PodEvent, PodEventReason, StatusChange,
+};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Gate, Held, Remaining};
-use crate::scheduling::plan::Means;
-use crate::scheduling::stock::{Freed, StockReason, StockSnapshot, Verdict};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::{RemainingVictim, ReservationStatus, SchedulingGate};
+use crate::scheduling::plan::EvictionRight;
+use crate::scheduling::stock::{AssumedNodeChange, FilterReason, FilterSnapshot, FilterVerdict};
 use crate::units::{Millis, Moment};
 use std::cell::LazyCell;
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ const SCHEDULERS_TURN: Millis = Millis::seconds(3);
 /// What was accepted shows in the watch; if it does not, it is asked for again.
 pub const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Between attempts that failed.
-pub const PAUSES: Pauses = Pauses { first: Millis(500), longest: Millis::seconds(10) };
+pub const PAUSES: Backoff = Backoff { first: Millis(500), longest: Millis::seconds(10) };
 /// What the scheduler may need from being told to the Binding: its longest back-off, ten seconds, and a bind that takes as long as
 /// one may, five.
 const TIME_TO_BIND: Millis = Millis::seconds(15);
@@ -29,12 +31,12 @@ const NOMINATIONS: u32 = 3;
 
 /// How far a hold is, beyond what the ledger says of it. All of it may be lost.
 #[derive(Debug)]
-pub struct Course {
+pub struct ReservationProgress {
     /// When the planner first saw the hold.
     since: Moment,
     /// It made the hold itself: nobody else evicts for it.
     is_own: bool,
-    by: Means,
+    by: EvictionRight,
     /// The condition says so already, as far as it needs to.
     pub is_written: bool,
     /// A write for the pod itself is under way.
@@ -47,16 +49,16 @@ pub struct Course {
     is_extended: bool,
     /// The API server has shown what the pod was told.
     was_shown: bool,
-    evictions: BTreeMap<PodUid, Attempt>,
+    evictions: BTreeMap<PodUid, RetryState>,
 }
 
-impl Course {
+impl ReservationProgress {
     /// Of a hold that somebody else made, or this replica's predecessor.
     pub fn found(since: Moment) -> Self {
         Self {
             since,
             is_own: false,
-            by: Means::Preemption,
+            by: EvictionRight::Preemption,
             is_written: false,
             is_writing: false,
             told: 0,
@@ -69,12 +71,12 @@ impl Course {
     }
 
     /// Of a hold of the planner's own, of which nothing is written yet.
-    pub fn own(since: Moment, by: Means) -> Self {
+    pub fn own(since: Moment, by: EvictionRight) -> Self {
         Self { is_own: true, by, is_written: false, ..Self::found(since) }
     }
 
     /// To evict this victim.
-    pub fn attempt(&mut self, victim: &PodUid) -> &mut Attempt {
+    pub fn attempt(&mut self, victim: &PodUid) -> &mut RetryState {
         self.evictions.entry(victim.clone()).or_default()
     }
 
@@ -105,16 +107,17 @@ impl Course {
         self.told > 0
     }
 
-    fn may_evict(&mut self, victim: &Remaining, is_shown: bool, now: Moment) -> bool {
+    fn may_evict(&mut self, victim: &RemainingVictim, is_shown: bool, now: Moment) -> bool {
         let is_its_turn = self.is_own || self.since + SCHEDULERS_TURN <= now;
         (self.is_written || is_shown) && is_its_turn && self.attempt(&victim.uid).is_due(now)
     }
 
     /// Whether the pod has to be told (again) that it can go where its room is.
-    fn must_tell(&self, held: &Held, now: Moment) -> bool {
+    fn must_tell(&self, held: &ReservationStatus, now: Moment) -> bool {
         let is_nominated = held.nominated.as_ref() == Some(&held.hold.node);
-        let is_wanted =
-            self.told == 0 || held.gate == Gate::Planned || (!is_nominated && self.told < NOMINATIONS);
+        let is_wanted = self.told == 0
+            || held.gate == SchedulingGate::Planned
+            || (!is_nominated && self.told < NOMINATIONS);
         is_wanted && !self.is_writing && self.tell_again <= now
     }
 }
@@ -134,9 +137,14 @@ impl Planner {
         }
     }
 
-    fn see_through(&mut self, held: &Held, now: Moment, stock: &impl Deref<Target = StockSnapshot>) {
-        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| Course::found(now));
-        if held.gate == Gate::Others {
+    fn see_through(
+        &mut self,
+        held: &ReservationStatus,
+        now: Moment,
+        stock: &impl Deref<Target = FilterSnapshot>,
+    ) {
+        let course = self.courses.entry(held.uid.clone()).or_insert_with(|| ReservationProgress::found(now));
+        if held.gate == SchedulingGate::Others {
             return;
         }
         if let Some(stays) = held.remaining.iter().find(|victim| victim.is_protected && !victim.is_leaving) {
@@ -149,12 +157,12 @@ impl Planner {
             let text = format!("pod {} would not have left in time any more", late.key);
             return self.call_off(held, &text);
         }
-        let due: Vec<&Remaining> = held
+        let due: Vec<&RemainingVictim> = held
             .remaining
             .iter()
             .filter(|victim| !victim.is_leaving && course.may_evict(victim, held.is_shown, now))
             .collect();
-        if held.gate == Gate::Open && held.nominated.as_ref() == Some(&held.hold.node) {
+        if held.gate == SchedulingGate::Open && held.nominated.as_ref() == Some(&held.hold.node) {
             course.note_shown(now);
         }
         let tells = held.is_free && course.must_tell(held, now);
@@ -176,23 +184,23 @@ impl Planner {
 
     /// Why the stock filters would refuse the pod on the node of its hold, once its victims have left; `None` where they would
     /// not, or nobody can say.
-    fn refusal(&self, held: &Held, stock: &StockSnapshot) -> Option<StockReason> {
-        let Hold { node, victims, .. } = &held.hold;
+    fn refusal(&self, held: &ReservationStatus, stock: &FilterSnapshot) -> Option<FilterReason> {
+        let Reservation { node, victims, .. } = &held.hold;
         let coming = self.service.ledger().coming_to(node).to_vec();
         match stock.verdict(
             &held.uid,
             stock.wants(&held.uid)?,
             node,
-            &Freed { leaving: victims, coming: &coming },
+            &AssumedNodeChange { leaving: victims, coming: &coming },
         ) {
-            Verdict::Refuses(reason) => Some(reason),
-            Verdict::Accepts | Verdict::CannotJudge(_) => None,
+            FilterVerdict::Refuses(reason) => Some(reason),
+            FilterVerdict::Accepts | FilterVerdict::CannotJudge(_) => None,
         }
     }
 
-    fn evict(&mut self, held: &Held, victim: &Remaining) {
+    fn evict(&mut self, held: &ReservationStatus, victim: &RemainingVictim) {
         let by = held.key.clone();
-        let moves = self.courses.get(&held.uid).is_some_and(|course| course.by == Means::Moves);
+        let moves = self.courses.get(&held.uid).is_some_and(|course| course.by == EvictionRight::Moves);
         let why = match (&victim.reclaimed_by, &victim.with_group) {
             _ if moves => EvictionReason::Consolidated { to_fit: by },
             (Some(owner), _) => EvictionReason::Reclaimed { owner: owner.clone(), by },
@@ -203,12 +211,12 @@ impl Planner {
         let (holder, victim) = (held.uid.clone(), victim.uid.clone());
         self.writes.add(victim.clone(), async move {
             let outcome = control_plane.evict(&key, &victim, &why).await;
-            Some(Outcome::Evicted { holder, key, victim, outcome })
+            Some(WriteOutcome::Evicted { holder, key, victim, outcome })
         });
     }
 
     /// Nominates the pod to the node of its room and touches it, in one write; then lets it through its gate.
-    pub(super) fn tell(&mut self, held: &Held) {
+    pub(super) fn tell(&mut self, held: &ReservationStatus) {
         let hold = self.with_time_to_bind(held);
         let Some(course) = self.courses.get_mut(&held.uid) else { return };
         course.is_writing = true;
@@ -217,7 +225,7 @@ impl Planner {
         let is_news = hold != held.hold && !hold.victims.is_empty();
         let change = if is_news { StatusChange::hold(hold.clone()) } else { StatusChange::default() };
         let mut change = change.and_nominate(node.clone()).and_touch();
-        let is_gated = held.gate == Gate::Planned;
+        let is_gated = held.gate == SchedulingGate::Planned;
         if is_gated {
             course.placed_on = Some(node.clone());
             change.plan = Some(PlanState::Placed { node });
@@ -235,12 +243,12 @@ impl Planner {
                 if is_gated { control_plane.lift_gate(&key, &uid).await } else { Ok(()) }
             };
             let told = told.await;
-            Some(Outcome::Told { key, uid, told })
+            Some(WriteOutcome::Told { key, uid, told })
         });
     }
 
     /// The hold, which lasts at least until the scheduler has had time to bind the pod.
-    fn with_time_to_bind(&mut self, held: &Held) -> Hold {
+    fn with_time_to_bind(&mut self, held: &ReservationStatus) -> Reservation {
         let Some(course) = self.courses.get_mut(&held.uid) else { return held.hold.clone() };
         if std::mem::replace(&mut course.is_extended, true) {
             return held.hold.clone();
@@ -248,11 +256,11 @@ impl Planner {
         let mut ledger = self.service.ledger();
         let until = ledger.now() + TIME_TO_BIND;
         ledger.extend_hold(&held.uid, until);
-        Hold { deadline: held.hold.deadline.max(until), ..held.hold.clone() }
+        Reservation { deadline: held.hold.deadline.max(until), ..held.hold.clone() }
     }
 
     /// Gives the room up before its time, with nobody evicted for it in vain from here on.
-    pub(super) fn call_off(&mut self, held: &Held, because: &str) {
+    pub(super) fn call_off(&mut self, held: &ReservationStatus, because: &str) {
         let mut ledger = self.service.ledger();
         if !held.hold.victims.is_empty() {
             ledger.note_left_in_vain(&held.uid);
@@ -262,9 +270,9 @@ impl Planner {
         drop(ledger);
         let course = self.courses.remove(&held.uid);
         let (key, uid) = (held.key.clone(), held.uid.clone());
-        let told = |victim: &&Remaining| {
+        let told = |victim: &&RemainingVictim| {
             let attempt = course.as_ref().and_then(|course| course.evictions.get(&victim.uid));
-            !victim.is_leaving && attempt.is_some_and(Attempt::was_begun)
+            !victim.is_leaving && attempt.is_some_and(RetryState::was_begun)
         };
         held.remaining
             .iter()
@@ -273,10 +281,10 @@ impl Planner {
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone());
         }
-        self.control_plane.notify(Notice {
+        self.control_plane.notify(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: NoticeKind::HoldEnded,
+            kind: PodEventReason::HoldEnded,
             text: format!("The room held for the pod on {} is given up: {because}.", held.hold.node),
         });
         let control_plane = self.control_plane.clone();
@@ -291,7 +299,7 @@ impl Planner {
     /// It was told that it leaves, and does not.
     pub(super) fn say_that_it_stays(&mut self, uid: &PodUid, key: &PodKey) {
         let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
-        let change = StatusChange::eviction(EvictionMark::CalledOff);
+        let change = StatusChange::eviction(EvictionCondition::CalledOff);
         self.writes.add(uid.clone(), async move {
             // Should it fail, its owner reads of an eviction that was not; it runs all the same.
             let _ = control_plane.write_status(&key, &uid, &change).await;

@@ -2,10 +2,10 @@
 //! that is not whole gives back what it has, where the policy says so.
 
 use super::Planner;
-use super::course::Course;
-use crate::control_plane::{ControlPlane, Notice, NoticeKind, PlanState, StatusChange};
+use super::course::ReservationProgress;
+use crate::control_plane::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::{Ledger, Phase, Waiting};
+use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
 use crate::scheduling::policy::WhenBroken;
 use crate::scheduling::stake::GroupKey;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ const LANDED_LATE: &str =
 const NOT_BOUND: &str = "it was not bound there in time";
 
 /// What is left of a group of which one member's room was not taken in time.
-pub(super) struct Broken {
+pub(super) struct BrokenGroup {
     /// Waiting with room of their own.
     holding: Vec<(PodUid, PodKey)>,
     bound: Vec<(PodUid, PodKey)>,
@@ -28,7 +28,7 @@ pub(super) struct Broken {
 
 /// Why a hold ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Ending {
+enum ReservationEnd {
     Late,
     /// Another of its group came to nothing.
     WithGroup,
@@ -44,7 +44,7 @@ impl Planner {
             let (key, group) = (entry.key.clone(), entry.stake.group.clone());
             drop(ledger);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
-            self.end_one(uid, key, Ending::Late);
+            self.end_one(uid, key, ReservationEnd::Late);
         }
         for (group, (uid, key)) in groups {
             self.break_up(&group, uid, key);
@@ -62,7 +62,8 @@ impl Planner {
             tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
             self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
             let text = LANDED_LATE.to_owned();
-            let notice = Notice { key: key.clone(), uid: uid.clone(), kind: NoticeKind::HoldEnded, text };
+            let notice =
+                PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::HoldEnded, text };
             self.control_plane.notify(notice);
             let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
             self.writes.add(uid.clone(), async move {
@@ -78,13 +79,13 @@ impl Planner {
         }
     }
 
-    fn end_one(&mut self, uid: PodUid, key: PodKey, ending: Ending) {
+    fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
         let course = self.courses.remove(&uid);
         let mut refused_on = None;
-        if ending == Ending::Late {
+        if ending == ReservationEnd::Late {
             let (key, uid, text) = (key.clone(), uid.clone(), NOT_TAKEN.to_owned());
-            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::HoldEnded, text });
-            refused_on = course.and_then(Course::placed_on);
+            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
+            refused_on = course.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_hold();
         if is_nominated(&self.service.ledger(), &uid) {
@@ -110,7 +111,7 @@ impl Planner {
         let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
         broken.holding.iter().for_each(|(uid, _)| ledger.drop_hold(uid));
         drop(ledger);
-        let Broken { holding, bound, .. } = broken;
+        let BrokenGroup { holding, bound, .. } = broken;
         let text = format!(
             "The pod of {group} was not bound in time. The room held for {} more of it is open to others again; {} that {} bound {}.",
             holding.len(),
@@ -118,8 +119,8 @@ impl Planner {
             if bound.len() == 1 { "is" } else { "are" },
             if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
         );
-        self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
-        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, Ending::WithGroup));
+        self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+        holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
         if leaves {
             bound.into_iter().for_each(|(uid, key)| self.have_remnant_leave(uid, key, group));
         }
@@ -142,16 +143,16 @@ async fn refused(
 }
 
 /// `None`, if the group has all that it takes without the one that is missing.
-pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
-    let mut broken = Broken { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
+pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
+    let mut broken = BrokenGroup { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
     let mut size = None;
     for (uid, entry) in ledger.members(group) {
         size = size.max(entry.stake.group_size);
         let who = (uid.clone(), entry.key.clone());
         match &entry.phase {
-            Phase::Waiting(Waiting { hold: Some(_), .. }) => broken.holding.push(who),
-            Phase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
-            Phase::Assumed(_) => broken.assumed += 1,
+            PodPhase::Waiting(WaitingPod { hold: Some(_), .. }) => broken.holding.push(who),
+            PodPhase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
+            PodPhase::Assumed(_) => broken.assumed += 1,
             _ => {}
         }
     }
@@ -162,5 +163,5 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<Broken> {
 
 pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
     let phase = ledger.entry(uid).map(|entry| &entry.phase);
-    matches!(phase, Some(Phase::Waiting(Waiting { nominated: Some(_), .. })))
+    matches!(phase, Some(PodPhase::Waiting(WaitingPod { nominated: Some(_), .. })))
 }

@@ -35,33 +35,33 @@ use crate::scheduling::plan::PressureWatch;
 use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
-use attempt::Attempt;
-use course::Course;
-use remnants::Remnant;
-use run::Run;
+use attempt::RetryState;
+use course::ReservationProgress;
+use remnants::OrphanedMember;
+use run::PlanningRun;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use strays::LetThrough;
+use strays::ReleasedPods;
 pub use strays::STRAYS_AT_ONCE;
-use waits::Said;
+use waits::ToldReason;
 use writes::Writes;
 
 pub struct Planner {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     /// How far each hold is, beyond what the ledger says.
-    courses: BTreeMap<PodUid, Course>,
-    run: Run,
-    remnants: BTreeMap<PodUid, Remnant>,
-    said: BTreeMap<PodUid, Said>,
+    courses: BTreeMap<PodUid, ReservationProgress>,
+    run: PlanningRun,
+    remnants: BTreeMap<PodUid, OrphanedMember>,
+    said: BTreeMap<PodUid, ToldReason>,
     /// How far what was said has been looked through.
     said_after: Option<PodUid>,
     writes: Writes,
     pressure: PressureWatch,
     /// Neighbours of engines under pressure whose eviction came to nothing.
-    staying: BTreeMap<PodUid, Attempt>,
+    staying: BTreeMap<PodUid, RetryState>,
     look_at_pressure: Moment,
-    let_through: LetThrough,
+    let_through: ReleasedPods,
 }
 
 impl Planner {
@@ -70,7 +70,7 @@ impl Planner {
             service,
             control_plane,
             courses: BTreeMap::new(),
-            run: Run::default(),
+            run: PlanningRun::default(),
             remnants: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,
@@ -78,7 +78,7 @@ impl Planner {
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
             look_at_pressure: Moment::default(),
-            let_through: LetThrough::default(),
+            let_through: ReleasedPods::default(),
         }
     }
 

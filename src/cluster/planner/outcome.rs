@@ -1,7 +1,7 @@
 //! What came of the planner's writes, brought back into its state.
 
 use super::Planner;
-use super::attempt::{Attempt, Pauses};
+use super::attempt::{Backoff, RetryState};
 use super::course::{PAUSES, SHOWS_WITHIN};
 use crate::control_plane::{ControlPlaneError, EvictionOutcome};
 use crate::ids::{PodKey, PodUid};
@@ -10,7 +10,7 @@ use tracing::{info, warn};
 
 /// Of one write, or of two that belong together.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum WriteOutcome {
     /// A hold's condition, before anyone is evicted for it.
     Held {
         key: PodKey,
@@ -25,7 +25,7 @@ pub enum Outcome {
     },
     /// One that leaves though nobody has room held for it.
     EvictedAlone {
-        by: Errand,
+        by: EvictionTask,
         key: PodKey,
         victim: PodUid,
         outcome: EvictionOutcome,
@@ -39,23 +39,23 @@ pub enum Outcome {
 
 /// What an eviction is for that makes room for nobody who waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Errand {
+pub enum EvictionTask {
     Relief,
     Remnant,
 }
 
 impl Planner {
-    pub(super) fn note(&mut self, outcome: Option<Outcome>) {
+    pub(super) fn note(&mut self, outcome: Option<WriteOutcome>) {
         match outcome {
             None => {}
-            Some(Outcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
-            Some(Outcome::Evicted { holder, key, victim, outcome }) => {
+            Some(WriteOutcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
+            Some(WriteOutcome::Evicted { holder, key, victim, outcome }) => {
                 self.note_evicted(&holder, &key, &victim, outcome);
             }
-            Some(Outcome::EvictedAlone { by, key, victim, outcome }) => {
+            Some(WriteOutcome::EvictedAlone { by, key, victim, outcome }) => {
                 self.note_evicted_alone(by, &key, &victim, outcome);
             }
-            Some(Outcome::Told { key, uid, told }) => self.note_told(&key, &uid, told),
+            Some(WriteOutcome::Told { key, uid, told }) => self.note_told(&key, &uid, told),
         }
     }
 
@@ -82,14 +82,20 @@ impl Planner {
         }
     }
 
-    fn note_evicted_alone(&mut self, by: Errand, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
+    fn note_evicted_alone(
+        &mut self,
+        by: EvictionTask,
+        key: &PodKey,
+        victim: &PodUid,
+        outcome: EvictionOutcome,
+    ) {
         let now = self.now();
         if outcome == EvictionOutcome::Evicted {
             self.service.ledger().note_evicted(victim);
         }
         match by {
-            Errand::Relief => self.note_relief(victim, key, outcome, now),
-            Errand::Remnant => self.note_remnant(victim, key, outcome, now),
+            EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
+            EvictionTask::Remnant => self.note_remnant(victim, key, outcome, now),
         }
     }
 
@@ -114,11 +120,11 @@ impl Planner {
 /// Notes what came of an eviction, and when to ask again, if the pod is still there by then. An error is what the API server
 /// refuses for good.
 pub(super) fn tried(
-    attempt: &mut Attempt,
+    attempt: &mut RetryState,
     key: &PodKey,
     outcome: EvictionOutcome,
     now: Moment,
-    pauses: Pauses,
+    pauses: Backoff,
 ) -> Result<(), String> {
     match outcome {
         EvictionOutcome::Evicted => {

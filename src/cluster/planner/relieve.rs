@@ -3,11 +3,11 @@
 //! Whose eviction comes to nothing is asked again later and later; as long as it is not, another neighbour may go.
 
 use super::Planner;
-use super::attempt::Pauses;
-use super::outcome::{Errand, Outcome, tried};
+use super::attempt::Backoff;
+use super::outcome::{EvictionTask, WriteOutcome, tried};
 use crate::control_plane::{EvictionOutcome, EvictionReason};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::plan::Relief;
+use crate::scheduling::plan::ReliefEviction;
 use crate::units::{Millis, Moment};
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 const LOOK_EVERY: Millis = Millis::seconds(1);
 /// Nobody waits for a room: what a disruption budget refuses is seldom given within seconds, and a pod that is told twice a minute
 /// that it leaves is told nothing.
-const PAUSES: Pauses = Pauses { first: Millis::seconds(20), longest: Millis::seconds(600) };
+const PAUSES: Backoff = Backoff { first: Millis::seconds(20), longest: Millis::seconds(600) };
 
 impl Planner {
     pub(super) fn relieve(&mut self) {
@@ -33,8 +33,8 @@ impl Planner {
         leaving.into_iter().for_each(|relief| self.have_leave(relief));
     }
 
-    fn have_leave(&mut self, relief: Relief) {
-        let Relief { uid, key, engine, gpu } = relief;
+    fn have_leave(&mut self, relief: ReliefEviction) {
+        let ReliefEviction { uid, key, engine, gpu } = relief;
         let mut ledger = self.service.ledger();
         if !ledger.may_order(std::slice::from_ref(&uid)) {
             return tracing::warn!(pod = %key, %engine, "it stays: enough pods were evicted within the minute");
@@ -45,7 +45,7 @@ impl Planner {
         let (control_plane, why) = (self.control_plane.clone(), EvictionReason::Pressure { engine, gpu });
         self.writes.add(uid.clone(), async move {
             let outcome = control_plane.evict(&key, &uid, &why).await;
-            Some(Outcome::EvictedAlone { by: Errand::Relief, key, victim: uid, outcome })
+            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Relief, key, victim: uid, outcome })
         });
     }
 

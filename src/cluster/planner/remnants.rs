@@ -4,13 +4,13 @@
 //! Not durable: a replica that begins to lead knows of no group that was broken before.
 
 use super::Planner;
-use super::attempt::Attempt;
+use super::attempt::RetryState;
 use super::course::PAUSES;
 use super::ended::broken;
-use super::outcome::{Errand, Outcome, tried};
+use super::outcome::{EvictionTask, WriteOutcome, tried};
 use crate::control_plane::{EvictionOutcome, EvictionReason};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::Phase;
+use crate::scheduling::ledger::PodPhase;
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use tracing::warn;
@@ -19,19 +19,19 @@ use tracing::warn;
 const GIVEN_UP_AFTER: Millis = Millis::seconds(600);
 
 #[derive(Debug)]
-pub struct Remnant {
+pub struct OrphanedMember {
     key: PodKey,
     group: GroupKey,
     since: Moment,
     /// It counts in the rates once, however often it is asked.
     is_ordered: bool,
-    attempt: Attempt,
+    attempt: RetryState,
 }
 
 impl Planner {
     pub(super) fn have_remnant_leave(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
         let (group, since) = (group.clone(), self.now());
-        let remnant = Remnant { key, group, since, is_ordered: false, attempt: Attempt::default() };
+        let remnant = OrphanedMember { key, group, since, is_ordered: false, attempt: RetryState::default() };
         self.remnants.entry(uid).or_insert(remnant);
     }
 
@@ -47,7 +47,7 @@ impl Planner {
         let mut ledger = self.service.ledger();
         let is_there = ledger
             .entry(uid)
-            .is_some_and(|entry| matches!(&entry.phase, Phase::Bound(bound) if bound.leaving.is_none()));
+            .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
         // Another member may have been bound in the missing one's place.
         if !is_there || broken(&ledger, &remnant.group).is_none() {
             self.remnants.remove(uid);
@@ -70,7 +70,7 @@ impl Planner {
         let (control_plane, key, uid) = (self.control_plane.clone(), remnant.key.clone(), uid.clone());
         self.writes.add(uid.clone(), async move {
             let outcome = control_plane.evict(&key, &uid, &why).await;
-            Some(Outcome::EvictedAlone { by: Errand::Remnant, key, victim: uid, outcome })
+            Some(WriteOutcome::EvictedAlone { by: EvictionTask::Remnant, key, victim: uid, outcome })
         });
     }
 
@@ -82,7 +82,7 @@ impl Planner {
     }
 
     fn keep_remnant(&mut self, uid: &PodUid, because: &str) {
-        let Some(Remnant { key, group, .. }) = self.remnants.remove(uid) else { return };
+        let Some(OrphanedMember { key, group, .. }) = self.remnants.remove(uid) else { return };
         warn!(pod = %key, %group, because, "it stays, though its group is not whole");
         self.say_that_it_stays(uid, &key);
     }

@@ -16,10 +16,10 @@ const SHORT: Millis = Millis(200);
 const LONGEST_REST: Millis = Millis::seconds(1);
 
 #[derive(Debug, Default)]
-pub struct Run {
+pub struct PlanningRun {
     /// At most one.
     task: JoinSet<Plan>,
-    begun: Began,
+    begun: PlanBasis,
     is_void: bool,
     /// Raised, the run under way ends at the next node that it looks at.
     stop: Arc<AtomicBool>,
@@ -28,25 +28,25 @@ pub struct Run {
 
 /// The books that a run goes by.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Began {
+pub struct PlanBasis {
     pub at: Moment,
     pub generation: u64,
 }
 
 /// What a run came to, and when it began.
 #[derive(Debug)]
-pub struct Planned {
+pub struct FinishedPlan {
     pub plan: Plan,
-    pub began: Began,
+    pub began: PlanBasis,
 }
 
-impl Run {
+impl PlanningRun {
     pub fn may_begin(&self, now: Moment) -> bool {
         self.task.is_empty() && self.rests_until <= now
     }
 
     /// `plan` is told how to ask whether it is to stop.
-    pub fn begin(&mut self, began: Began, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
+    pub fn begin(&mut self, began: PlanBasis, plan: impl FnOnce(&dyn Fn() -> bool) -> Plan + Send + 'static) {
         self.begun = began;
         self.is_void = false;
         self.stop = Arc::default();
@@ -62,10 +62,10 @@ impl Run {
     }
 
     /// What came of it; `None` if it was given up. Never ends while none is under way.
-    pub async fn end(&mut self) -> Option<Planned> {
+    pub async fn end(&mut self) -> Option<FinishedPlan> {
         let Some(done) = self.task.join_next().await else { return std::future::pending().await };
         let plan = done.ok().filter(|_| !self.is_void)?;
-        Some(Planned { plan, began: self.begun })
+        Some(FinishedPlan { plan, began: self.begun })
     }
 
     /// It ended now. Answers how long it took.
@@ -83,7 +83,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for PlanningRun {
     fn drop(&mut self) {
         self.give_up();
     }
@@ -111,13 +111,13 @@ mod tests {
     async fn b2_a_run_that_is_given_up_or_dropped_is_stopped() {
         let (says, said) = mpsc::channel();
         let hears = |what: &str| assert_eq!(said.recv_timeout(Duration::from_secs(60)), Ok(what));
-        let mut run = Run::default();
-        run.begin(Began::default(), endless(says.clone()));
+        let mut run = PlanningRun::default();
+        run.begin(PlanBasis::default(), endless(says.clone()));
         hears("begun");
         run.give_up();
         assert!(run.end().await.is_none());
         hears("ended");
-        run.begin(Began::default(), endless(says));
+        run.begin(PlanBasis::default(), endless(says));
         hears("begun");
         drop(run);
         hears("ended");
@@ -125,9 +125,9 @@ mod tests {
 
     #[tokio::test]
     async fn one_runs_at_a_time_and_a_long_one_leaves_time_to_others() {
-        let mut run = Run::default();
+        let mut run = PlanningRun::default();
         let at = Moment(1_000_000);
-        run.begin(Began { at, generation: 7 }, |_| Plan::default());
+        run.begin(PlanBasis { at, generation: 7 }, |_| Plan::default());
         assert!(!run.may_begin(at));
         assert_eq!(run.end().await.unwrap().began.generation, 7);
         run.rest(at + Millis(100));
@@ -140,11 +140,11 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_given_up_comes_to_nothing_and_the_next_one_counts() {
-        let mut run = Run::default();
-        run.begin(Began::default(), |_| Plan::default());
+        let mut run = PlanningRun::default();
+        run.begin(PlanBasis::default(), |_| Plan::default());
         run.give_up();
         assert!(run.end().await.is_none());
-        run.begin(Began::default(), |_| Plan::default());
+        run.begin(PlanBasis::default(), |_| Plan::default());
         assert!(run.end().await.is_some());
     }
 }

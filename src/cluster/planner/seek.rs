@@ -2,13 +2,13 @@
 //! checks it again, before anything is written.
 
 use super::Planner;
-use super::course::Course;
-use super::outcome::Outcome;
-use super::run::{Began, Planned};
-use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
+use super::course::ReservationProgress;
+use super::outcome::WriteOutcome;
+use super::run::{FinishedPlan, PlanBasis};
+use crate::control_plane::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Conflict, Gate, Ledger, Pending, Phase, Way};
-use crate::scheduling::plan::{Bounds, Place, Plan, Step, plan_within};
+use crate::scheduling::ledger::{AssumeConflict, Ledger, PendingPod, PodPhase, SchedulingGate, WaitKind};
+use crate::scheduling::plan::{Plan, PlanBounds, PlanStep, PlannedPlacement, plan_within};
 use crate::scheduling::policy::Mode;
 use crate::units::Millis;
 use tracing::{info, warn};
@@ -35,7 +35,7 @@ impl Planner {
         }
         let mut pending = ledger.pending(LOOKED_AT);
         if self.courses.values().filter(|course| course.waits_to_be_bound()).count() > TOLD_AT_ONCE {
-            let is_gated = |pod: &Pending| matches!(pod.way, Way::Gated);
+            let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
             pending.retain(|pod| !is_gated(pod));
         }
@@ -44,24 +44,26 @@ impl Planner {
             return;
         }
         let scratch = ledger.scratch();
-        let began = Began { at: ledger.now(), generation: ledger.generation() };
+        let began = PlanBasis { at: ledger.now(), generation: ledger.generation() };
         drop(ledger);
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
             let stock = service.stock().snapshot();
-            let bounds = Bounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
+            let bounds = PlanBounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
             plan_within(scratch, &stock, &pending, bounds)
         });
     }
 
     /// What a run came to. It is nobody's business any more if this replica has stopped leading, or stopped placing, meanwhile.
-    pub(super) fn put_into_force(&mut self, planned: Option<Planned>) {
+    pub(super) fn put_into_force(&mut self, planned: Option<FinishedPlan>) {
         let ledger = self.service.ledger();
         let (now, mode) = (ledger.now(), ledger.policy().mode);
         drop(ledger);
         let took = self.run.rest(now);
         self.count_run(took, planned.as_ref());
-        let Some(Planned { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else { return };
+        let Some(FinishedPlan { plan: Plan { steps, left_over, reserved, .. }, began }) = planned else {
+            return;
+        };
         let mut ledger = self.service.ledger();
         ledger.put_back(&left_over);
         reserved.into_iter().for_each(|(scope, uid)| ledger.reserve_scope(scope, &uid));
@@ -71,15 +73,15 @@ impl Planner {
         }
         for step in steps {
             match step {
-                Step::Place(places) => self.take(places, began),
-                Step::Wake { uid, key } => self.wake(uid, key),
-                Step::Wait { uid, key, why } => self.wait(uid, key, why, began),
+                PlanStep::Place(places) => self.take(places, began),
+                PlanStep::Wake { uid, key } => self.wake(uid, key),
+                PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began),
             }
         }
         self.forget_what_was_said();
     }
 
-    fn count_run(&self, took: Millis, planned: Option<&Planned>) {
+    fn count_run(&self, took: Millis, planned: Option<&FinishedPlan>) {
         let metrics = &self.service.metrics.planner;
         metrics.run_seconds.observe(took.0 as f64 / 1e3);
         let left_over = planned.map_or(0, |planned| planned.plan.left_over.len());
@@ -93,7 +95,7 @@ impl Planner {
     }
 
     /// Holds the places, all or none.
-    fn take(&mut self, mut places: Vec<Place>, began: Began) {
+    fn take(&mut self, mut places: Vec<PlannedPlacement>, began: PlanBasis) {
         let mut ledger = self.service.ledger();
         // The deadlines are of when the run began.
         let took = ledger.now().since(began.at);
@@ -106,27 +108,27 @@ impl Planner {
         let now = ledger.now();
         drop(ledger);
         for place in places {
-            self.courses.insert(place.uid.clone(), Course::own(now, place.by));
+            self.courses.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
             self.begin(place);
         }
     }
 
     /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
-    fn begin(&mut self, place: Place) {
-        let Place { uid, key, hold, price, exact, by } = place;
+    fn begin(&mut self, place: PlannedPlacement) {
+        let PlannedPlacement { uid, key, hold, price, exact, by } = place;
         let node = &hold.node;
         info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, ?by, "place planned");
-        let is_gated = self.gate_of(&uid) == Some(Gate::Planned);
+        let is_gated = self.gate_of(&uid) == Some(SchedulingGate::Planned);
         if hold.victims.is_empty() {
             let held = self.service.ledger().held_by(&uid);
             return held.iter().for_each(|held| self.tell(held));
         }
         let gpus = hold.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
         let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", hold.victims.len());
-        self.control_plane.notify(Notice {
+        self.control_plane.notify(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: NoticeKind::RoomHeld,
+            kind: PodEventReason::RoomHeld,
             text,
         });
         let mut change = StatusChange::hold(hold.clone());
@@ -139,13 +141,13 @@ impl Planner {
         let control_plane = self.control_plane.clone();
         self.writes.add(uid.clone(), async move {
             let written = control_plane.write_status(&key, &uid, &change).await;
-            Some(Outcome::Held { key, uid, written })
+            Some(WriteOutcome::Held { key, uid, written })
         });
     }
 
-    fn gate_of(&self, uid: &PodUid) -> Option<Gate> {
+    fn gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
         match &self.service.ledger().entry(uid)?.phase {
-            Phase::Waiting(waiting) => Some(waiting.gate),
+            PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
         }
     }
@@ -184,7 +186,10 @@ impl Planner {
     }
 }
 
-fn hold_all<'a>(ledger: &mut Ledger, places: &'a [Place]) -> Result<(), (&'a Place, Conflict)> {
+fn hold_all<'a>(
+    ledger: &mut Ledger,
+    places: &'a [PlannedPlacement],
+) -> Result<(), (&'a PlannedPlacement, AssumeConflict)> {
     for (n, place) in places.iter().enumerate() {
         if let Err(conflict) = place.take(ledger) {
             places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));

@@ -2,7 +2,7 @@
 
 use super::Planner;
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::plan::Why;
+use crate::scheduling::plan::WaitReason;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -14,13 +14,13 @@ pub const STRAYS_AT_ONCE: usize = 256;
 
 /// Since when each was let through, and the last that was looked at: the next tick goes on after it.
 #[derive(Debug, Default)]
-pub struct LetThrough {
+pub struct ReleasedPods {
     at: BTreeMap<PodUid, Moment>,
     after: Option<PodUid>,
 }
 
 #[cfg(test)]
-impl LetThrough {
+impl ReleasedPods {
     pub fn known(&self) -> usize {
         self.at.len()
     }
@@ -33,7 +33,7 @@ impl Planner {
     }
 
     /// `strays` are the next [`STRAYS_AT_ONCE`] there are; fewer, if there are no more.
-    pub fn let_through(&mut self, strays: Vec<(PodUid, PodKey, Why)>) {
+    pub fn let_through(&mut self, strays: Vec<(PodUid, PodKey, WaitReason)>) {
         let now = self.now();
         let last = strays.last().filter(|_| strays.len() >= STRAYS_AT_ONCE).map(|(uid, ..)| uid.clone());
         self.forget_let_through(&strays, last.as_ref());
@@ -47,8 +47,8 @@ impl Planner {
     }
 
     /// Of those between the strays of the last tick and `last` who are none any more nothing is to be remembered.
-    fn forget_let_through(&mut self, strays: &[(PodUid, PodKey, Why)], last: Option<&PodUid>) {
-        let LetThrough { at, after } = &mut self.let_through;
+    fn forget_let_through(&mut self, strays: &[(PodUid, PodKey, WaitReason)], last: Option<&PodUid>) {
+        let ReleasedPods { at, after } = &mut self.let_through;
         let known: BTreeSet<&PodUid> = strays.iter().map(|(uid, ..)| uid).collect();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let until = last.map_or(Bound::Unbounded, Bound::Included);

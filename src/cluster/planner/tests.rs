@@ -7,7 +7,7 @@ mod runs;
 mod said;
 
 use super::*;
-use crate::cluster::index::Index;
+use crate::cluster::index::ClusterIndex;
 use crate::cluster::testing::Recorder;
 use crate::control_plane::EvictionOutcome;
 use crate::scheduling::policy::Policy;
@@ -15,15 +15,15 @@ use crate::service::Tenure;
 use crate::units::Millis;
 use serde_json::{Value, json};
 
-struct Bench {
+struct PlannerFixture {
     service: Arc<Service>,
     recorder: Arc<Recorder>,
-    index: Index,
+    index: ClusterIndex,
     planner: Planner,
     pods: Vec<Value>,
 }
 
-impl Bench {
+impl PlannerFixture {
     /// Nodes with one 80 GiB GPU each, of which 72 GiB can be promised.
     fn new(nodes: &[&str]) -> Self {
         Self::by(Policy::default(), nodes)
@@ -32,7 +32,7 @@ impl Bench {
     fn by(policy: Policy, nodes: &[&str]) -> Self {
         let service = Service::with_stopped_clock(policy);
         let recorder = Arc::new(Recorder::default());
-        let mut index = Index::default();
+        let mut index = ClusterIndex::default();
         let nodes = nodes.iter().map(|name| serde_json::from_value(node(name)).unwrap());
         index.reset_nodes(&service, &nodes.collect::<Vec<_>>());
         index.reset_pods(&service, &[]);
@@ -145,7 +145,7 @@ fn member(name: &str, gib: u64, group: &str, size: u32) -> Value {
 
 #[tokio::test]
 async fn a_gated_pod_is_nominated_and_let_through() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
@@ -154,7 +154,7 @@ async fn a_gated_pod_is_nominated_and_let_through() {
 
 #[tokio::test]
 async fn a_pod_under_another_gate_too_is_left_alone() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 40, 0);
     pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
     bench.show(pod);
@@ -164,7 +164,7 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
 
 #[tokio::test]
 async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_they_are_gone() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     assert_eq!(bench.tick().await, ["serving: hold n, making room"]);
@@ -181,7 +181,7 @@ async fn victims_are_evicted_after_the_hold_is_written_and_the_pod_is_told_when_
 
 #[tokio::test]
 async fn a_hold_that_cannot_be_written_evicts_nobody() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     *bench.recorder.deaf.lock() = true;
@@ -192,7 +192,7 @@ async fn a_hold_that_cannot_be_written_evicts_nobody() {
 
 #[tokio::test]
 async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
@@ -209,7 +209,7 @@ async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() 
 
 #[tokio::test]
 async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     let refused = EvictionOutcome::Refused { message: "forbidden".into() };
@@ -224,7 +224,7 @@ async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
 
 #[tokio::test]
 async fn another_replica_goes_on_where_the_last_one_stopped() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     let mut pod = gated("serving", 50, 100);
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(60)).to_string();
@@ -243,7 +243,7 @@ async fn another_replica_goes_on_where_the_last_one_stopped() {
 
 #[tokio::test]
 async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     let mut pod = waiting("greedy", 50, 0);
     let message = json!({
@@ -268,7 +268,7 @@ fn shows_hold(name: &str, priority: i32) -> Value {
 
 #[tokio::test]
 async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_the_other() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     bench.show(shows_hold("meek", 0));
     bench.take_over(shows_hold("urgent", 100));
@@ -285,7 +285,7 @@ async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_th
 
 #[tokio::test]
 async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_takes_no_room() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
     assert_eq!(bench.service.ledger().totals().holds, 0);
@@ -297,7 +297,7 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_take
 
 #[tokio::test]
 async fn a_hold_of_a_thousand_years_ends_all_the_same() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = waiting("greedy", 50, 0);
     let message = json!({
         "node": "n", "devices": [crate::ids::GpuUuid::from_index(0).as_str()], "victims": [],
@@ -313,7 +313,7 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
 
 #[tokio::test]
 async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_more() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 40, 0));
     bench.tick().await;
     bench.show(waiting("a", 40, 0));
@@ -327,7 +327,7 @@ async fn a_nomination_that_the_scheduler_clears_is_restored_three_times_and_no_m
 
 #[tokio::test]
 async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the_reason() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     bench.show(gated("a", 50, 0));
     assert!(bench.tick().await.is_empty());
@@ -338,7 +338,7 @@ async fn a_gated_pod_without_a_place_is_let_through_after_half_a_minute_with_the
 
 #[tokio::test]
 async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 50, 0);
     pod["spec"]["volumes"] = json!([{ "name": "data", "persistentVolumeClaim": { "claimName": "data" } }]);
     bench.show(pod);
@@ -347,7 +347,7 @@ async fn a_gated_pod_that_cannot_be_judged_is_let_through_at_once() {
 
 #[tokio::test]
 async fn the_room_of_a_pod_that_is_deleted_is_open_again() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.tick().await;
     bench.gone("a");
@@ -357,7 +357,7 @@ async fn the_room_of_a_pod_that_is_deleted_is_open_again() {
 
 #[tokio::test]
 async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("first", 50, 100));
     bench.show(gated("second", 50, 100));
@@ -372,7 +372,7 @@ async fn two_pods_that_want_one_gpu_do_not_both_get_it() {
 
 #[tokio::test]
 async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_word() {
-    let mut bench = Bench::new(&["n", "m"]);
+    let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
     let written = bench.tick().await;
@@ -392,7 +392,7 @@ async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_
 
 #[tokio::test]
 async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
@@ -407,7 +407,7 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
 
 #[tokio::test]
 async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
@@ -434,7 +434,7 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
 
 #[tokio::test]
 async fn nobody_is_evicted_who_would_not_have_left_in_time() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.recorder.evictions.lock().insert("job".into(), EvictionOutcome::TryLater { after: None });
@@ -449,7 +449,7 @@ async fn nobody_is_evicted_who_would_not_have_left_in_time() {
 
 #[tokio::test]
 async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     let mut other = gated("other", 40, 0);
     other["spec"]["containers"][0]["resources"] = json!({});
     let mut unclear = gated("unclear", 40, 0);
@@ -474,7 +474,7 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
 
 #[tokio::test]
 async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     for n in 0..STRAYS_AT_ONCE + 40 {
         let mut stray = gated(&format!("stray-{n:03}"), 40, 0);
         stray["spec"]["containers"][0]["resources"] = json!({});
@@ -494,7 +494,7 @@ async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
 
 #[tokio::test]
 async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     let mut pod = gated("a", 40, 0);
     pod["spec"]["containers"][0]["resources"] = json!({ "limits": { "nvidia.com/gpu": "1" } });
     bench.show(pod);
@@ -505,14 +505,14 @@ async fn a_gated_pod_that_asks_a_device_plugin_is_let_through_at_once() {
 async fn in_shadow_mode_nobody_stays_behind_the_gate() {
     let mut policy = Policy::default();
     policy.mode = Mode::Shadow;
-    let mut bench = Bench::by(policy, &["n"]);
+    let mut bench = PlannerFixture::by(policy, &["n"]);
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: released", "a: lift"]);
 }
 
 #[tokio::test]
 async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_what_it_held() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.tick().await;
     let mut ending = bench.pod("a");

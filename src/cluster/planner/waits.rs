@@ -3,12 +3,12 @@
 
 use super::Planner;
 use super::ended::is_nominated;
-use super::run::Began;
+use super::run::PlanBasis;
 use super::seek::LOOKED_AT;
-use crate::control_plane::{Notice, NoticeKind, PlanState, StatusChange};
+use crate::control_plane::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
-use crate::scheduling::ledger::{Gate, Phase, Waiting, Way};
-use crate::scheduling::plan::Why;
+use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
+use crate::scheduling::plan::WaitReason;
 use crate::units::{Millis, Moment};
 use std::ops::Bound;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const SWEPT: usize = 512;
 
 /// What a pod was last told of why it waits.
 #[derive(Debug)]
-pub struct Said {
+pub struct ToldReason {
     why: Arc<str>,
     at: Moment,
 }
@@ -32,14 +32,14 @@ pub struct Said {
 impl Planner {
     /// There is no place for the pod. Behind the gate it stays only as long as the policy says, and not at all if it would
     /// never be placed there.
-    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: Why, began: Began) {
+    pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
         let mut ledger = self.service.ledger();
         ledger.note_sought(&uid, began.generation);
         let Some(entry) = ledger.entry(&uid).filter(|entry| entry.hold().is_none()) else { return };
-        let Phase::Waiting(waiting) = &entry.phase else { return };
+        let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = ledger.now().since(waiting.since);
         let has_waited = waited >= ledger.policy().planning.gated_at_most;
-        let (is_gated, is_grouped) = (waiting.gate == Gate::Planned, entry.stake.group.is_some());
+        let (is_gated, is_grouped) = (waiting.gate == SchedulingGate::Planned, entry.stake.group.is_some());
         drop(ledger);
         if !is_gated {
             return self.say_limit(uid, key, why);
@@ -47,9 +47,9 @@ impl Planner {
         if is_grouped {
             let text = format!("The pod's group is not placed: {why}.");
             let (key, uid) = (key.clone(), uid.clone());
-            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::GroupFailed, text });
+            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         }
-        let is_hopeless = matches!(why, Why::CannotJudge(_) | Why::ByPlugin);
+        let is_hopeless = matches!(why, WaitReason::CannotJudge(_) | WaitReason::ByPlugin);
         if !is_grouped && (has_waited || is_hopeless) {
             self.release(uid, key, why);
         } else {
@@ -58,15 +58,15 @@ impl Planner {
     }
 
     /// What keeps a refused pod waiting the scheduler says on it, but for this. In an Event: a change of its status would wake it.
-    fn say_limit(&self, uid: PodUid, key: PodKey, why: Why) {
-        if let Why::EvictionLimit(limit) = why {
+    fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
+        if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could leave for the pod, but {limit}.");
-            self.control_plane.notify(Notice { key, uid, kind: NoticeKind::EvictionLimit, text });
+            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
         }
     }
 
     /// Once for each reason, however often it is looked for a place.
-    fn say_why(&mut self, uid: PodUid, key: PodKey, why: Why, waited: Millis) {
+    fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
         let (at, why) = (self.now(), Arc::<str>::from(why.said()));
         let is_news = match self.said.get(&uid) {
             None => waited >= WORTH_SAYING,
@@ -78,7 +78,7 @@ impl Planner {
         if self.writes.are_too_many() {
             return self.put_off("reason");
         }
-        self.said.insert(uid.clone(), Said { why: why.clone(), at });
+        self.said.insert(uid.clone(), ToldReason { why: why.clone(), at });
         let (control_plane, change) =
             (self.control_plane.clone(), StatusChange::plan(PlanState::Waiting { why }));
         self.writes.add(uid.clone(), async move {
@@ -104,7 +104,10 @@ impl Planner {
         let ledger = self.service.ledger();
         let waits = |uid: &PodUid| {
             let phase = ledger.entry(uid).map(|entry| &entry.phase);
-            matches!(phase, Some(Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, .. })))
+            matches!(
+                phase,
+                Some(PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, hold: None, .. }))
+            )
         };
         let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
         gone.for_each(|uid| drop(said.remove(uid)));
@@ -113,18 +116,18 @@ impl Planner {
     /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
     pub(super) fn release_all(&mut self) {
         let pending = self.service.ledger().pending(LOOKED_AT);
-        for pod in pending.into_iter().filter(|pod| matches!(pod.way, Way::Gated)) {
+        for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
             let mut ledger = self.service.ledger();
             let generation = ledger.generation();
             ledger.note_sought(&pod.uid, generation);
             drop(ledger);
-            self.release(pod.uid, pod.key, Why::Shadowing);
+            self.release(pod.uid, pod.key, WaitReason::Shadowing);
         }
     }
 
     /// Lets a gated pod through without a place: autoscalers and people see only what the scheduler has refused.
     /// Answers whether that is under way.
-    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: Why) -> bool {
+    pub(super) fn release(&mut self, uid: PodUid, key: PodKey, why: WaitReason) -> bool {
         if self.writes.concern(&uid) {
             return true;
         }
@@ -133,10 +136,10 @@ impl Planner {
             return false;
         }
         let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
-        self.control_plane.notify(Notice {
+        self.control_plane.notify(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
-            kind: NoticeKind::PlanFailed,
+            kind: PodEventReason::PlanFailed,
             text,
         });
         let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });

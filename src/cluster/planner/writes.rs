@@ -3,7 +3,7 @@
 //! Two patches of one pod's status that are sent at once may arrive in any order, and the last one stands: a hold that was
 //! written and given up would be back. Nothing here knows what is written.
 
-use super::outcome::Outcome;
+use super::outcome::WriteOutcome;
 use crate::ids::PodUid;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -18,23 +18,23 @@ const AT_ONCE: usize = 32;
 /// Writes under way and waiting for a place. Beyond these only what a hold needs is added: a pod that waits can be told so later.
 const MANY: usize = 1024;
 
-type Act = BoxFuture<'static, Option<Outcome>>;
+type PendingWrite = BoxFuture<'static, Option<WriteOutcome>>;
 
 #[derive(Debug)]
 pub struct Writes {
-    under_way: JoinSet<Option<Outcome>>,
+    under_way: JoinSet<Option<WriteOutcome>>,
     /// Whom each of them is about.
     about: FxHashMap<Id, PodUid>,
     /// What comes after it, of each pod that has one under way.
-    next: BTreeMap<PodUid, Queue>,
+    next: BTreeMap<PodUid, WriteQueue>,
     places: Arc<Semaphore>,
 }
 
 /// Acts that have not begun.
 #[derive(Default)]
-struct Queue(VecDeque<Act>);
+struct WriteQueue(VecDeque<PendingWrite>);
 
-impl std::fmt::Debug for Queue {
+impl std::fmt::Debug for WriteQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} to come", self.0.len())
     }
@@ -49,11 +49,11 @@ impl Default for Writes {
 
 impl Writes {
     /// Does it, after all that was asked for about this pod before.
-    pub fn add(&mut self, about: PodUid, act: impl Future<Output = Option<Outcome>> + Send + 'static) {
+    pub fn add(&mut self, about: PodUid, act: impl Future<Output = Option<WriteOutcome>> + Send + 'static) {
         match self.next.get_mut(&about) {
             Some(queue) => queue.0.push_back(act.boxed()),
             None => {
-                self.next.insert(about.clone(), Queue::default());
+                self.next.insert(about.clone(), WriteQueue::default());
                 self.begin(about, act.boxed());
             }
         }
@@ -70,7 +70,7 @@ impl Writes {
     }
 
     /// What came of the next that ends. Never ends while none is under way.
-    pub async fn next(&mut self) -> Option<Outcome> {
+    pub async fn next(&mut self) -> Option<WriteOutcome> {
         let Some(done) = self.under_way.join_next_with_id().await else {
             return std::future::pending().await;
         };
@@ -94,7 +94,7 @@ impl Writes {
         self.under_way.is_empty()
     }
 
-    fn begin(&mut self, about: PodUid, act: Act) {
+    fn begin(&mut self, about: PodUid, act: PendingWrite) {
         let places = self.places.clone();
         let task = self.under_way.spawn(async move {
             let _place = places.acquire_owned().await.ok()?;

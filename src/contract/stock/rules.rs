@@ -5,7 +5,7 @@
 use super::super::budget::selector;
 use crate::scheduling::selector::{Requirement, Rule, Selector, UnreadableRule};
 use crate::scheduling::stock::machine::{Effect, NodeTerm, Taint, Toleration, TolerationRule};
-use crate::scheduling::stock::requirements::{Repulsion, Scope, Unjudged};
+use crate::scheduling::stock::requirements::{AntiAffinity, NamespaceScope, UnsupportedRule};
 use k8s_openapi::api::core::v1::{
     NodeSelectorRequirement, NodeSelectorTerm, Pod, PodAffinityTerm, PodSpec, Taint as ApiTaint,
     Toleration as ApiToleration,
@@ -38,7 +38,7 @@ pub fn toleration(found: &ApiToleration) -> Option<Toleration> {
 }
 
 /// What the pod requires of its node. With a term that cannot be read nobody knows which nodes it would take.
-pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<Unjudged>) {
+pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<UnsupportedRule>) {
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     let required =
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
@@ -46,7 +46,7 @@ pub fn node_affinity(spec: &PodSpec) -> (Option<Vec<NodeTerm>>, Option<Unjudged>
     let terms: Result<Vec<_>, _> = required.node_selector_terms.iter().map(node_term).collect();
     match terms {
         Ok(terms) => (Some(terms), None),
-        Err(_) => (None, Some(Unjudged::Unreadable)),
+        Err(_) => (None, Some(UnsupportedRule::Unreadable)),
     }
 }
 
@@ -57,7 +57,7 @@ pub fn requires_pods_near_or_far(spec: &PodSpec) -> bool {
 }
 
 /// Whom the pod requires away from it.
-pub fn repels(pod: &Pod) -> Arc<[Arc<Repulsion>]> {
+pub fn repels(pod: &Pod) -> Arc<[Arc<AntiAffinity>]> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
     let terms = pod.spec.iter().flat_map(required_far);
     terms.map(|term| Arc::new(repulsion(term, namespace))).collect()
@@ -69,16 +69,16 @@ fn required_far(spec: &PodSpec) -> impl Iterator<Item = &PodAffinityTerm> {
 }
 
 /// A selector that cannot be read may take anyone.
-fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> Repulsion {
+fn repulsion(term: &PodAffinityTerm, own_namespace: &str) -> AntiAffinity {
     let named: BTreeSet<String> = term.namespaces.iter().flatten().cloned().collect();
     let scope = match (&term.namespace_selector, named.is_empty()) {
-        (Some(_), _) => Scope::Selected,
-        (None, true) => Scope::Of(BTreeSet::from([own_namespace.to_owned()])),
-        (None, false) => Scope::Of(named),
+        (Some(_), _) => NamespaceScope::Selected,
+        (None, true) => NamespaceScope::Of(BTreeSet::from([own_namespace.to_owned()])),
+        (None, false) => NamespaceScope::Of(named),
     };
     let found = term.label_selector.as_ref();
     let selector = found.map_or(Selector::Nothing, |found| selector(found).unwrap_or(Selector::EVERYTHING));
-    Repulsion { scope, selector, topology: term.topology_key.clone() }
+    AntiAffinity { scope, selector, topology: term.topology_key.clone() }
 }
 
 fn node_term(term: &NodeSelectorTerm) -> Result<NodeTerm, UnreadableRule> {

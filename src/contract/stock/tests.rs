@@ -4,7 +4,7 @@ use super::*;
 use crate::ids::PodUid;
 use crate::scheduling::selector::{Requirement, Rule, Selector};
 use crate::scheduling::stock::machine::{Effect, Toleration, TolerationRule, UNSCHEDULABLE};
-use crate::scheduling::stock::{Freed, Scope, StockView, Verdict};
+use crate::scheduling::stock::{AssumedNodeChange, ClusterFilters, FilterVerdict, NamespaceScope};
 use serde_json::{Value, json};
 
 fn pod(spec: Value) -> Pod {
@@ -19,7 +19,7 @@ fn with_status(mut spec: Value, status: Value) -> Pod {
     serde_json::from_value(json!({ "metadata": metadata, "spec": spec, "status": status })).unwrap()
 }
 
-fn node(spec: Value, allocatable: Value) -> Machine {
+fn node(spec: Value, allocatable: Value) -> FilterNode {
     let object = json!({
         "metadata": { "name": "a", "labels": { "zone": "z" } },
         "spec": spec,
@@ -33,7 +33,7 @@ fn named(pod: &Pod) -> Vec<(String, u64)> {
     amounts.named().map(|(name, amount)| (name.to_owned(), amount)).collect()
 }
 
-fn unjudged(spec: Value) -> Option<Unjudged> {
+fn unjudged(spec: Value) -> Option<UnsupportedRule> {
     requirements(&pod(spec)).unjudged
 }
 
@@ -150,7 +150,7 @@ fn a_node_affinity_that_cannot_be_read_cannot_be_judged() {
         json!([{ "matchExpressions": [{ "key": "mem", "operator": "Near", "values": ["79"] }] }]),
         json!([{ "matchFields": [{ "key": "spec.podCIDR", "operator": "In", "values": ["a"] }] }]),
     ] {
-        assert_eq!(unjudged(required(terms.clone())), Some(Unjudged::Unreadable), "{terms}");
+        assert_eq!(unjudged(required(terms.clone())), Some(UnsupportedRule::Unreadable), "{terms}");
     }
 }
 
@@ -167,20 +167,20 @@ fn what_filters_nodes_in_unknown_ways_is_named() {
     let requires = "requiredDuringSchedulingIgnoredDuringExecution";
     for (spec, expected) in [
         (json!({}), None),
-        (affinity("podAffinity", requires), Some(Unjudged::InterPodAffinity)),
-        (affinity("podAntiAffinity", requires), Some(Unjudged::InterPodAffinity)),
+        (affinity("podAffinity", requires), Some(UnsupportedRule::InterPodAffinity)),
+        (affinity("podAntiAffinity", requires), Some(UnsupportedRule::InterPodAffinity)),
         (json!({ "affinity": { "podAffinity": {}, "podAntiAffinity": {} } }), None),
-        (spread("DoNotSchedule"), Some(Unjudged::TopologySpread)),
+        (spread("DoNotSchedule"), Some(UnsupportedRule::TopologySpread)),
         (spread("ScheduleAnyway"), None),
-        (json!({ "resourceClaims": [{ "name": "nic" }] }), Some(Unjudged::ResourceClaims)),
-        (claim, Some(Unjudged::Volumes)),
-        (volume("ephemeral"), Some(Unjudged::Volumes)),
+        (json!({ "resourceClaims": [{ "name": "nic" }] }), Some(UnsupportedRule::ResourceClaims)),
+        (claim, Some(UnsupportedRule::Volumes)),
+        (volume("ephemeral"), Some(UnsupportedRule::Volumes)),
         (volume("emptyDir"), None),
         (volume("configMap"), None),
         (volume("projected"), None),
         (json!({ "schedulingGates": [{ "name": "stowage.dev/plan" }] }), None),
-        (json!({ "schedulingGates": [{ "name": "other" }] }), Some(Unjudged::SchedulingGate)),
-        (json!({ "nodeName": "a" }), Some(Unjudged::PresetNode)),
+        (json!({ "schedulingGates": [{ "name": "other" }] }), Some(UnsupportedRule::SchedulingGate)),
+        (json!({ "nodeName": "a" }), Some(UnsupportedRule::PresetNode)),
     ] {
         assert_eq!(unjudged(spec.clone()), expected, "{spec}");
     }
@@ -193,13 +193,17 @@ fn whom_a_pod_requires_away_from_it_is_kept() {
         let spec = json!({ "nodeName": "a", "affinity": { "podAntiAffinity": rule } });
         footprint(&pod(spec)).unwrap().repels[0].clone()
     };
-    let of = |namespaces: &[&str]| Scope::Of(namespaces.iter().map(|name| (*name).to_owned()).collect());
+    let of =
+        |namespaces: &[&str]| NamespaceScope::Of(namespaces.iter().map(|name| (*name).to_owned()).collect());
     let own = far(json!({ "topologyKey": "zone", "labelSelector": { "matchLabels": { "app": "chat" } } }));
     assert_eq!((&own.scope, own.topology.as_str()), (&of(&["team"]), "zone"));
     assert!(own.may_take(&requirements(&pod(json!({})))));
     assert_eq!(far(json!({ "topologyKey": "zone", "namespaces": ["x", "y"] })).scope, of(&["x", "y"]));
     assert_eq!(far(json!({ "topologyKey": "zone" })).selector, Selector::Nothing);
-    assert_eq!(far(json!({ "topologyKey": "zone", "namespaceSelector": {} })).scope, Scope::Selected);
+    assert_eq!(
+        far(json!({ "topologyKey": "zone", "namespaceSelector": {} })).scope,
+        NamespaceScope::Selected
+    );
 }
 
 #[test]
@@ -239,20 +243,20 @@ fn a_pod_counts_on_its_node_until_it_is_gone_or_has_ended() {
 
 #[test]
 fn objects_as_a_cluster_shows_them_make_a_verdict() {
-    let mut view = StockView::default();
+    let mut view = ClusterFilters::default();
     view.set_machine(node(json!({}), json!({ "cpu": "4", "memory": "8Gi", "pods": "2" })));
     let asks = |cpu: &str| {
         pod(json!({ "containers": [{ "name": "engine", "resources": { "requests": { "cpu": cpu } } }] }))
     };
     let uid = |uid: &str| PodUid::parse(uid).unwrap();
-    let verdict = |view: &StockView, cpu: &str| {
+    let verdict = |view: &ClusterFilters, cpu: &str| {
         let name = NodeName::parse("a").unwrap();
-        view.snapshot().verdict(&uid("new"), &requirements(&asks(cpu)), &name, &Freed::default())
+        view.snapshot().verdict(&uid("new"), &requirements(&asks(cpu)), &name, &AssumedNodeChange::default())
     };
-    assert_eq!(verdict(&view, "4"), Verdict::Accepts);
+    assert_eq!(verdict(&view, "4"), FilterVerdict::Accepts);
     let mut bound = asks("1500m");
     bound.spec.as_mut().unwrap().node_name = Some("a".into());
     view.set_pod(uid("old"), footprint(&bound).unwrap());
-    assert_eq!(verdict(&view, "2500m"), Verdict::Accepts);
-    assert!(matches!(verdict(&view, "2501m"), Verdict::Refuses(_)));
+    assert_eq!(verdict(&view, "2500m"), FilterVerdict::Accepts);
+    assert!(matches!(verdict(&view, "2501m"), FilterVerdict::Refuses(_)));
 }

@@ -5,7 +5,7 @@
 use super::defaults::object_at;
 use super::error::ApiError;
 use super::resource::Resource;
-use super::store::{Key, Store};
+use super::store::{ObjectKey, Store};
 use super::write;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -100,7 +100,7 @@ fn take_of(store: &mut Store, budget: &Value, pod: &Value, now: Timestamp) -> Re
     object_at(&mut taken["status"], "disruptedPods").insert(pod.to_owned(), json!(write::time(now)));
     let namespace = budget["metadata"]["namespace"].as_str().unwrap_or_default().to_owned();
     let resource = Resource::named("poddisruptionbudgets").expect("it was listed under this name");
-    store.update(&Key { resource, namespace, name: name.to_owned() }, taken).map(drop)
+    store.update(&ObjectKey { resource, namespace, name: name.to_owned() }, taken).map(drop)
 }
 
 #[cfg(test)]

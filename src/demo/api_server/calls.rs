@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// One kind of request: Kubernetes' verb and the resource with its subresource, by the client's User-Agent.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Call {
+pub struct ApiCall {
     pub client: String,
     /// get, list, watch, create, update, patch, delete.
     pub verb: &'static str,
@@ -15,7 +15,7 @@ pub struct Call {
 
 /// Counters of all requests that came over HTTP; the in-process handle's own are not counted.
 #[derive(Debug, Default)]
-pub struct Calls(Mutex<BTreeMap<Call, u64>>);
+pub struct Calls(Mutex<BTreeMap<ApiCall, u64>>);
 
 impl Calls {
     /// From any client.
@@ -33,15 +33,15 @@ impl Calls {
         self.sum(|call| call.client == client && matches!(call.verb, "get" | "list"))
     }
 
-    pub fn all(&self) -> BTreeMap<Call, u64> {
+    pub fn all(&self) -> BTreeMap<ApiCall, u64> {
         self.0.lock().clone()
     }
 
-    pub(super) fn add(&self, call: Call) {
+    pub(super) fn add(&self, call: ApiCall) {
         *self.0.lock().entry(call).or_default() += 1;
     }
 
-    fn sum(&self, counts: impl Fn(&Call) -> bool) -> u64 {
+    fn sum(&self, counts: impl Fn(&ApiCall) -> bool) -> u64 {
         self.0.lock().iter().filter(|(call, _)| counts(call)).map(|(_, count)| count).sum()
     }
 }

@@ -11,12 +11,12 @@ type Watches = (String, String);
 
 #[derive(Debug, Default)]
 pub struct Connections {
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ConnectionState {
     watches_begun: u64,
     held_back: BTreeSet<Watches>,
     /// Watches that began no later than this one show nothing more.
@@ -98,7 +98,7 @@ impl Connections {
         self.changed.subscribe()
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut ConnectionState)) {
         change(&mut self.state.lock());
         self.changed.send_modify(|changes| *changes += 1);
     }

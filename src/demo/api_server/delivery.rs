@@ -4,8 +4,8 @@
 //! `routes` and behind.
 
 use super::error::ApiError;
-use super::faults::{Fault, Operation, Stage};
-use super::routes::{Request, refusal};
+use super::faults::{DelayStage, InjectedFault, Operation};
+use super::routes::{ApiRequest, refusal};
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use futures::future::BoxFuture;
@@ -17,32 +17,34 @@ use tokio::sync::oneshot;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(34);
 
 /// Performs a request, and answers it.
-pub async fn deliver(request: Arc<Request>, fault: Option<(Operation, Fault)>) -> Response {
+pub async fn deliver(request: Arc<ApiRequest>, fault: Option<(Operation, InjectedFault)>) -> Response {
     let Some((operation, fault)) = fault else { return request.perform() };
     match fault {
-        Fault::AnswersLate(delay) => {
+        InjectedFault::AnswersLate(delay) => {
             let answer = request.perform();
             request.until_stop(tokio::time::sleep(delay)).await;
             answer
         }
-        Fault::AnswersWhenReleased => {
+        InjectedFault::AnswersWhenReleased => {
             let answer = request.perform();
             request.until_stop(request.held_up(operation)).await;
             answer
         }
-        Fault::LosesAnswer => broken(request.perform()),
-        Fault::LandsLate(stage, delay) => late(request, stage, Box::pin(tokio::time::sleep(delay))).await,
-        Fault::LandsWhenReleased(stage) => {
+        InjectedFault::LosesAnswer => broken(request.perform()),
+        InjectedFault::LandsLate(stage, delay) => {
+            late(request, stage, Box::pin(tokio::time::sleep(delay))).await
+        }
+        InjectedFault::LandsWhenReleased(stage) => {
             let held = request.clone();
             let released = async move { held.held_up(operation).await };
             late(request, stage, Box::pin(released)).await
         }
-        Fault::ArrivesTwice(delay) => repeated(request, Box::pin(tokio::time::sleep(delay))),
-        Fault::ArrivesAgainWhenReleased => {
+        InjectedFault::ArrivesTwice(delay) => repeated(request, Box::pin(tokio::time::sleep(delay))),
+        InjectedFault::ArrivesAgainWhenReleased => {
             let held = request.clone();
             repeated(request, Box::pin(async move { held.held_up(operation).await }))
         }
-        Fault::Hangs => {
+        InjectedFault::Hangs => {
             request.shared.stop.cancelled().await;
             refusal(&ApiError::internal("the server stops"))
         }
@@ -51,26 +53,26 @@ pub async fn deliver(request: Arc<Request>, fault: Option<(Operation, Fault)>) -
 }
 
 /// What is answered where nothing is performed.
-fn refused(fault: Fault, request: &Request) -> ApiError {
+fn refused(fault: InjectedFault, request: &ApiRequest) -> ApiError {
     const WHY: &str = "a fault was ordered";
     match fault {
-        Fault::Conflicts => ApiError::conflict(&request.resource(), request.name(), WHY),
-        Fault::Forbids => ApiError::new(403, "Forbidden", WHY),
-        Fault::TooMany => ApiError::too_many_requests(WHY, None),
-        Fault::Throttles(seconds) => ApiError::too_many_requests(WHY, Some(seconds)),
-        Fault::Expired => ApiError::new(410, "Expired", "too old resource version"),
+        InjectedFault::Conflicts => ApiError::conflict(&request.resource(), request.name(), WHY),
+        InjectedFault::Forbids => ApiError::new(403, "Forbidden", WHY),
+        InjectedFault::TooMany => ApiError::too_many_requests(WHY, None),
+        InjectedFault::Throttles(seconds) => ApiError::too_many_requests(WHY, Some(seconds)),
+        InjectedFault::Expired => ApiError::new(410, "Expired", "too old resource version"),
         _ => ApiError::internal(WHY),
     }
 }
 
 /// Performs the request once `landing` has come; the client waits for it no longer than the server lets it.
-async fn late(request: Arc<Request>, stage: Stage, landing: BoxFuture<'static, ()>) -> Response {
+async fn late(request: Arc<ApiRequest>, stage: DelayStage, landing: BoxFuture<'static, ()>) -> Response {
     let timeout = request.timeout.unwrap_or(DEFAULT_TIMEOUT);
     let (tell, told) = oneshot::channel();
     let landed = async move {
         let lands = match stage {
-            Stage::Queue => tokio::time::timeout(timeout, landing).await.is_ok(),
-            Stage::Network | Stage::Commit => {
+            DelayStage::Queue => tokio::time::timeout(timeout, landing).await.is_ok(),
+            DelayStage::Network | DelayStage::Commit => {
                 landing.await;
                 true
             }
@@ -81,15 +83,15 @@ async fn late(request: Arc<Request>, stage: Stage, landing: BoxFuture<'static, (
     tokio::spawn(landed);
     let answer = async { told.await.unwrap_or_else(|_| refusal(&ApiError::internal("the server stops"))) };
     match stage {
-        Stage::Commit => {
+        DelayStage::Commit => {
             tokio::time::timeout(timeout, answer).await.unwrap_or_else(|_| refusal(&ApiError::timeout()))
         }
-        Stage::Network | Stage::Queue => answer.await,
+        DelayStage::Network | DelayStage::Queue => answer.await,
     }
 }
 
 /// Performs the request now, and once more when `again` has come.
-fn repeated(request: Arc<Request>, again: BoxFuture<'static, ()>) -> Response {
+fn repeated(request: Arc<ApiRequest>, again: BoxFuture<'static, ()>) -> Response {
     let answer = request.perform();
     tokio::spawn(async move {
         again.await;

@@ -12,13 +12,13 @@ pub struct ApiError {
     pub code: u16,
     pub reason: &'static str,
     pub message: String,
-    pub cause: Option<Cause>,
+    pub cause: Option<StatusCause>,
     pub retry_after_seconds: Option<u64>,
 }
 
 /// One of a `Status`' causes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Cause {
+pub struct StatusCause {
     pub reason: &'static str,
     pub message: String,
     /// Which field it is about, if it is about one.
@@ -33,7 +33,7 @@ impl ApiError {
     /// A disruption budget stands against an eviction.
     pub fn budget(why: impl Into<String>, retry_after_seconds: Option<u64>) -> Self {
         let message = "Cannot evict pod as it would violate the pod's disruption budget.";
-        let cause = Some(Cause { reason: "DisruptionBudget", message: why.into(), field: None });
+        let cause = Some(StatusCause { reason: "DisruptionBudget", message: why.into(), field: None });
         Self { cause, ..Self::too_many_requests(message, retry_after_seconds) }
     }
 
@@ -66,7 +66,7 @@ impl ApiError {
         let message = format!("Invalid value: \"{uid}\": field is immutable");
         let invalid = Self::invalid(resource, name, format!("metadata.uid: {message}"));
         Self {
-            cause: Some(Cause { reason: "FieldValueInvalid", message, field: Some("metadata.uid") }),
+            cause: Some(StatusCause { reason: "FieldValueInvalid", message, field: Some("metadata.uid") }),
             ..invalid
         }
     }
@@ -115,7 +115,7 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
         });
-        if let Some(Cause { reason, message, field }) = &self.cause {
+        if let Some(StatusCause { reason, message, field }) = &self.cause {
             let mut cause = json!({"reason": reason, "message": message});
             if let Some(field) = field {
                 cause["field"] = json!(field);

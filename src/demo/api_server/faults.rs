@@ -34,7 +34,7 @@ pub enum Operation {
 
 /// How far a write that lands late has come when it is held up. The server's `timeout` counts from the write's arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum DelayStage {
     /// On its way, in a proxy that buffers: the server's `timeout` has not begun.
     Network,
     /// Before the commit, in the server's queue or in an admission webhook: once its `timeout` has passed it is answered 504
@@ -45,7 +45,7 @@ pub enum Stage {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// Written at once, answered after this long: the client that gave up does not know it succeeded.
     AnswersLate(Duration),
     /// Performed at once, answered when [`super::held::Held`] releases it. A page of a list shows the cluster as of its
@@ -54,9 +54,9 @@ pub enum Fault {
     /// Written at once; the connection breaks before the answer is out.
     LosesAnswer,
     /// Accepted now, written after this long, whether or not its client still waits.
-    LandsLate(Stage, Duration),
+    LandsLate(DelayStage, Duration),
     /// Accepted now, written when [`super::held::Held`] releases it, whether or not its client still waits.
-    LandsWhenReleased(Stage),
+    LandsWhenReleased(DelayStage),
     /// Written and answered, and after this long written again: what repeats it is between client and server.
     ArrivesTwice(Duration),
     /// Written and answered, and written again when [`super::held::Held`] releases the repetition.
@@ -79,27 +79,27 @@ pub enum Fault {
 
 /// Faults still to be met, first ordered first, and those that were.
 #[derive(Debug, Default)]
-pub struct Faults {
-    orders: Mutex<Vec<Order>>,
-    met: Mutex<Vec<(Operation, Fault)>>,
+pub struct InjectedFaults {
+    orders: Mutex<Vec<FaultOrder>>,
+    met: Mutex<Vec<(Operation, InjectedFault)>>,
 }
 
 #[derive(Debug)]
-struct Order {
+struct FaultOrder {
     operation: Operation,
     /// `None`: any.
     client: Option<String>,
-    fault: Fault,
+    fault: InjectedFault,
 }
 
-impl Faults {
+impl InjectedFaults {
     /// Makes the next `count` requests of this kind go wrong, after those ordered before.
-    pub fn next(&self, operation: Operation, count: usize, fault: Fault) {
+    pub fn next(&self, operation: Operation, count: usize, fault: InjectedFault) {
         self.order(None, operation, count, fault);
     }
 
     /// The same for the requests of one client.
-    pub fn next_of(&self, client: &str, operation: Operation, count: usize, fault: Fault) {
+    pub fn next_of(&self, client: &str, operation: Operation, count: usize, fault: InjectedFault) {
         self.order(Some(client), operation, count, fault);
     }
 
@@ -113,18 +113,18 @@ impl Faults {
     }
 
     /// Those that were met, in order.
-    pub fn met(&self) -> Vec<(Operation, Fault)> {
+    pub fn met(&self) -> Vec<(Operation, InjectedFault)> {
         self.met.lock().clone()
     }
 
-    fn order(&self, client: Option<&str>, operation: Operation, count: usize, fault: Fault) {
-        let order = || Order { operation, client: client.map(str::to_owned), fault };
+    fn order(&self, client: Option<&str>, operation: Operation, count: usize, fault: InjectedFault) {
+        let order = || FaultOrder { operation, client: client.map(str::to_owned), fault };
         self.orders.lock().extend(std::iter::repeat_with(order).take(count));
     }
 
-    pub(super) fn take(&self, client: &str, operation: Operation) -> Option<Fault> {
+    pub(super) fn take(&self, client: &str, operation: Operation) -> Option<InjectedFault> {
         let mut orders = self.orders.lock();
-        let meets = |order: &Order| {
+        let meets = |order: &FaultOrder| {
             order.operation == operation && order.client.as_deref().is_none_or(|of| of == client)
         };
         let place = orders.iter().position(meets)?;

@@ -7,14 +7,14 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
 #[derive(Debug, Default)]
-pub struct Held {
-    waiting: Mutex<Vec<Waiting>>,
+pub struct HeldRequests {
+    waiting: Mutex<Vec<HeldRequest>>,
     /// How many have been held up so far.
     arrived: watch::Sender<u64>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct HeldRequest {
     client: String,
     operation: Operation,
     /// The name of what the request is about; empty for a list.
@@ -22,7 +22,7 @@ struct Waiting {
     go_on: oneshot::Sender<()>,
 }
 
-impl Held {
+impl HeldRequests {
     /// What the requests of a client are about that are held up now, by name: one for each request.
     pub fn objects(&self, client: &str, operation: Operation) -> Vec<String> {
         let mut waiting = self.waiting.lock();
@@ -48,7 +48,7 @@ impl Held {
         self.release_where(|_| true)
     }
 
-    fn release_where(&self, goes_on: impl Fn(&Waiting) -> bool) -> usize {
+    fn release_where(&self, goes_on: impl Fn(&HeldRequest) -> bool) -> usize {
         let mut waiting = self.waiting.lock();
         let (released, still): (Vec<_>, Vec<_>) =
             std::mem::take(&mut *waiting).into_iter().partition(goes_on);
@@ -59,7 +59,7 @@ impl Held {
     pub(super) async fn hold(&self, client: &str, operation: Operation, object: &str) {
         let (go_on, released) = oneshot::channel();
         let (client, object) = (client.to_owned(), object.to_owned());
-        self.waiting.lock().push(Waiting { client, operation, object, go_on });
+        self.waiting.lock().push(HeldRequest { client, operation, object, go_on });
         self.arrived.send_modify(|arrived| *arrived += 1);
         // An error means that the server is dropped: then nothing is held up any more.
         let _ = released.await;

@@ -32,21 +32,21 @@ use crate::control_plane::WriteTimes;
 use calls::Calls;
 use connections::Connections;
 use error::ApiError;
-use faults::Faults;
-use held::Held;
+use faults::InjectedFaults;
+use held::HeldRequests;
 use jiff::Timestamp;
-use pages::Pages;
+use pages::PagedListStore;
 use parking_lot::Mutex;
 use patch::PatchKind;
-use resource::Target;
+use resource::RequestTarget;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use store::{Key, Store};
+use store::{ObjectKey, Store};
 use tokens::Tokens;
 use tokio::sync::watch as channel;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use write::Part;
+use write::ObjectPart;
 
 /// What the routes and the handle share. The lock is never held across an await.
 struct Shared {
@@ -54,9 +54,9 @@ struct Shared {
     revisions: channel::Sender<u64>,
     calls: Calls,
     connections: Connections,
-    faults: Faults,
-    held: Held,
-    pages: Pages,
+    faults: InjectedFaults,
+    held: HeldRequests,
+    pages: PagedListStore,
     tokens: Tokens,
     stop: CancellationToken,
 }
@@ -94,9 +94,9 @@ impl ApiServer {
             revisions: channel::Sender::new(0),
             calls: Calls::default(),
             connections: Connections::default(),
-            faults: Faults::default(),
-            held: Held::default(),
-            pages: Pages::default(),
+            faults: InjectedFaults::default(),
+            held: HeldRequests::default(),
+            pages: PagedListStore::default(),
             tokens: Tokens::default(),
             stop: stop.clone(),
         });
@@ -146,12 +146,12 @@ impl ApiServer {
         &self.shared.calls
     }
 
-    pub fn faults(&self) -> &Faults {
+    pub fn faults(&self) -> &InjectedFaults {
         &self.shared.faults
     }
 
     /// What faults hold up until it is released.
-    pub fn held(&self) -> &Held {
+    pub fn held(&self) -> &HeldRequests {
         &self.shared.held
     }
 
@@ -161,7 +161,7 @@ impl ApiServer {
 
     /// Creates an object of a kind: `create("pods", …)`; without a namespace, in `default`.
     pub fn create(&self, kind: &str, object: Value) -> Result<Arc<Value>, ApiError> {
-        let target = Target::of_short(kind).ok_or_else(ApiError::no_such_path)?;
+        let target = RequestTarget::of_short(kind).ok_or_else(ApiError::no_such_path)?;
         self.shared.write(|store| write::create(store, &target, object, Timestamp::now()))
     }
 
@@ -170,10 +170,10 @@ impl ApiServer {
     }
 
     pub fn list(&self, kind: &str) -> Vec<Arc<Value>> {
-        let Some(target) = Target::of_short(kind) else {
+        let Some(target) = RequestTarget::of_short(kind) else {
             return Vec::new();
         };
-        let selector = selector::Selector::new(&target.namespace, "", "");
+        let selector = selector::ListSelector::new(&target.namespace, "", "");
         let store = self.shared.store.lock();
         store.list(target.resource).filter(|object| selector.matches(object)).cloned().collect()
     }
@@ -190,12 +190,12 @@ impl ApiServer {
 
     /// A strategic merge patch of everything but the status.
     pub fn patch(&self, object: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
-        self.patch_part(object, Part::Main, patch)
+        self.patch_part(object, ObjectPart::Main, patch)
     }
 
     /// A strategic merge patch of the status: `{"status": {…}}`.
     pub fn patch_status(&self, object: &str, patch: &Value) -> Result<Arc<Value>, ApiError> {
-        self.patch_part(object, Part::Status, patch)
+        self.patch_part(object, ObjectPart::Status, patch)
     }
 
     /// Binds a pod past any scheduler.
@@ -246,14 +246,14 @@ impl ApiServer {
         self.shared.write(|store| write::delete(store, &key, options, Timestamp::now())).map(drop)
     }
 
-    fn patch_part(&self, object: &str, part: Part, patch: &Value) -> Result<Arc<Value>, ApiError> {
+    fn patch_part(&self, object: &str, part: ObjectPart, patch: &Value) -> Result<Arc<Value>, ApiError> {
         let key = key(object)?;
         self.shared.write(|store| write::patch(store, &key, part, PatchKind::Strategic, patch))
     }
 }
 
-fn key(object: &str) -> Result<Key, ApiError> {
-    let target = Target::of_short(object).ok_or_else(ApiError::no_such_path)?;
+fn key(object: &str) -> Result<ObjectKey, ApiError> {
+    let target = RequestTarget::of_short(object).ok_or_else(ApiError::no_such_path)?;
     let name = target.name.ok_or_else(ApiError::no_such_path)?;
-    Ok(Key { resource: target.resource, namespace: target.namespace, name })
+    Ok(ObjectKey { resource: target.resource, namespace: target.namespace, name })
 }

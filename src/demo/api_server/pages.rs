@@ -14,17 +14,17 @@ use std::sync::Arc;
 const KEPT: usize = 256;
 
 #[derive(Debug, Default)]
-pub struct Pages(Mutex<State>);
+pub struct PagedListStore(Mutex<PagedLists>);
 
 #[derive(Debug, Default)]
-struct State {
+struct PagedLists {
     lists: u64,
-    kept: BTreeMap<u64, List>,
+    kept: BTreeMap<u64, FrozenList>,
 }
 
 /// All that is listed, as of one version.
 #[derive(Debug, Clone)]
-pub struct List {
+pub struct FrozenList {
     pub resource: &'static Resource,
     pub revision: u64,
     pub items: Arc<[Arc<Value>]>,
@@ -32,16 +32,16 @@ pub struct List {
 
 /// Some of a list.
 #[derive(Debug)]
-pub struct Page {
+pub struct ListPage {
     pub revision: u64,
     pub items: Vec<Arc<Value>>,
     /// The token of the next page, and how many objects it and those after it have.
     pub next: Option<(String, usize)>,
 }
 
-impl Pages {
+impl PagedListStore {
     /// The first page; everything where no limit was asked for.
-    pub fn first(&self, list: List, limit: Option<usize>) -> Page {
+    pub fn first(&self, list: FrozenList, limit: Option<usize>) -> ListPage {
         let limit = limit.unwrap_or(usize::MAX);
         if list.items.len() <= limit {
             return list.page(0, 0, limit);
@@ -57,7 +57,7 @@ impl Pages {
     }
 
     /// The page that a token of an earlier one names.
-    pub fn next(&self, resource: &Resource, token: &str, limit: Option<usize>) -> Result<Page, ApiError> {
+    pub fn next(&self, resource: &Resource, token: &str, limit: Option<usize>) -> Result<ListPage, ApiError> {
         let place =
             token.split_once('-').and_then(|(list, from)| Some((list.parse().ok()?, from.parse().ok()?)));
         let (number, from) = place
@@ -76,12 +76,12 @@ impl Pages {
     }
 }
 
-impl List {
-    fn page(&self, number: u64, from: usize, limit: usize) -> Page {
+impl FrozenList {
+    fn page(&self, number: u64, from: usize, limit: usize) -> ListPage {
         let rest = self.items.get(from..).unwrap_or_default();
         let items = rest[..limit.min(rest.len())].to_vec();
         let left = rest.len() - items.len();
         let next = (left > 0).then(|| (format!("{number}-{}", from + items.len()), left));
-        Page { revision: self.revision, items, next }
+        ListPage { revision: self.revision, items, next }
     }
 }

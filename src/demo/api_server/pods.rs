@@ -5,7 +5,7 @@
 use super::budgets;
 use super::defaults::object_at;
 use super::error::ApiError;
-use super::store::{Key, Store};
+use super::store::{ObjectKey, Store};
 use super::write;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 const BINDING: &str = "pods/binding";
 
 /// Sets the node, and in the same write the Binding's labels and annotations and the `PodScheduled` condition.
-pub fn bind(store: &mut Store, key: &Key, binding: &Value, now: Timestamp) -> Result<(), ApiError> {
+pub fn bind(store: &mut Store, key: &ObjectKey, binding: &Value, now: Timestamp) -> Result<(), ApiError> {
     let node = binding["target"]["name"].as_str().filter(|name| !name.is_empty());
     let node = node.ok_or_else(|| ApiError::bad_request("target.name: Required value"))?;
     let current = store.get(key)?.clone();
@@ -32,7 +32,7 @@ pub fn bind(store: &mut Store, key: &Key, binding: &Value, now: Timestamp) -> Re
 }
 
 /// Asks the pod's disruption budget, marks the pod as disrupted through the API, and deletes it gracefully.
-pub fn evict(store: &mut Store, key: &Key, eviction: &Value, now: Timestamp) -> Result<(), ApiError> {
+pub fn evict(store: &mut Store, key: &ObjectKey, eviction: &Value, now: Timestamp) -> Result<(), ApiError> {
     let current = store.get(key)?.clone();
     let options = &eviction["deleteOptions"];
     write::check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
@@ -51,7 +51,7 @@ pub fn evict(store: &mut Store, key: &Key, eviction: &Value, now: Timestamp) -> 
     write::delete(store, key, &options, now).map(drop)
 }
 
-fn check_binding(key: &Key, pod: &Value, binding: &Value) -> Result<(), ApiError> {
+fn check_binding(key: &ObjectKey, pod: &Value, binding: &Value) -> Result<(), ApiError> {
     let name = &key.name;
     let conflict = |why: String| Err(ApiError::conflict(BINDING, name, why));
     let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();

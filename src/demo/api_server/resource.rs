@@ -67,7 +67,7 @@ impl Resource {
 
 /// What a request path points at.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct RequestTarget {
     pub resource: &'static Resource,
     /// Empty: the whole cluster, or a kind without namespaces.
     pub namespace: String,
@@ -75,7 +75,7 @@ pub struct Target {
     pub subresource: Option<String>,
 }
 
-impl Target {
+impl RequestTarget {
     /// Reads `/api/v1/…` and `/apis/{group}/{version}/…`.
     pub fn of_path(path: &str) -> Option<Self> {
         let segments: Vec<&str> = path.split('/').filter(|segment| !segment.is_empty()).collect();
@@ -135,7 +135,7 @@ mod tests {
 
     #[test]
     fn a_path_names_its_resource_namespace_object_and_subresource() {
-        let target = Target::of_path("/api/v1/namespaces/default/pods/a/binding").unwrap();
+        let target = RequestTarget::of_path("/api/v1/namespaces/default/pods/a/binding").unwrap();
         assert_eq!(target.resource.kind, "Pod");
         assert_eq!(target.namespace, "default");
         assert_eq!(target.name.as_deref(), Some("a"));
@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn namespaces_themselves_are_a_resource() {
-        let target = Target::of_path("/api/v1/namespaces/default").unwrap();
+        let target = RequestTarget::of_path("/api/v1/namespaces/default").unwrap();
         assert_eq!((target.resource.plural, target.name.as_deref()), ("namespaces", Some("default")));
     }
 
     #[test]
     fn a_group_that_does_not_serve_the_resource_is_not_found() {
-        assert_eq!(Target::of_path("/apis/policy/v1/pods"), None);
-        assert_eq!(Target::of_path("/metrics"), None);
+        assert_eq!(RequestTarget::of_path("/apis/policy/v1/pods"), None);
+        assert_eq!(RequestTarget::of_path("/metrics"), None);
     }
 }

@@ -3,18 +3,18 @@
 //! Only translation and counting are here; what a write means is in `write` and `pods`, when it lands in `delivery`.
 
 use super::Shared;
-use super::calls::Call;
+use super::calls::ApiCall;
 use super::delivery::deliver;
 use super::error::ApiError;
 use super::faults::Operation;
-use super::pages::{List, Page};
+use super::pages::{FrozenList, ListPage};
 use super::patch::PatchKind;
 use super::pods;
-use super::resource::Target;
-use super::selector::Selector;
-use super::store::Key;
-use super::watch::{self, Watch};
-use super::write::{self, Part};
+use super::resource::RequestTarget;
+use super::selector::ListSelector;
+use super::store::ObjectKey;
+use super::watch::{self, WatchRequest};
+use super::write::{self, ObjectPart};
 use axum::body::{Body, Bytes};
 use axum::extract::{Query, State};
 use axum::response::{IntoResponse, Response};
@@ -42,14 +42,14 @@ pub struct Parameters {
 }
 
 /// A request, taken apart.
-pub struct Request {
+pub struct ApiRequest {
     pub shared: Arc<Shared>,
     /// Its User-Agent.
     pub client: String,
     /// Within how much time the server is to be done with it, if it says.
     pub timeout: Option<Duration>,
     verb: &'static str,
-    target: Target,
+    target: RequestTarget,
     parameters: Parameters,
     content_type: String,
     body: Bytes,
@@ -62,7 +62,7 @@ pub async fn handle(
     headers: HeaderMap,
     body: Bytes,
 ) -> Response {
-    let Some(target) = Target::of_path(uri.path()) else {
+    let Some(target) = RequestTarget::of_path(uri.path()) else {
         return refusal(&ApiError::no_such_path());
     };
     let header = |name: header::HeaderName| {
@@ -76,12 +76,12 @@ pub async fn handle(
         return refusal(&ApiError::bad_request("invalid timeout specified in the request URL"));
     };
     let (client, content_type) = (header(header::USER_AGENT), header(header::CONTENT_TYPE));
-    let request = Request { shared, client, timeout, verb, target, parameters, content_type, body };
+    let request = ApiRequest { shared, client, timeout, verb, target, parameters, content_type, body };
     request.answer().await
 }
 
 /// Kubernetes' word for the request.
-fn verb(method: &Method, target: &Target, parameters: &Parameters) -> Option<&'static str> {
+fn verb(method: &Method, target: &RequestTarget, parameters: &Parameters) -> Option<&'static str> {
     let watches = matches!(parameters.watch.as_str(), "true" | "1");
     match (method.as_str(), &target.name) {
         ("GET", _) if watches => Some("watch"),
@@ -103,7 +103,7 @@ fn timeout(text: &str) -> Result<Option<Duration>, jiff::Error> {
     Duration::try_from(text.parse::<jiff::SignedDuration>()?).map(Some)
 }
 
-impl Target {
+impl RequestTarget {
     fn with_subresource(&self) -> String {
         match &self.subresource {
             Some(subresource) => format!("{}/{subresource}", self.resource.plural),
@@ -112,11 +112,11 @@ impl Target {
     }
 }
 
-impl Request {
+impl ApiRequest {
     async fn answer(self) -> Response {
         let (shared, client) = (self.shared.clone(), self.client.clone());
         shared.connections.until_connected(&client).await;
-        shared.calls.add(Call { client: client.clone(), verb: self.verb, resource: self.resource() });
+        shared.calls.add(ApiCall { client: client.clone(), verb: self.verb, resource: self.resource() });
         let fault =
             self.operation().and_then(|operation| Some((operation, shared.faults.take(&client, operation)?)));
         let answer = deliver(Arc::new(self), fault).await;
@@ -222,7 +222,7 @@ impl Request {
         let kind = PatchKind::of_content_type(&self.content_type)?;
         shared.write(|store| {
             let absent = store.get(&key).is_err();
-            if kind == PatchKind::Apply && part == Part::Main && absent {
+            if kind == PatchKind::Apply && part == ObjectPart::Main && absent {
                 let mut object = body;
                 super::defaults::object_at(&mut object, "metadata").insert("name".into(), json!(key.name));
                 return write::create(store, &self.target, object, Timestamp::now());
@@ -238,7 +238,7 @@ impl Request {
             "" => shared.pages.first(self.everything(shared), limit),
             token => shared.pages.next(resource, token, limit)?,
         };
-        let Page { revision, items, next } = page;
+        let ListPage { revision, items, next } = page;
         let mut metadata = json!({"resourceVersion": revision.to_string()});
         if let Some((token, left)) = next {
             metadata["continue"] = json!(token);
@@ -251,10 +251,10 @@ impl Request {
         }))
     }
 
-    fn everything(&self, shared: &Shared) -> List {
+    fn everything(&self, shared: &Shared) -> FrozenList {
         let (resource, selector, store) = (self.target.resource, self.selector(), shared.store.lock());
         let items = store.list(resource).filter(|object| selector.matches(object)).cloned().collect();
-        List { resource, revision: store.revision(), items }
+        FrozenList { resource, revision: store.revision(), items }
     }
 
     fn watch(&self) -> Response {
@@ -263,31 +263,31 @@ impl Request {
         let after =
             if asked.is_empty() || asked == "0" || initial_bookmark { None } else { asked.parse().ok() };
         let (client, resource, selector) = (self.client.clone(), self.target.resource, self.selector());
-        let watch = Watch { client, resource, selector, after, initial_bookmark };
+        let watch = WatchRequest { client, resource, selector, after, initial_bookmark };
         let body = Body::from_stream(watch::stream(self.shared.clone(), watch));
         ([(header::CONTENT_TYPE, "application/json")], body).into_response()
     }
 
     /// A named object is also a selector: `GET …/pods/a?watch` watches that one.
-    fn selector(&self) -> Selector {
+    fn selector(&self) -> ListSelector {
         let mut fields = self.parameters.field_selector.clone();
         if let Some(name) = &self.target.name {
             fields = format!("{fields},metadata.name={name}");
         }
-        Selector::new(&self.target.namespace, &fields, &self.parameters.label_selector)
+        ListSelector::new(&self.target.namespace, &fields, &self.parameters.label_selector)
     }
 
-    fn key(&self) -> Result<Key, ApiError> {
+    fn key(&self) -> Result<ObjectKey, ApiError> {
         let name = self.target.name.clone().ok_or_else(ApiError::method_not_allowed)?;
         let namespace =
             if self.target.resource.namespaced { self.target.namespace.clone() } else { String::new() };
-        Ok(Key { resource: self.target.resource, namespace, name })
+        Ok(ObjectKey { resource: self.target.resource, namespace, name })
     }
 
-    fn part(&self) -> Result<Part, ApiError> {
+    fn part(&self) -> Result<ObjectPart, ApiError> {
         match self.target.subresource.as_deref() {
-            None => Ok(Part::Main),
-            Some("status") if self.target.resource.has_status() => Ok(Part::Status),
+            None => Ok(ObjectPart::Main),
+            Some("status") if self.target.resource.has_status() => Ok(ObjectPart::Status),
             Some(_) => Err(ApiError::no_such_path()),
         }
     }

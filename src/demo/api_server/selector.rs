@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// One comparison: a path or label, and the text it must (or must not) have.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Term {
+enum SelectorTerm {
     Equal(String, String),
     NotEqual(String, String),
     Present(String),
@@ -16,13 +16,13 @@ enum Term {
 
 /// Which objects a list or watch is about.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selector {
+pub struct ListSelector {
     pub namespace: String,
-    fields: Vec<Term>,
-    labels: Vec<Term>,
+    fields: Vec<SelectorTerm>,
+    labels: Vec<SelectorTerm>,
 }
 
-impl Selector {
+impl ListSelector {
     pub fn new(namespace: &str, fields: &str, labels: &str) -> Self {
         Self { namespace: namespace.to_owned(), fields: parse(fields), labels: parse(labels) }
     }
@@ -35,7 +35,7 @@ impl Selector {
     }
 }
 
-impl Term {
+impl SelectorTerm {
     fn parse(text: &str) -> Self {
         let text = text.trim();
         let pair = |(key, value): (&str, &str)| (key.trim().to_owned(), value.trim().to_owned());
@@ -60,8 +60,8 @@ impl Term {
     }
 }
 
-fn parse(text: &str) -> Vec<Term> {
-    text.split(',').filter(|term| !term.trim().is_empty()).map(Term::parse).collect()
+fn parse(text: &str) -> Vec<SelectorTerm> {
+    text.split(',').filter(|term| !term.trim().is_empty()).map(SelectorTerm::parse).collect()
 }
 
 fn field<'a>(object: &'a Value, path: &str) -> Option<&'a str> {
@@ -75,19 +75,19 @@ mod tests {
 
     #[test]
     fn an_absent_field_equals_the_empty_text() {
-        let unbound = Selector::new("", "spec.nodeName=", "");
+        let unbound = ListSelector::new("", "spec.nodeName=", "");
         assert!(unbound.matches(&json!({"spec": {}})));
         assert!(!unbound.matches(&json!({"spec": {"nodeName": "a"}})));
     }
 
     #[test]
     fn every_term_must_hold() {
-        let selector = Selector::new("default", "spec.nodeName=a,status.phase!=Failed", "app=llm,!old");
+        let selector = ListSelector::new("default", "spec.nodeName=a,status.phase!=Failed", "app=llm,!old");
         let pod = json!({
             "metadata": {"namespace": "default", "labels": {"app": "llm"}},
             "spec": {"nodeName": "a"}, "status": {"phase": "Running"},
         });
         assert!(selector.matches(&pod));
-        assert!(!Selector::new("other", "", "").matches(&pod));
+        assert!(!ListSelector::new("other", "", "").matches(&pod));
     }
 }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 const LOG_LENGTH: usize = 1 << 16;
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Key {
+pub struct ObjectKey {
     pub resource: &'static Resource,
     pub namespace: String,
     pub name: String,
@@ -23,7 +23,7 @@ pub struct Key {
 
 /// One write. Creations have no `before`, deletions no `after`.
 #[derive(Debug, Clone)]
-pub struct Change {
+pub struct StoredChange {
     pub revision: u64,
     pub resource: &'static Resource,
     pub before: Option<Arc<Value>>,
@@ -32,9 +32,9 @@ pub struct Change {
 
 #[derive(Debug, Default)]
 pub struct Store {
-    objects: BTreeMap<Key, Arc<Value>>,
+    objects: BTreeMap<ObjectKey, Arc<Value>>,
     revision: u64,
-    log: VecDeque<Change>,
+    log: VecDeque<StoredChange>,
     /// Changes up to this version are no longer in the log.
     forgotten: u64,
     objects_created: u64,
@@ -45,13 +45,13 @@ impl Store {
         self.revision
     }
 
-    pub fn get(&self, key: &Key) -> Result<&Arc<Value>, ApiError> {
+    pub fn get(&self, key: &ObjectKey) -> Result<&Arc<Value>, ApiError> {
         self.objects.get(key).ok_or_else(|| ApiError::not_found(key.resource, &key.name))
     }
 
     /// All objects of a kind, by namespace and name.
     pub fn list(&self, resource: &'static Resource) -> impl Iterator<Item = &Arc<Value>> {
-        let first = Key { resource, namespace: String::new(), name: String::new() };
+        let first = ObjectKey { resource, namespace: String::new(), name: String::new() };
         self.objects
             .range((Bound::Included(first), Bound::Unbounded))
             .take_while(move |(key, _)| key.resource == resource)
@@ -59,7 +59,7 @@ impl Store {
     }
 
     /// Stores a new object; `now` becomes its creation time.
-    pub fn create(&mut self, key: Key, mut object: Value, now: &str) -> Result<Arc<Value>, ApiError> {
+    pub fn create(&mut self, key: ObjectKey, mut object: Value, now: &str) -> Result<Arc<Value>, ApiError> {
         if self.objects.contains_key(&key) {
             return Err(ApiError::already_exists(key.resource, &key.name));
         }
@@ -70,19 +70,19 @@ impl Store {
     }
 
     /// Replaces an object; a write that changes nothing gets no version.
-    pub fn update(&mut self, key: &Key, object: Value) -> Result<Arc<Value>, ApiError> {
+    pub fn update(&mut self, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
         let current = self.get(key)?;
         if **current == object { Ok(current.clone()) } else { Ok(self.write(key.clone(), object)) }
     }
 
-    pub fn remove(&mut self, key: &Key) -> Result<Arc<Value>, ApiError> {
+    pub fn remove(&mut self, key: &ObjectKey) -> Result<Arc<Value>, ApiError> {
         let before = self.get(key)?.clone();
         self.objects.remove(key);
         self.revision += 1;
         let mut last = Value::clone(&before);
         last["metadata"]["resourceVersion"] = json!(self.revision.to_string());
         let last = Arc::new(last);
-        self.record(Change {
+        self.record(StoredChange {
             revision: self.revision,
             resource: key.resource,
             before: Some(last.clone()),
@@ -92,7 +92,7 @@ impl Store {
     }
 
     /// The changes after `revision`, or `Expired` when the log no longer reaches back that far.
-    pub fn changes_after(&self, revision: u64) -> Result<impl Iterator<Item = &Change>, ApiError> {
+    pub fn changes_after(&self, revision: u64) -> Result<impl Iterator<Item = &StoredChange>, ApiError> {
         if revision < self.forgotten {
             return Err(ApiError::expired(revision, self.forgotten));
         }
@@ -106,17 +106,17 @@ impl Store {
         self.forgotten = self.revision;
     }
 
-    fn write(&mut self, key: Key, mut object: Value) -> Arc<Value> {
+    fn write(&mut self, key: ObjectKey, mut object: Value) -> Arc<Value> {
         self.revision += 1;
         object["metadata"]["resourceVersion"] = json!(self.revision.to_string());
         let object = Arc::new(object);
         let resource = key.resource;
         let before = self.objects.insert(key, object.clone());
-        self.record(Change { revision: self.revision, resource, before, after: Some(object.clone()) });
+        self.record(StoredChange { revision: self.revision, resource, before, after: Some(object.clone()) });
         object
     }
 
-    fn record(&mut self, change: Change) {
+    fn record(&mut self, change: StoredChange) {
         self.log.push_back(change);
         if self.log.len() > LOG_LENGTH
             && let Some(oldest) = self.log.pop_front()
@@ -135,8 +135,12 @@ fn uid(number: u64) -> String {
 mod tests {
     use super::*;
 
-    fn node(name: &str) -> Key {
-        Key { resource: Resource::named("nodes").unwrap(), namespace: String::new(), name: name.to_owned() }
+    fn node(name: &str) -> ObjectKey {
+        ObjectKey {
+            resource: Resource::named("nodes").unwrap(),
+            namespace: String::new(),
+            name: name.to_owned(),
+        }
     }
 
     #[test]

@@ -7,8 +7,8 @@ use super::Shared;
 use super::connections::Flow;
 use super::error::ApiError;
 use super::resource::Resource;
-use super::selector::Selector;
-use super::store::Change;
+use super::selector::ListSelector;
+use super::store::StoredChange;
 use axum::body::Bytes;
 use futures::Stream;
 use serde_json::{Value, json};
@@ -18,20 +18,20 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 /// What one watch is about.
-pub struct Watch {
+pub struct WatchRequest {
     /// Whose it is.
     pub client: String,
     pub resource: &'static Resource,
-    pub selector: Selector,
+    pub selector: ListSelector,
     /// Changes after this version; `None` starts with what is there.
     pub after: Option<u64>,
     /// Whether the client wants the bookmark that ends a streamed list.
     pub initial_bookmark: bool,
 }
 
-struct State {
+struct WatchState {
     shared: Arc<Shared>,
-    watch: Watch,
+    watch: WatchRequest,
     revisions: watch::Receiver<u64>,
     /// Its place among all watches.
     number: u64,
@@ -42,16 +42,24 @@ struct State {
 }
 
 /// The event stream. It ends when the server stops, or after the ERROR event of a watch that fell behind.
-pub fn stream(shared: Arc<Shared>, watch: Watch) -> impl Stream<Item = Result<Bytes, Infallible>> {
+pub fn stream(shared: Arc<Shared>, watch: WatchRequest) -> impl Stream<Item = Result<Bytes, Infallible>> {
     let revisions = shared.revisions.subscribe();
     let (number, orders) = (shared.connections.begin_watch(), shared.connections.changes());
-    let mut state =
-        State { shared, watch, revisions, number, orders, ready: VecDeque::new(), seen: 0, ended: false };
+    let mut state = WatchState {
+        shared,
+        watch,
+        revisions,
+        number,
+        orders,
+        ready: VecDeque::new(),
+        seen: 0,
+        ended: false,
+    };
     state.begin();
     futures::stream::unfold(state, async |mut state| state.next().await.map(|event| (Ok(event), state)))
 }
 
-impl State {
+impl WatchState {
     fn begin(&mut self) {
         if let Some(revision) = self.watch.after {
             self.seen = revision;
@@ -121,7 +129,7 @@ impl State {
     }
 }
 
-fn event(change: &Change, selector: &Selector) -> Option<Bytes> {
+fn event(change: &StoredChange, selector: &ListSelector) -> Option<Bytes> {
     let before = change.before.as_deref().filter(|object| selector.matches(object));
     let after = change.after.as_deref().filter(|object| selector.matches(object));
     match (before, after) {

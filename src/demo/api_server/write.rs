@@ -6,22 +6,22 @@
 use super::defaults;
 use super::error::ApiError;
 use super::patch::PatchKind;
-use super::resource::Target;
-use super::store::{Key, Store};
+use super::resource::RequestTarget;
+use super::store::{ObjectKey, Store};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Which half of an object a write may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ObjectPart {
     Main,
     Status,
 }
 
 pub fn create(
     store: &mut Store,
-    target: &Target,
+    target: &RequestTarget,
     mut object: Value,
     now: Timestamp,
 ) -> Result<Arc<Value>, ApiError> {
@@ -39,7 +39,7 @@ pub fn create(
     defaults::complete(&mut object, resource, |class| {
         classes.iter().find(|(name, _)| name == class).map(|(_, value)| *value)
     });
-    let key = Key { resource, namespace, name };
+    let key = ObjectKey { resource, namespace, name };
     if resource.is_pods() && is_gated(&object) {
         check_new_gated_pod(&key, &object)?;
         super::pods::set_condition(&mut object, gated_condition(), now);
@@ -47,7 +47,12 @@ pub fn create(
     store.create(key, object, &time(now))
 }
 
-pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Result<Arc<Value>, ApiError> {
+pub fn replace(
+    store: &mut Store,
+    key: &ObjectKey,
+    part: ObjectPart,
+    object: Value,
+) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     check_preconditions(key, &current, &object)?;
     let merged = confine(key, part, &current, object)?;
@@ -56,8 +61,8 @@ pub fn replace(store: &mut Store, key: &Key, part: Part, object: Value) -> Resul
 
 pub fn patch(
     store: &mut Store,
-    key: &Key,
-    part: Part,
+    key: &ObjectKey,
+    part: ObjectPart,
     kind: PatchKind,
     patch: &Value,
 ) -> Result<Arc<Value>, ApiError> {
@@ -73,7 +78,12 @@ pub fn patch(
 }
 
 /// Deletes, or for a running pod marks as terminating until its kubelet is done.
-pub fn delete(store: &mut Store, key: &Key, options: &Value, now: Timestamp) -> Result<Arc<Value>, ApiError> {
+pub fn delete(
+    store: &mut Store,
+    key: &ObjectKey,
+    options: &Value,
+    now: Timestamp,
+) -> Result<Arc<Value>, ApiError> {
     let current = store.get(key)?.clone();
     check_preconditions(key, &current, &json!({"metadata": options["preconditions"]}))?;
     let grace = if key.resource.is_pods() { grace_seconds(&current, options) } else { 0 };
@@ -96,7 +106,7 @@ fn has_finalizers(object: &Value) -> bool {
 }
 
 /// Stores the change, or lets the object go if a finalizer was all that kept it.
-fn update(store: &mut Store, key: &Key, object: Value) -> Result<Arc<Value>, ApiError> {
+fn update(store: &mut Store, key: &ObjectKey, object: Value) -> Result<Arc<Value>, ApiError> {
     let waited = object["metadata"]["deletionTimestamp"].is_string()
         && object["metadata"]["deletionGracePeriodSeconds"] == 0;
     if waited && !has_finalizers(&object) { store.remove(key) } else { store.update(key, object) }
@@ -116,7 +126,7 @@ fn new_name(store: &Store, object: &Value) -> Result<String, ApiError> {
     }
 }
 
-fn namespace_of(target: &Target, object: &Value) -> Result<String, ApiError> {
+fn namespace_of(target: &RequestTarget, object: &Value) -> Result<String, ApiError> {
     let own = object["metadata"]["namespace"].as_str().unwrap_or_default();
     match (target.resource.namespaced, target.namespace.as_str()) {
         (false, _) => Ok(String::new()),
@@ -142,7 +152,7 @@ fn is_gated(pod: &Value) -> bool {
     pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
 }
 
-fn check_new_gated_pod(key: &Key, pod: &Value) -> Result<(), ApiError> {
+fn check_new_gated_pod(key: &ObjectKey, pod: &Value) -> Result<(), ApiError> {
     if pod["spec"]["nodeName"].as_str().is_none_or(str::is_empty) {
         return Ok(());
     }
@@ -159,7 +169,7 @@ fn gated_condition() -> Value {
 }
 
 /// In a patch a UID is a value like any other, and one that may not change.
-fn check_patched_uid(key: &Key, current: &Value, patch: &Value) -> Result<(), ApiError> {
+fn check_patched_uid(key: &ObjectKey, current: &Value, patch: &Value) -> Result<(), ApiError> {
     match patch["metadata"]["uid"].as_str() {
         Some(uid) if current["metadata"]["uid"] != uid => {
             Err(ApiError::other_uid(key.resource, &key.name, uid))
@@ -169,7 +179,7 @@ fn check_patched_uid(key: &Key, current: &Value, patch: &Value) -> Result<(), Ap
 }
 
 /// A body that names a UID or a version is about that object and no other.
-pub fn check_preconditions(key: &Key, current: &Value, body: &Value) -> Result<(), ApiError> {
+pub fn check_preconditions(key: &ObjectKey, current: &Value, body: &Value) -> Result<(), ApiError> {
     let asked = |field: &str| body["metadata"][field].as_str().filter(|text| !text.is_empty());
     let actual = |field: &str| current["metadata"][field].as_str().unwrap_or_default();
     let conflict = |why: String| Err(ApiError::conflict(&key.resource.qualified(), &key.name, why));
@@ -187,11 +197,11 @@ pub fn check_preconditions(key: &Key, current: &Value, body: &Value) -> Result<(
 }
 
 /// Keeps a write to its part of the object, and the fields nobody may change as they were.
-fn confine(key: &Key, part: Part, current: &Value, mut wanted: Value) -> Result<Value, ApiError> {
+fn confine(key: &ObjectKey, part: ObjectPart, current: &Value, mut wanted: Value) -> Result<Value, ApiError> {
     if !wanted.is_object() {
         return Err(ApiError::bad_request("the result is no object"));
     }
-    if part == Part::Status {
+    if part == ObjectPart::Status {
         let mut merged = current.clone();
         merged["status"] = wanted["status"].take();
         return Ok(merged);
@@ -235,7 +245,7 @@ fn restore(wanted: &mut Value, current: &Value, field: &str) {
 }
 
 /// Of a pod's spec, gates may be removed; where it runs is the Binding's to say.
-fn check_pod_update(key: &Key, current: &Value, wanted: &Value) -> Result<(), ApiError> {
+fn check_pod_update(key: &ObjectKey, current: &Value, wanted: &Value) -> Result<(), ApiError> {
     if wanted["spec"]["nodeName"] != current["spec"]["nodeName"] {
         return Err(ApiError::invalid(
             key.resource,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct SchedulerConfig {
     pub scheduler_name: String,
     pub extender: ExtenderConfig,
     /// `None`: the default formula, (50 − n/125) %, at least 5 % and at least 100 nodes.
@@ -31,7 +31,7 @@ pub struct ExtenderConfig {
     pub ignored_by_scheduler: bool,
 }
 
-impl Config {
+impl SchedulerConfig {
     /// As the shipped manifests have it: all nodes asked about, the extender not ignorable, names only.
     pub fn shipped(url_prefix: &str) -> Self {
         Self {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn a_large_cluster_is_sampled_unless_told_otherwise() {
-        let mut config = Config::shipped("http://e/scheduler/");
+        let mut config = SchedulerConfig::shipped("http://e/scheduler/");
         assert_eq!(config.nodes_to_find(5000), 5000);
         config.percentage_of_nodes_to_score = None;
         assert_eq!(config.nodes_to_find(99), 99);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn back_off_doubles_up_to_its_limit() {
-        let config = Config::shipped("");
+        let config = SchedulerConfig::shipped("");
         let seconds: Vec<u64> = (1..=6).map(|failures| config.back_off(failures).as_secs()).collect();
         assert_eq!(seconds, [1, 2, 4, 8, 10, 10]);
     }

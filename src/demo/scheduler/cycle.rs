@@ -3,20 +3,20 @@
 //! The order of questions is the real scheduler's: the nominated node alone first, then as many nodes as the
 //! sampling wants, the extender only about nodes that passed, scores only if more than one is left.
 
-use super::config::Config;
-use super::extender::Extender;
+use super::config::SchedulerConfig;
+use super::extender::ExtenderClient;
 use super::filters::{Refusal, Rejector, Resolvable, judge};
 use super::message::{self, Refusals};
-use super::objects::{Node, Pod};
-use super::preemption::{self, Candidate};
-use super::view::View;
+use super::objects::{SchedulerNode, SchedulerPod};
+use super::preemption::{self, DryRunCandidate};
+use super::view::SchedulerCache;
 use crate::sim::random::Random;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// What a cycle ends in.
 #[derive(Debug)]
-pub enum Verdict {
+pub enum CycleResult {
     Place {
         node: String,
     },
@@ -24,7 +24,7 @@ pub enum Verdict {
     Unfit {
         message: String,
         rejectors: BTreeSet<Rejector>,
-        nomination: Nomination,
+        nomination: CycleNomination,
     },
     /// SchedulerError: comes back after back-off, its nomination cleared.
     Failed {
@@ -34,64 +34,64 @@ pub enum Verdict {
 
 /// What becomes of `status.nominatedNodeName`.
 #[derive(Debug)]
-pub enum Nomination {
+pub enum CycleNomination {
     Keep,
     Clear,
     /// These leave, and the pod is nominated to their node.
-    Preempt(Candidate),
+    Preempt(DryRunCandidate),
 }
 
 /// What outlives a cycle: the dice, and where the next search begins.
 #[derive(Debug)]
-pub struct Memory {
+pub struct CycleMemory {
     pub random: Random,
     next_start: usize,
 }
 
-impl Memory {
+impl CycleMemory {
     pub fn seeded(seed: u64) -> Self {
         Self { random: Random::seeded(seed, 0), next_start: 0 }
     }
 }
 
 pub struct Cycle<'a> {
-    pub pod: &'a Pod,
-    pub view: &'a View,
-    pub config: &'a Config,
-    pub extender: &'a Extender,
-    pub memory: &'a mut Memory,
+    pub pod: &'a SchedulerPod,
+    pub view: &'a SchedulerCache,
+    pub config: &'a SchedulerConfig,
+    pub extender: &'a ExtenderClient,
+    pub memory: &'a mut CycleMemory,
 }
 
 /// Nodes that passed everything, and why the others did not.
 #[derive(Default)]
-struct Found {
-    feasible: Vec<Arc<Node>>,
+struct FilteredNodes {
+    feasible: Vec<Arc<SchedulerNode>>,
     refusals: Refusals,
     rejectors: BTreeSet<Rejector>,
 }
 
 impl Cycle<'_> {
-    pub async fn run(mut self) -> Verdict {
+    pub async fn run(mut self) -> CycleResult {
         if self.view.nodes().len() == 0 {
             let message = "no nodes available to schedule pods".to_owned();
-            return Verdict::Unfit {
+            return CycleResult::Unfit {
                 message,
                 rejectors: BTreeSet::from([Rejector::Extender]),
-                nomination: Nomination::Clear,
+                nomination: CycleNomination::Clear,
             };
         }
         let found = match self.find().await {
             Ok(found) => found,
-            Err(message) => return Verdict::Failed { message },
+            Err(message) => return CycleResult::Failed { message },
         };
         match found.feasible.as_slice() {
             [] => self.unfit(found).await,
-            [only] => Verdict::Place { node: only.name.clone() },
-            several => Verdict::Place { node: self.best(several).await },
+            [only] => CycleResult::Place { node: only.name.clone() },
+            several => CycleResult::Place { node: self.best(several).await },
         }
     }
 
-    async fn find(&mut self) -> Result<Found, String> {
+    async fn find(&mut self) -> Result<FilteredNodes, String> {
         let nominated = self.pod.nominated.as_deref().and_then(|name| self.view.node(name)).cloned();
         if let Some(node) = nominated
             // An error about the nominated node alone is not the cycle's end: all nodes are looked at next.
@@ -100,7 +100,7 @@ impl Cycle<'_> {
         {
             return Ok(found);
         }
-        let mut nodes: Vec<Arc<Node>> = self.view.nodes().cloned().collect();
+        let mut nodes: Vec<Arc<SchedulerNode>> = self.view.nodes().cloned().collect();
         let total = nodes.len();
         let start = self.memory.next_start % total;
         nodes.rotate_left(start);
@@ -110,8 +110,8 @@ impl Cycle<'_> {
     }
 
     /// Looks at nodes in their order until `wanted` are feasible.
-    fn pass_own_filters(&self, nodes: Vec<Arc<Node>>, wanted: usize) -> Found {
-        let mut found = Found::default();
+    fn pass_own_filters(&self, nodes: Vec<Arc<SchedulerNode>>, wanted: usize) -> FilteredNodes {
+        let mut found = FilteredNodes::default();
         for node in nodes {
             if found.feasible.len() >= wanted {
                 break;
@@ -129,7 +129,7 @@ impl Cycle<'_> {
     }
 
     /// The extender is asked only about nodes that passed, and only about pods it manages.
-    async fn ask_extender(&self, mut found: Found) -> Result<Found, String> {
+    async fn ask_extender(&self, mut found: FilteredNodes) -> Result<FilteredNodes, String> {
         if found.feasible.is_empty() || !self.extender.is_interested_in(self.pod) {
             return Ok(found);
         }
@@ -152,7 +152,7 @@ impl Cycle<'_> {
     }
 
     /// The highest score, a random one of several.
-    async fn best(&mut self, nodes: &[Arc<Node>]) -> String {
+    async fn best(&mut self, nodes: &[Arc<SchedulerNode>]) -> String {
         let scores = self.extender_scores(nodes).await;
         let jitter = self.config.own_score_jitter;
         let own =
@@ -174,7 +174,7 @@ impl Cycle<'_> {
     }
 
     /// Weighted; an error means no scores, not a failed cycle.
-    async fn extender_scores(&self, nodes: &[Arc<Node>]) -> BTreeMap<String, i64> {
+    async fn extender_scores(&self, nodes: &[Arc<SchedulerNode>]) -> BTreeMap<String, i64> {
         /// The framework's top score over the extender's: 100 / 10.
         const SCALE: i64 = 10;
         if !self.extender.is_interested_in(self.pod) {
@@ -185,18 +185,18 @@ impl Cycle<'_> {
         scores.into_iter().map(|(host, score)| (host, score.saturating_mul(factor))).collect()
     }
 
-    async fn unfit(&mut self, found: Found) -> Verdict {
+    async fn unfit(&mut self, found: FilteredNodes) -> CycleResult {
         let (post_filter, nomination) = match self.preempt(&found.refusals).await {
-            Ok(candidate) => (String::new(), Nomination::Preempt(candidate)),
+            Ok(candidate) => (String::new(), CycleNomination::Preempt(candidate)),
             Err((text, nomination)) => (format!(" {text}"), nomination),
         };
         let fit_error = message::fit_error(self.view.nodes().len(), &found.refusals);
-        Verdict::Unfit { message: fit_error + &post_filter, rejectors: found.rejectors, nomination }
+        CycleResult::Unfit { message: fit_error + &post_filter, rejectors: found.rejectors, nomination }
     }
 
     /// The victims to evict, or what PostFilter says instead and what becomes of the nomination.
-    async fn preempt(&mut self, refusals: &Refusals) -> Result<Candidate, (String, Nomination)> {
-        let keep = |text: &str| (message::post_filter(text), Nomination::Keep);
+    async fn preempt(&mut self, refusals: &Refusals) -> Result<DryRunCandidate, (String, CycleNomination)> {
+        let keep = |text: &str| (message::post_filter(text), CycleNomination::Keep);
         if let Some(why) = preemption::ineligibility(self.pod, self.view, refusals) {
             return Err(keep(why));
         }
@@ -206,24 +206,30 @@ impl Cycle<'_> {
         // The real dry run is parallel: its errors come in any order, and so does the condition's text.
         self.memory.random.shuffle(&mut found.errors);
         if found.candidates.is_empty() && !found.errors.is_empty() {
-            return Err((format!("preemption: {}", message::aggregate(&found.errors)), Nomination::Keep));
+            return Err((
+                format!("preemption: {}", message::aggregate(&found.errors)),
+                CycleNomination::Keep,
+            ));
         }
         if found.candidates.is_empty() {
             let text = message::no_candidates(nodes, &found.refusals);
-            return Err((message::post_filter(&text), Nomination::Clear));
+            return Err((message::post_filter(&text), CycleNomination::Clear));
         }
         let left = self.ask_about_victims(found.candidates).await;
-        let left = left.map_err(|error| (format!("preemption: {error}"), Nomination::Keep))?;
+        let left = left.map_err(|error| (format!("preemption: {error}"), CycleNomination::Keep))?;
         // Nothing left is no failure of the search, so the nomination stays as it is.
         preemption::choose(left).ok_or_else(|| keep("no candidate node for preemption"))
     }
 
-    async fn ask_about_victims(&self, candidates: Vec<Candidate>) -> Result<Vec<Candidate>, String> {
+    async fn ask_about_victims(
+        &self,
+        candidates: Vec<DryRunCandidate>,
+    ) -> Result<Vec<DryRunCandidate>, String> {
         if !self.extender.is_interested_in(self.pod) {
             return Ok(candidates);
         }
         let by_node = candidates.iter().map(|candidate| {
-            let victims: Vec<&Pod> = candidate.victims.iter().map(Arc::as_ref).collect();
+            let victims: Vec<&SchedulerPod> = candidate.victims.iter().map(Arc::as_ref).collect();
             (candidate.node.clone(), (victims, candidate.pdb_violations))
         });
         let answer = self.extender.preempt(self.pod, &by_node.collect()).await;

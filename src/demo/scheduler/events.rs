@@ -2,12 +2,12 @@
 //!
 //! Synchronous. The rules of waking are EXTENDER.md's trap 4.
 
-use super::config::Config;
-use super::objects::{Node, Pod};
+use super::config::SchedulerConfig;
+use super::objects::{SchedulerNode, SchedulerPod};
 use super::observations::Observations;
-use super::queue::{Queue, Waker};
-use super::view::View;
-use crate::demo::watching::Notice;
+use super::queue::{SchedulingQueue, Waker};
+use super::view::SchedulerCache;
+use crate::demo::watching::WatchNotice;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,16 +25,21 @@ enum Listing {
 }
 
 /// The view and the queue, kept in step with the API server.
-pub struct Cluster {
-    pub view: View,
-    pub queue: Queue,
+pub struct SchedulerState {
+    pub view: SchedulerCache,
+    pub queue: SchedulingQueue,
     nodes: Listing,
     pods: Listing,
 }
 
-impl Cluster {
+impl SchedulerState {
     pub fn new() -> Self {
-        Self { view: View::default(), queue: Queue::default(), nodes: Listing::Never, pods: Listing::Never }
+        Self {
+            view: SchedulerCache::default(),
+            queue: SchedulingQueue::default(),
+            nodes: Listing::Never,
+            pods: Listing::Never,
+        }
     }
 
     /// Whether both first lists are complete: before, a cycle would judge half a cluster.
@@ -42,51 +47,57 @@ impl Cluster {
         matches!((&self.nodes, &self.pods), (Listing::Complete, Listing::Complete))
     }
 
-    pub fn node_notice(&mut self, notice: Notice, observations: &Observations, now: Instant) {
+    pub fn node_notice(&mut self, notice: WatchNotice, observations: &Observations, now: Instant) {
         match notice {
-            Notice::Relisting => {
+            WatchNotice::Relisting => {
                 let unseen = self.view.nodes().map(|node| node.name.clone()).collect();
                 self.nodes = Listing::InProgress { unseen };
             }
-            Notice::Applied(object) => {
-                let node = Node::parse(object);
+            WatchNotice::Applied(object) => {
+                let node = SchedulerNode::parse(object);
                 self.nodes.saw(&node.name);
                 observations.saw_node(version(&node.object));
                 self.apply_node(Arc::new(node), now);
             }
-            Notice::Deleted(object) => {
+            WatchNotice::Deleted(object) => {
                 observations.saw_node(version(&object));
-                self.view.delete_node(&Node::parse(object).name);
+                self.view.delete_node(&SchedulerNode::parse(object).name);
             }
-            Notice::Synced => {
+            WatchNotice::Synced => {
                 self.nodes.complete().iter().for_each(|gone| self.view.delete_node(gone));
             }
         }
     }
 
-    pub fn pod_notice(&mut self, notice: Notice, config: &Config, observations: &Observations, now: Instant) {
+    pub fn pod_notice(
+        &mut self,
+        notice: WatchNotice,
+        config: &SchedulerConfig,
+        observations: &Observations,
+        now: Instant,
+    ) {
         match notice {
-            Notice::Relisting => {
+            WatchNotice::Relisting => {
                 let unseen = self.view.uids().cloned().collect();
                 self.pods = Listing::InProgress { unseen };
             }
-            Notice::Applied(object) => {
+            WatchNotice::Applied(object) => {
                 let seen = version(&object);
-                if let Some(pod) = Pod::parse(object) {
+                if let Some(pod) = SchedulerPod::parse(object) {
                     self.pods.saw(&pod.uid);
                     observations.record(pod.full_name(), |outcome| outcome.node = pod.node.clone());
                     self.apply_pod(Arc::new(pod), config, now);
                 }
                 observations.saw_pod(seen);
             }
-            Notice::Deleted(object) => {
+            WatchNotice::Deleted(object) => {
                 let seen = version(&object);
-                if let Some(pod) = Pod::parse(object) {
+                if let Some(pod) = SchedulerPod::parse(object) {
                     self.delete_pod(&pod.uid, now);
                 }
                 observations.saw_pod(seen);
             }
-            Notice::Synced => {
+            WatchNotice::Synced => {
                 for gone in self.pods.complete() {
                     self.delete_pod(&gone, now);
                 }
@@ -94,7 +105,7 @@ impl Cluster {
         }
     }
 
-    fn apply_node(&mut self, node: Arc<Node>, now: Instant) {
+    fn apply_node(&mut self, node: Arc<SchedulerNode>, now: Instant) {
         let waker = match self.view.apply_node(node.clone()) {
             None => Some(Waker::NodeAdded),
             Some(before) => node_change(&before, &node),
@@ -104,7 +115,7 @@ impl Cluster {
         }
     }
 
-    fn apply_pod(&mut self, pod: Arc<Pod>, config: &Config, now: Instant) {
+    fn apply_pod(&mut self, pod: Arc<SchedulerPod>, config: &SchedulerConfig, now: Instant) {
         let before = self.view.apply_pod(pod.clone());
         if pod.node.is_some() || pod.ended {
             self.queue.remove(&pod.uid);
@@ -128,7 +139,7 @@ impl Cluster {
         }
     }
 
-    fn bound_pod_changed(&mut self, before: Option<&Pod>, pod: &Pod, now: Instant) {
+    fn bound_pod_changed(&mut self, before: Option<&SchedulerPod>, pod: &SchedulerPod, now: Instant) {
         let held_room = before.is_some_and(|before| before.node.is_some() && !before.ended);
         let waker = match (held_room, pod.ended) {
             (true, true) => Waker::PodGone,
@@ -170,7 +181,7 @@ impl Listing {
 }
 
 /// Heartbeats and image lists are no change.
-fn node_change(before: &Node, after: &Node) -> Option<Waker> {
+fn node_change(before: &SchedulerNode, after: &SchedulerNode) -> Option<Waker> {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if before.allocatable != after.allocatable {
         Some(Waker::NodeAllocatable)
@@ -183,7 +194,7 @@ fn node_change(before: &Node, after: &Node) -> Option<Waker> {
     }
 }
 
-fn own_change(before: &Pod, after: &Pod) -> Waker {
+fn own_change(before: &SchedulerPod, after: &SchedulerPod) -> Waker {
     let differs = |pointer: &str| before.object.pointer(pointer) != after.object.pointer(pointer);
     if differs("/spec") || differs("/metadata/labels") { Waker::OwnSpec } else { Waker::OwnOther }
 }

@@ -5,7 +5,7 @@
 
 use super::config::ExtenderConfig;
 use super::go_json::{entries, field, first_value, integer, slice, string, structure};
-use super::objects::{Node, Pod};
+use super::objects::{SchedulerNode, SchedulerPod};
 use super::observations::{Observations, Verb};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -19,19 +19,19 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct Filtered {
     /// May hold a node twice, or one nobody asked about: the scheduler takes it as it comes.
-    pub nodes: Vec<Arc<Node>>,
+    pub nodes: Vec<Arc<SchedulerNode>>,
     pub failed: BTreeMap<String, String>,
     pub unresolvable: BTreeMap<String, String>,
 }
 
 /// A node with the UIDs of those who would have to leave it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MetaVictims {
+pub struct ExtenderVictims {
     pub uids: Vec<String>,
     pub pdb_violations: i64,
 }
 
-pub struct Extender {
+pub struct ExtenderClient {
     pub config: ExtenderConfig,
     client: Client<HttpConnector, Full<Bytes>>,
     observations: Arc<Observations>,
@@ -40,7 +40,7 @@ pub struct Extender {
 /// Go's transport keeps this many idle connections to one host.
 const IDLE_CONNECTIONS: usize = 2;
 
-impl Extender {
+impl ExtenderClient {
     pub fn new(config: ExtenderConfig, observations: Arc<Observations>) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_max_idle_per_host(IDLE_CONNECTIONS)
@@ -49,11 +49,11 @@ impl Extender {
         Self { config, client, observations }
     }
 
-    pub fn is_interested_in(&self, pod: &Pod) -> bool {
+    pub fn is_interested_in(&self, pod: &SchedulerPod) -> bool {
         pod.names(&self.config.managed_resource)
     }
 
-    pub async fn filter(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Filtered, String> {
+    pub async fn filter(&self, pod: &SchedulerPod, nodes: &[Arc<SchedulerNode>]) -> Result<Filtered, String> {
         let answer =
             self.send(Verb::Filter, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
         let answer = structure(&answer, "v1.ExtenderFilterResult")?;
@@ -74,14 +74,18 @@ impl Extender {
             _ => items
                 .unwrap_or_default()
                 .iter()
-                .map(|item| Arc::new(Node::parse(Arc::new(item.clone()))))
+                .map(|item| Arc::new(SchedulerNode::parse(Arc::new(item.clone()))))
                 .collect(),
         };
         Ok(Filtered { nodes, failed, unresolvable })
     }
 
     /// Host and score; hosts nobody asked about are the caller's to ignore.
-    pub async fn prioritize(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Result<Vec<(String, i64)>, String> {
+    pub async fn prioritize(
+        &self,
+        pod: &SchedulerPod,
+        nodes: &[Arc<SchedulerNode>],
+    ) -> Result<Vec<(String, i64)>, String> {
         let answer =
             self.send(Verb::Prioritize, pod.full_name(), nodes.len(), &self.arguments(pod, nodes)).await?;
         let scores = slice(&answer, "v1.HostPriorityList")?.unwrap_or_default();
@@ -96,12 +100,14 @@ impl Extender {
     /// The candidates the extender leaves, always by UID.
     pub async fn preempt(
         &self,
-        pod: &Pod,
-        candidates: &BTreeMap<String, (Vec<&Pod>, i64)>,
-    ) -> Result<BTreeMap<String, MetaVictims>, String> {
+        pod: &SchedulerPod,
+        candidates: &BTreeMap<String, (Vec<&SchedulerPod>, i64)>,
+    ) -> Result<BTreeMap<String, ExtenderVictims>, String> {
         let whole = !self.config.node_cache_capable;
-        let victims = |victims: &[&Pod]| -> Vec<Value> {
-            let one = |victim: &&Pod| if whole { victim.on_the_wire() } else { json!({"UID": victim.uid}) };
+        let victims = |victims: &[&SchedulerPod]| -> Vec<Value> {
+            let one = |victim: &&SchedulerPod| {
+                if whole { victim.on_the_wire() } else { json!({"UID": victim.uid}) }
+            };
             victims.iter().map(one).collect()
         };
         let map: Value = candidates
@@ -122,7 +128,7 @@ impl Extender {
         map.into_iter().map(|(node, victims)| Ok((node.clone(), meta_victims(victims)?))).collect()
     }
 
-    pub async fn bind(&self, pod: &Pod, node: &str) -> Result<(), String> {
+    pub async fn bind(&self, pod: &SchedulerPod, node: &str) -> Result<(), String> {
         let arguments =
             json!({"PodName": pod.name, "PodNamespace": pod.namespace, "PodUID": pod.uid, "Node": node});
         let answer = self.send(Verb::Bind, pod.full_name(), 1, &arguments).await?;
@@ -131,7 +137,7 @@ impl Extender {
         if error.is_empty() { Ok(()) } else { Err(error) }
     }
 
-    fn arguments(&self, pod: &Pod, nodes: &[Arc<Node>]) -> Value {
+    fn arguments(&self, pod: &SchedulerPod, nodes: &[Arc<SchedulerNode>]) -> Value {
         let (list, names) = if self.config.node_cache_capable {
             (Value::Null, nodes.iter().map(|node| json!(node.name)).collect())
         } else {
@@ -141,8 +147,12 @@ impl Extender {
         json!({"Pod": pod.on_the_wire(), "Nodes": list, "NodeNames": names})
     }
 
-    fn named(&self, names: &[Value], asked: &[Arc<Node>]) -> Result<Vec<Arc<Node>>, String> {
-        let by_name: BTreeMap<&str, &Arc<Node>> =
+    fn named(
+        &self,
+        names: &[Value],
+        asked: &[Arc<SchedulerNode>],
+    ) -> Result<Vec<Arc<SchedulerNode>>, String> {
+        let by_name: BTreeMap<&str, &Arc<SchedulerNode>> =
             asked.iter().map(|node| (node.name.as_str(), node)).collect();
         let one = |name: &Value| {
             let name = string(name, "ExtenderFilterResult.NodeNames")?;
@@ -199,11 +209,11 @@ fn texts(value: &Value, name: &str) -> Result<BTreeMap<String, String>, String> 
     entries(value, name)?.into_iter().map(|(key, text)| Ok((key.clone(), string(text, name)?))).collect()
 }
 
-fn meta_victims(value: &Value) -> Result<MetaVictims, String> {
+fn meta_victims(value: &Value) -> Result<ExtenderVictims, String> {
     let victims = structure(value, "v1.MetaVictims")?;
     let pods = slice(field(victims, "Pods"), "MetaVictims.Pods")?.unwrap_or_default();
     let uid = |pod: &Value| string(field(structure(pod, "v1.MetaPod")?, "UID"), "MetaPod.UID");
-    Ok(MetaVictims {
+    Ok(ExtenderVictims {
         uids: pods.iter().map(uid).collect::<Result<_, String>>()?,
         pdb_violations: integer(field(victims, "NumPDBViolations"), "MetaVictims.NumPDBViolations")?,
     })

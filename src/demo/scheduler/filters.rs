@@ -3,7 +3,7 @@
 //! Pure. Unschedulable nodes, taints, the node selector and resources; the first plugin that refuses gives the
 //! reason, as in the real framework. No affinity, spread, ports or volumes.
 
-use super::objects::{Node, Pod, Resources, add, list};
+use super::objects::{Resources, SchedulerNode, SchedulerPod, add, list};
 use serde_json::Value;
 
 /// Who refused, and so what may wake the pod again.
@@ -46,33 +46,38 @@ impl Refusal {
 
 /// What is taken on a node: requests, and the number of pods.
 #[derive(Debug, Clone, Default)]
-pub struct Usage {
+pub struct NodeUsage {
     pub requests: Resources,
     pub pods: usize,
 }
 
-impl Usage {
-    pub fn of<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> Self {
+impl NodeUsage {
+    pub fn of<'a>(pods: impl IntoIterator<Item = &'a SchedulerPod>) -> Self {
         let mut usage = Self::default();
         pods.into_iter().for_each(|pod| usage.add(pod));
         usage
     }
 
-    pub fn add(&mut self, pod: &Pod) {
+    pub fn add(&mut self, pod: &SchedulerPod) {
         add(&mut self.requests, &pod.requests);
         self.pods += 1;
     }
 }
 
 /// Judges a node for a pod. `ignored` is the managed resource when the extender alone counts it.
-pub fn judge(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>) -> Result<(), Refusal> {
+pub fn judge(
+    pod: &SchedulerPod,
+    node: &SchedulerNode,
+    usage: &NodeUsage,
+    ignored: Option<&str>,
+) -> Result<(), Refusal> {
     check_schedulable(pod, node)?;
     check_taints(pod, node)?;
     check_selector(pod, node)?;
     check_resources(pod, node, usage, ignored)
 }
 
-fn check_schedulable(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+fn check_schedulable(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
     let taint = serde_json::json!({"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"});
     if !node.unschedulable || tolerates(pod, &taint) {
         return Ok(());
@@ -80,7 +85,7 @@ fn check_schedulable(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     Err(Refusal::of_placement("node(s) were unschedulable"))
 }
 
-fn check_taints(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+fn check_taints(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
     let keeps_away = |taint: &&Value| matches!(taint["effect"].as_str(), Some("NoSchedule" | "NoExecute"));
     if node.taints().iter().filter(keeps_away).all(|taint| tolerates(pod, taint)) {
         return Ok(());
@@ -88,7 +93,7 @@ fn check_taints(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     Err(Refusal::of_placement("node(s) had untolerated taint(s)"))
 }
 
-fn tolerates(pod: &Pod, taint: &Value) -> bool {
+fn tolerates(pod: &SchedulerPod, taint: &Value) -> bool {
     list(&pod.object["spec"]["tolerations"]).iter().any(|toleration| {
         let unset_or_same = |field: &str| {
             let wanted = toleration[field].as_str().unwrap_or_default();
@@ -103,7 +108,7 @@ fn tolerates(pod: &Pod, taint: &Value) -> bool {
     })
 }
 
-fn check_selector(pod: &Pod, node: &Node) -> Result<(), Refusal> {
+fn check_selector(pod: &SchedulerPod, node: &SchedulerNode) -> Result<(), Refusal> {
     let mut wanted = pod.object["spec"]["nodeSelector"].as_object().into_iter().flatten();
     if wanted.all(|(key, value)| node.label(key) == value.as_str()) {
         return Ok(());
@@ -111,7 +116,12 @@ fn check_selector(pod: &Pod, node: &Node) -> Result<(), Refusal> {
     Err(Refusal::of_placement("node(s) didn't match Pod's node affinity/selector"))
 }
 
-fn check_resources(pod: &Pod, node: &Node, usage: &Usage, ignored: Option<&str>) -> Result<(), Refusal> {
+fn check_resources(
+    pod: &SchedulerPod,
+    node: &SchedulerNode,
+    usage: &NodeUsage,
+    ignored: Option<&str>,
+) -> Result<(), Refusal> {
     let mut reasons = Vec::new();
     let mut resolvable = Resolvable::ByEviction;
     let pods_allowed = node.allocatable.get("pods").copied().unwrap_or_default();
@@ -139,14 +149,14 @@ mod tests {
     use serde_json::json;
     use std::sync::Arc;
 
-    fn pod(spec: Value) -> Pod {
-        Pod::parse(Arc::new(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}))).unwrap()
+    fn pod(spec: Value) -> SchedulerPod {
+        SchedulerPod::parse(Arc::new(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec}))).unwrap()
     }
 
-    fn node(spec: Value) -> Node {
+    fn node(spec: Value) -> SchedulerNode {
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
         let metadata = json!({"name": "n", "labels": {"zone": "a"}});
-        Node::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status})))
+        SchedulerNode::parse(Arc::new(json!({"metadata": metadata, "spec": spec, "status": status})))
     }
 
     fn asks(vram: &str) -> Value {
@@ -155,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_sum_that_falls_short_is_resolvable_unless_the_empty_node_is_too_small() {
-        let usage = Usage::of([&pod(asks("60Gi"))]);
+        let usage = NodeUsage::of([&pod(asks("60Gi"))]);
         let refusal = |vram| judge(&pod(asks(vram)), &node(json!({})), &usage, None).unwrap_err();
         assert_eq!(refusal("40Gi").resolvable, Resolvable::ByEviction);
         assert_eq!(refusal("40Gi").reasons, ["Insufficient stowage.dev/vram"]);
@@ -165,7 +175,7 @@ mod tests {
     #[test]
     fn an_ignored_resource_is_the_extenders_alone() {
         let judged =
-            judge(&pod(asks("900Gi")), &node(json!({})), &Usage::default(), Some("stowage.dev/vram"));
+            judge(&pod(asks("900Gi")), &node(json!({})), &NodeUsage::default(), Some("stowage.dev/vram"));
         assert_eq!(judged, Ok(()));
     }
 
@@ -174,9 +184,9 @@ mod tests {
         let tainted = node(json!({"taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
         let tolerant =
             json!({"tolerations": [{"key": "gpu", "operator": "Exists"}], "nodeSelector": {"zone": "a"}});
-        assert!(judge(&pod(json!({})), &tainted, &Usage::default(), None).is_err());
-        assert!(judge(&pod(tolerant), &tainted, &Usage::default(), None).is_ok());
+        assert!(judge(&pod(json!({})), &tainted, &NodeUsage::default(), None).is_err());
+        assert!(judge(&pod(tolerant), &tainted, &NodeUsage::default(), None).is_ok());
         let elsewhere = pod(json!({"nodeSelector": {"zone": "b"}}));
-        assert!(judge(&elsewhere, &node(json!({})), &Usage::default(), None).is_err());
+        assert!(judge(&elsewhere, &node(json!({})), &NodeUsage::default(), None).is_err());
     }
 }

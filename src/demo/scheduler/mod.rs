@@ -6,7 +6,7 @@
 //! ```text
 //!  watches ─► events ─► view, queue ─► cycle (filters, extender, scores, preemption) ─► writing (condition,
 //!                ▲                                                                        nomination, victims)
-//!                └───────────────── bind, in the background ◄── assume ◄── Verdict::Place
+//!                └───────────────── bind, in the background ◄── assume ◄── CycleResult::Place
 //! ```
 //!
 //! Left out: affinity, spread, ports, volumes, claims, budgets (the dry run reports no violations), other
@@ -28,13 +28,13 @@ pub mod trial;
 mod view;
 mod writing;
 
-use super::watching::{self, Notice};
-use config::Config;
-use cycle::{Cycle, Memory, Nomination, Verdict};
-use events::Cluster;
-use extender::Extender;
+use super::watching::{self, WatchNotice};
+use config::SchedulerConfig;
+use cycle::{Cycle, CycleMemory, CycleNomination, CycleResult};
+use events::SchedulerState;
+use extender::ExtenderClient;
 use filters::Rejector;
-use objects::Pod;
+use objects::SchedulerPod;
 use observations::Observations;
 use queue::Waker;
 use std::collections::BTreeSet;
@@ -42,19 +42,19 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
-use writing::Failure;
+use writing::SchedulingFailure;
 
 /// A running scheduler; dropping it stops it.
-pub struct Scheduler {
+pub struct StandInScheduler {
     observations: Arc<Observations>,
     task: JoinHandle<()>,
 }
 
-impl Scheduler {
+impl StandInScheduler {
     /// Starts it as a client of an API server. Must be called inside a tokio runtime.
-    pub fn start(client: kube::Client, config: Config) -> Self {
+    pub fn start(client: kube::Client, config: SchedulerConfig) -> Self {
         let observations = Arc::new(Observations::default());
-        let task = tokio::spawn(Run::new(client, config, observations.clone()).run());
+        let task = tokio::spawn(SchedulerLoop::new(client, config, observations.clone()).run());
         Self { observations, task }
     }
 
@@ -63,43 +63,43 @@ impl Scheduler {
     }
 }
 
-impl Drop for Scheduler {
+impl Drop for StandInScheduler {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
 /// What reaches the one task.
-enum Message {
-    Node(Notice),
-    Pod(Notice),
+enum SchedulerMessage {
+    Node(WatchNotice),
+    Pod(WatchNotice),
     Bound { uid: String, result: Result<(), String> },
 }
 
-struct Run {
+struct SchedulerLoop {
     client: kube::Client,
-    config: Config,
-    extender: Arc<Extender>,
+    config: SchedulerConfig,
+    extender: Arc<ExtenderClient>,
     observations: Arc<Observations>,
-    cluster: Cluster,
-    memory: Memory,
-    sender: mpsc::UnboundedSender<Message>,
-    messages: mpsc::UnboundedReceiver<Message>,
+    cluster: SchedulerState,
+    memory: CycleMemory,
+    sender: mpsc::UnboundedSender<SchedulerMessage>,
+    messages: mpsc::UnboundedReceiver<SchedulerMessage>,
     /// Pumps and binds; they end with this.
     tasks: JoinSet<()>,
     binds: Arc<Semaphore>,
     binds_on_their_way: usize,
 }
 
-impl Run {
-    fn new(client: kube::Client, config: Config, observations: Arc<Observations>) -> Self {
+impl SchedulerLoop {
+    fn new(client: kube::Client, config: SchedulerConfig, observations: Arc<Observations>) -> Self {
         let (sender, messages) = mpsc::unbounded_channel();
         Self {
             client,
-            extender: Arc::new(Extender::new(config.extender.clone(), observations.clone())),
+            extender: Arc::new(ExtenderClient::new(config.extender.clone(), observations.clone())),
             observations,
-            cluster: Cluster::new(),
-            memory: Memory::seeded(config.seed),
+            cluster: SchedulerState::new(),
+            memory: CycleMemory::seeded(config.seed),
             sender,
             messages,
             tasks: JoinSet::new(),
@@ -112,8 +112,18 @@ impl Run {
     async fn run(mut self) {
         let nodes = watching::core("Node", "nodes");
         let pods = watching::core("Pod", "pods");
-        self.tasks.spawn(watching::pump(self.client.clone(), nodes, self.sender.clone(), Message::Node));
-        self.tasks.spawn(watching::pump(self.client.clone(), pods, self.sender.clone(), Message::Pod));
+        self.tasks.spawn(watching::pump(
+            self.client.clone(),
+            nodes,
+            self.sender.clone(),
+            SchedulerMessage::Node,
+        ));
+        self.tasks.spawn(watching::pump(
+            self.client.clone(),
+            pods,
+            self.sender.clone(),
+            SchedulerMessage::Pod,
+        ));
         loop {
             while let Ok(message) = self.messages.try_recv() {
                 self.take(message).await;
@@ -150,12 +160,14 @@ impl Run {
         while self.tasks.try_join_next().is_some() {}
     }
 
-    async fn take(&mut self, message: Message) {
+    async fn take(&mut self, message: SchedulerMessage) {
         let now = Instant::now();
         match message {
-            Message::Node(notice) => self.cluster.node_notice(notice, &self.observations, now),
-            Message::Pod(notice) => self.cluster.pod_notice(notice, &self.config, &self.observations, now),
-            Message::Bound { uid, result } => self.bind_ended(&uid, result).await,
+            SchedulerMessage::Node(notice) => self.cluster.node_notice(notice, &self.observations, now),
+            SchedulerMessage::Pod(notice) => {
+                self.cluster.pod_notice(notice, &self.config, &self.observations, now)
+            }
+            SchedulerMessage::Bound { uid, result } => self.bind_ended(&uid, result).await,
         }
     }
 
@@ -173,16 +185,16 @@ impl Run {
             memory: &mut self.memory,
         };
         match cycle.run().await {
-            Verdict::Place { node } => self.place(pod, node),
-            Verdict::Failed { message } => self.failed(&pod, &message).await,
-            Verdict::Unfit { message, rejectors, nomination } => {
+            CycleResult::Place { node } => self.place(pod, node),
+            CycleResult::Failed { message } => self.failed(&pod, &message).await,
+            CycleResult::Unfit { message, rejectors, nomination } => {
                 self.unfit(&pod, &message, rejectors, nomination).await;
             }
         }
     }
 
     /// Assumes the pod on its node and binds it in the background.
-    fn place(&mut self, pod: Arc<Pod>, node: String) {
+    fn place(&mut self, pod: Arc<SchedulerPod>, node: String) {
         self.cluster.view.assume(&pod.uid, &node);
         self.binds_on_their_way += 1;
         let (client, extender) = (self.client.clone(), self.extender.clone());
@@ -191,7 +203,7 @@ impl Run {
             let _permit = binds.acquire().await;
             let result = writing::bind(&client, &extender, &pod, &node).await;
             // The scheduler may have stopped meanwhile; nobody is left to be told.
-            let _ = sender.send(Message::Bound { uid: pod.uid.clone(), result });
+            let _ = sender.send(SchedulerMessage::Bound { uid: pod.uid.clone(), result });
         });
     }
 
@@ -208,32 +220,33 @@ impl Run {
     }
 
     /// A SchedulerError: retried by itself.
-    async fn failed(&mut self, pod: &Pod, message: &str) {
+    async fn failed(&mut self, pod: &SchedulerPod, message: &str) {
         self.cluster.queue.failed(&pod.uid, Instant::now(), &self.config);
-        self.report(pod, Failure { reason: "SchedulerError", message, nomination: Some(None) }).await;
+        self.report(pod, SchedulingFailure { reason: "SchedulerError", message, nomination: Some(None) })
+            .await;
     }
 
     async fn unfit(
         &mut self,
-        pod: &Pod,
+        pod: &SchedulerPod,
         message: &str,
         rejectors: BTreeSet<Rejector>,
-        nomination: Nomination,
+        nomination: CycleNomination,
     ) {
         self.cluster.queue.refused(&pod.uid, rejectors, Instant::now(), &self.config);
         let nominated = match &nomination {
-            Nomination::Keep => None,
-            Nomination::Clear => Some(None),
-            Nomination::Preempt(candidate) => Some(Some(candidate.node.as_str())),
+            CycleNomination::Keep => None,
+            CycleNomination::Clear => Some(None),
+            CycleNomination::Preempt(candidate) => Some(Some(candidate.node.as_str())),
         };
-        if let Nomination::Preempt(candidate) = &nomination {
+        if let CycleNomination::Preempt(candidate) = &nomination {
             self.observations.record(pod.full_name(), |outcome| outcome.preemptions += 1);
             writing::evict(&self.client, pod, candidate, &self.cluster.view).await;
         }
-        self.report(pod, Failure { reason: "Unschedulable", message, nomination: nominated }).await;
+        self.report(pod, SchedulingFailure { reason: "Unschedulable", message, nomination: nominated }).await;
     }
 
-    async fn report(&mut self, pod: &Pod, failure: Failure<'_>) {
+    async fn report(&mut self, pod: &SchedulerPod, failure: SchedulingFailure<'_>) {
         if let Some(nomination) = failure.nomination {
             self.cluster.view.nominate(&pod.uid, nomination.map(str::to_owned));
         }

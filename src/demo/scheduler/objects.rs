@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub type Resources = BTreeMap<String, i128>;
 
 #[derive(Debug, Clone)]
-pub struct Pod {
+pub struct SchedulerPod {
     pub object: Arc<Value>,
     pub uid: String,
     pub namespace: String,
@@ -28,7 +28,7 @@ pub struct Pod {
     pub ended: bool,
 }
 
-impl Pod {
+impl SchedulerPod {
     pub fn parse(object: Arc<Value>) -> Option<Self> {
         let (metadata, spec, status) = (&object["metadata"], &object["spec"], &object["status"]);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -101,14 +101,14 @@ impl Pod {
 }
 
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct SchedulerNode {
     pub object: Arc<Value>,
     pub name: String,
     pub allocatable: Resources,
     pub unschedulable: bool,
 }
 
-impl Node {
+impl SchedulerNode {
     /// A node without a name gets the empty one, as in Go.
     pub fn parse(object: Arc<Value>) -> Self {
         Self {

@@ -27,7 +27,7 @@ impl Verb {
 
 /// One call, noted when it is sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Call {
+pub struct ExtenderCall {
     pub verb: Verb,
     /// `namespace/name`.
     pub pod: String,
@@ -38,7 +38,7 @@ pub struct Call {
 
 /// What came of a pod so far.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct PodOutcome {
     /// Scheduling cycles.
     pub attempts: u32,
     /// Where the API server says it runs.
@@ -52,7 +52,7 @@ pub struct Outcome {
 
 /// How far the scheduler has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct SchedulerProgress {
     /// The latest resource version of a pod that it saw.
     pub pods_version: u64,
     /// The latest resource version of a node that it saw.
@@ -64,23 +64,23 @@ pub struct Progress {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    calls: Vec<Call>,
-    outcomes: BTreeMap<String, Outcome>,
+struct ObservedCalls {
+    calls: Vec<ExtenderCall>,
+    outcomes: BTreeMap<String, PodOutcome>,
 }
 
 #[derive(Debug, Default)]
 pub struct Observations {
-    seen: Mutex<Seen>,
-    progress: watch::Sender<Progress>,
+    seen: Mutex<ObservedCalls>,
+    progress: watch::Sender<SchedulerProgress>,
 }
 
 impl Observations {
-    pub fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<ExtenderCall> {
         self.seen.lock().calls.clone()
     }
 
-    pub fn calls_for(&self, pod: &str) -> Vec<Call> {
+    pub fn calls_for(&self, pod: &str) -> Vec<ExtenderCall> {
         self.seen.lock().calls.iter().filter(|call| call.pod == pod).cloned().collect()
     }
 
@@ -89,15 +89,15 @@ impl Observations {
     }
 
     /// By `namespace/name`.
-    pub fn outcome(&self, pod: &str) -> Outcome {
+    pub fn outcome(&self, pod: &str) -> PodOutcome {
         self.seen.lock().outcomes.get(pod).cloned().unwrap_or_default()
     }
 
-    pub fn outcomes(&self) -> BTreeMap<String, Outcome> {
+    pub fn outcomes(&self) -> BTreeMap<String, PodOutcome> {
         self.seen.lock().outcomes.clone()
     }
 
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> SchedulerProgress {
         *self.progress.borrow()
     }
 
@@ -113,11 +113,11 @@ impl Observations {
     }
 
     pub(super) fn called(&self, verb: Verb, pod: String, nodes: usize) {
-        self.seen.lock().calls.push(Call { verb, pod, nodes, at: Instant::now() });
+        self.seen.lock().calls.push(ExtenderCall { verb, pod, nodes, at: Instant::now() });
         self.step(|_| {});
     }
 
-    pub(super) fn record(&self, pod: String, change: impl FnOnce(&mut Outcome)) {
+    pub(super) fn record(&self, pod: String, change: impl FnOnce(&mut PodOutcome)) {
         change(self.seen.lock().outcomes.entry(pod).or_default());
         self.step(|_| {});
     }
@@ -131,7 +131,7 @@ impl Observations {
         self.step(|progress| progress.pods_version = progress.pods_version.max(version));
     }
 
-    pub(super) fn step(&self, change: impl FnOnce(&mut Progress)) {
+    pub(super) fn step(&self, change: impl FnOnce(&mut SchedulerProgress)) {
         self.progress.send_modify(|progress| {
             change(progress);
             progress.steps += 1;

@@ -2,34 +2,34 @@
 //!
 //! Pure. Evicting and nominating is the scheduler's; calling the extender is the cycle's.
 
-use super::extender::MetaVictims;
+use super::extender::ExtenderVictims;
 use super::filters::{Resolvable, judge};
 use super::message::{self, Refusals};
-use super::objects::{Node, Pod};
-use super::view::View;
+use super::objects::{SchedulerNode, SchedulerPod};
+use super::view::SchedulerCache;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A node, and who would have to leave it.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct DryRunCandidate {
     pub node: String,
-    pub victims: Vec<Arc<Pod>>,
+    pub victims: Vec<Arc<SchedulerPod>>,
     pub pdb_violations: i64,
 }
 
 /// What the dry run found.
 #[derive(Debug, Default)]
 pub struct DryRun {
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<DryRunCandidate>,
     pub refusals: Refusals,
     /// Nodes where all victims could be re-admitted: the refusal was the extender's, not the scheduler's own.
     pub errors: Vec<String>,
 }
 
 /// Why a pod may not preempt now.
-pub fn ineligibility(pod: &Pod, view: &View, refusals: &Refusals) -> Option<&'static str> {
+pub fn ineligibility(pod: &SchedulerPod, view: &SchedulerCache, refusals: &Refusals) -> Option<&'static str> {
     if pod.never_preempts() {
         return Some("not eligible due to preemptionPolicy=Never.");
     }
@@ -51,11 +51,17 @@ pub fn wanted_candidates(nodes: usize) -> usize {
 }
 
 /// Tries the nodes that evictions might help, from `offset` on, until there are enough candidates.
-pub fn dry_run(pod: &Pod, view: &View, refusals: &Refusals, offset: usize, ignored: Option<&str>) -> DryRun {
-    let by_eviction = |node: &&Arc<Node>| {
+pub fn dry_run(
+    pod: &SchedulerPod,
+    view: &SchedulerCache,
+    refusals: &Refusals,
+    offset: usize,
+    ignored: Option<&str>,
+) -> DryRun {
+    let by_eviction = |node: &&Arc<SchedulerNode>| {
         refusals.get(&node.name).is_some_and(|refusal| refusal.resolvable == Resolvable::ByEviction)
     };
-    let nodes: Vec<&Arc<Node>> = view.nodes().filter(by_eviction).collect();
+    let nodes: Vec<&Arc<SchedulerNode>> = view.nodes().filter(by_eviction).collect();
     let wanted = wanted_candidates(nodes.len());
     let mut found = DryRun::default();
     for place in 0..nodes.len() {
@@ -67,15 +73,21 @@ pub fn dry_run(pod: &Pod, view: &View, refusals: &Refusals, offset: usize, ignor
     found
 }
 
-fn try_node(pod: &Pod, view: &View, node: &Node, ignored: Option<&str>, found: &mut DryRun) {
-    let (lower, staying): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) =
+fn try_node(
+    pod: &SchedulerPod,
+    view: &SchedulerCache,
+    node: &SchedulerNode,
+    ignored: Option<&str>,
+    found: &mut DryRun,
+) {
+    let (lower, staying): (Vec<&Arc<SchedulerPod>>, Vec<&Arc<SchedulerPod>>) =
         view.pods_on(&node.name).partition(|other| other.priority < pod.priority);
     if lower.is_empty() {
         found.refusals.insert(node.name.clone(), message::no_victims());
         return;
     }
     let coming = view.nominated_before(pod, &node.name);
-    let mut usage = super::filters::Usage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
+    let mut usage = super::filters::NodeUsage::of(staying.into_iter().chain(coming).map(Arc::as_ref));
     if let Err(refusal) = judge(pod, node, &usage, ignored) {
         found.refusals.insert(node.name.clone(), refusal);
         return;
@@ -92,14 +104,14 @@ fn try_node(pod: &Pod, view: &View, node: &Node, ignored: Option<&str>, found: &
     if victims.is_empty() {
         found.errors.push(message::unexpected_victims(&node.name));
     } else {
-        found.candidates.push(Candidate { node: node.name.clone(), victims, pdb_violations: 0 });
+        found.candidates.push(DryRunCandidate { node: node.name.clone(), victims, pdb_violations: 0 });
     }
 }
 
 /// Higher priority first, then the one that has run longer.
-fn most_important_first(mut pods: Vec<&Arc<Pod>>) -> Vec<&Arc<Pod>> {
+fn most_important_first(mut pods: Vec<&Arc<SchedulerPod>>) -> Vec<&Arc<SchedulerPod>> {
     pods.sort_by(|a, b| {
-        let key = |pod: &Pod| (Reverse(pod.priority), pod.start_time().to_owned(), pod.uid.clone());
+        let key = |pod: &SchedulerPod| (Reverse(pod.priority), pod.start_time().to_owned(), pod.uid.clone());
         key(a).cmp(&key(b))
     });
     pods
@@ -107,11 +119,11 @@ fn most_important_first(mut pods: Vec<&Arc<Pod>>) -> Vec<&Arc<Pod>> {
 
 /// The extender's answer as candidates; it may have swapped victims for any pods on the node.
 pub fn adopt(
-    answer: BTreeMap<String, MetaVictims>,
-    view: &View,
+    answer: BTreeMap<String, ExtenderVictims>,
+    view: &SchedulerCache,
     extender: &str,
-) -> Result<Vec<Candidate>, String> {
-    let one = |(node, meta): (String, MetaVictims)| {
+) -> Result<Vec<DryRunCandidate>, String> {
+    let one = |(node, meta): (String, ExtenderVictims)| {
         if view.node(&node).is_none() {
             return Err(format!("nodeinfo not found for node name \"{node}\""));
         }
@@ -124,18 +136,18 @@ pub fn adopt(
                 )
             })
         };
-        let victims: Vec<Arc<Pod>> = meta.uids.iter().map(on_node).collect::<Result<_, _>>()?;
+        let victims: Vec<Arc<SchedulerPod>> = meta.uids.iter().map(on_node).collect::<Result<_, _>>()?;
         if victims.is_empty() {
             return Err(message::unexpected_victims(&node));
         }
-        Ok(Candidate { node, victims, pdb_violations: meta.pdb_violations })
+        Ok(DryRunCandidate { node, victims, pdb_violations: meta.pdb_violations })
     };
     answer.into_iter().map(one).collect()
 }
 
 /// Fewest violated budgets, then the lowest highest priority, the lowest sum, the fewest victims, and the node
 /// whose most important victim has run the shortest; the name decides what is left.
-pub fn choose(candidates: Vec<Candidate>) -> Option<Candidate> {
+pub fn choose(candidates: Vec<DryRunCandidate>) -> Option<DryRunCandidate> {
     candidates.into_iter().min_by_key(|candidate| {
         let priorities = || candidate.victims.iter().map(|victim| victim.priority);
         let highest = priorities().max().unwrap_or(i64::MIN);
@@ -154,10 +166,10 @@ mod tests {
     use crate::demo::scheduler::filters::{Refusal, Rejector};
     use serde_json::json;
 
-    fn pod(uid: &str, priority: i64, vram: &str, node: Option<&str>) -> Arc<Pod> {
+    fn pod(uid: &str, priority: i64, vram: &str, node: Option<&str>) -> Arc<SchedulerPod> {
         let container = json!({"resources": {"requests": {"stowage.dev/vram": vram}}});
         Arc::new(
-            Pod::parse(Arc::new(json!({
+            SchedulerPod::parse(Arc::new(json!({
                 "metadata": {"name": uid, "uid": uid},
                 "spec": {"nodeName": node, "priority": priority, "containers": [container]},
             })))
@@ -165,10 +177,10 @@ mod tests {
         )
     }
 
-    fn full_node() -> (View, Refusals) {
-        let mut view = View::default();
+    fn full_node() -> (SchedulerCache, Refusals) {
+        let mut view = SchedulerCache::default();
         let status = json!({"allocatable": {"pods": "10", "stowage.dev/vram": "80Gi"}});
-        view.apply_node(Arc::new(Node::parse(Arc::new(
+        view.apply_node(Arc::new(SchedulerNode::parse(Arc::new(
             json!({"metadata": {"name": "n"}, "status": status}),
         ))));
         for victim in [pod("low", 1, "40Gi", Some("n")), pod("lower", 0, "40Gi", Some("n"))] {
@@ -186,14 +198,15 @@ mod tests {
             if let Some(started) = started {
                 object["status"] = json!({"startTime": started});
             }
-            let victims = vec![Arc::new(Pod::parse(Arc::new(object)).unwrap())];
-            Candidate { node: node.into(), victims, pdb_violations: 0 }
+            let victims = vec![Arc::new(SchedulerPod::parse(Arc::new(object)).unwrap())];
+            DryRunCandidate { node: node.into(), victims, pdb_violations: 0 }
         };
         let early = on("a", Some("2026-01-01T00:00:00Z"));
         let late = on("b", Some("2026-01-01T00:00:01Z"));
         let not_yet = on("c", None);
-        let chosen =
-            |candidates: &[&Candidate]| choose(candidates.iter().copied().cloned().collect()).unwrap().node;
+        let chosen = |candidates: &[&DryRunCandidate]| {
+            choose(candidates.iter().copied().cloned().collect()).unwrap().node
+        };
         assert_eq!(chosen(&[&early, &late]), "b");
         assert_eq!(chosen(&[&early, &late, &not_yet]), "c");
     }
@@ -225,16 +238,19 @@ mod tests {
     #[test]
     fn a_uid_that_is_not_on_the_node_fails_the_whole_preemption() {
         let (view, _) = full_node();
-        let stranger = MetaVictims { uids: vec!["stranger".into()], pdb_violations: 0 };
+        let stranger = ExtenderVictims { uids: vec!["stranger".into()], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), stranger)]), &view, "http://e").is_err());
-        let nobody = MetaVictims { uids: vec![], pdb_violations: 0 };
+        let nobody = ExtenderVictims { uids: vec![], pdb_violations: 0 };
         assert!(adopt(BTreeMap::from([("n".to_owned(), nobody)]), &view, "http://e").is_err());
     }
 
     #[test]
     fn the_cheapest_victims_are_chosen() {
-        let candidate =
-            |node: &str, victims, pdb_violations| Candidate { node: node.into(), victims, pdb_violations };
+        let candidate = |node: &str, victims, pdb_violations| DryRunCandidate {
+            node: node.into(),
+            victims,
+            pdb_violations,
+        };
         let chosen = choose(vec![
             candidate("violates", vec![pod("a", 0, "1", None)], 1),
             candidate("high", vec![pod("b", 5, "1", None)], 0),

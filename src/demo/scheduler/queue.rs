@@ -10,7 +10,7 @@
 //! Synchronous; the time is an argument. An idle scheduler takes pods out of back-off early, but never out of
 //! error back-off.
 
-use super::config::Config;
+use super::config::SchedulerConfig;
 use super::filters::Rejector;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +49,7 @@ impl Waker {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum QueueState {
     Active,
     BackOff,
     ErrorBackOff,
@@ -65,16 +65,16 @@ struct Entry {
     refusals: u32,
     errors: u32,
     back_off_until: Instant,
-    state: State,
+    state: QueueState,
 }
 
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct SchedulingQueue {
     entries: BTreeMap<String, Entry>,
     arrivals: u64,
 }
 
-impl Queue {
+impl SchedulingQueue {
     pub fn contains(&self, uid: &str) -> bool {
         self.entries.contains_key(uid)
     }
@@ -92,7 +92,7 @@ impl Queue {
             refusals: 0,
             errors: 0,
             back_off_until: now,
-            state: State::Active,
+            state: QueueState::Active,
         };
         self.entries.insert(uid.to_owned(), entry);
     }
@@ -104,27 +104,33 @@ impl Queue {
     /// The next pod to try, which is then in flight.
     pub fn pop(&mut self, now: Instant) -> Option<String> {
         self.end_error_back_offs(now);
-        let uid = self.first(|state| *state == State::Active).or_else(|| self.earliest_in_back_off())?;
-        self.entries.get_mut(&uid)?.state = State::InFlight;
+        let uid = self.first(|state| *state == QueueState::Active).or_else(|| self.earliest_in_back_off())?;
+        self.entries.get_mut(&uid)?.state = QueueState::InFlight;
         Some(uid)
     }
 
     /// Puts a refused pod to sleep.
-    pub fn refused(&mut self, uid: &str, rejectors: BTreeSet<Rejector>, now: Instant, config: &Config) {
+    pub fn refused(
+        &mut self,
+        uid: &str,
+        rejectors: BTreeSet<Rejector>,
+        now: Instant,
+        config: &SchedulerConfig,
+    ) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.refusals += 1;
             entry.errors = 0;
             entry.back_off_until = now + config.back_off(entry.refusals);
-            entry.state = State::Unschedulable { since: now, rejectors };
+            entry.state = QueueState::Unschedulable { since: now, rejectors };
         }
     }
 
     /// Puts a pod whose cycle or bind failed into error back-off: it comes back by itself.
-    pub fn failed(&mut self, uid: &str, now: Instant, config: &Config) {
+    pub fn failed(&mut self, uid: &str, now: Instant, config: &SchedulerConfig) {
         if let Some(entry) = self.entries.get_mut(uid) {
             entry.errors += 1;
             entry.back_off_until = now + config.back_off(entry.errors);
-            entry.state = State::ErrorBackOff;
+            entry.state = QueueState::ErrorBackOff;
         }
     }
 
@@ -145,9 +151,9 @@ impl Queue {
     }
 
     /// Wakes those who have slept too long.
-    pub fn flush(&mut self, now: Instant, config: &Config) {
+    pub fn flush(&mut self, now: Instant, config: &SchedulerConfig) {
         for entry in self.entries.values_mut() {
-            if let State::Unschedulable { since, .. } = entry.state
+            if let QueueState::Unschedulable { since, .. } = entry.state
                 && now >= since + config.flush_unschedulable_after
             {
                 entry.wake(Waker::All, now);
@@ -156,40 +162,40 @@ impl Queue {
     }
 
     /// When something will happen here without an event.
-    pub fn next_deadline(&self, config: &Config) -> Option<Instant> {
+    pub fn next_deadline(&self, config: &SchedulerConfig) -> Option<Instant> {
         let deadline = |entry: &Entry| match entry.state {
-            State::ErrorBackOff => Some(entry.back_off_until),
-            State::Unschedulable { since, .. } => Some(since + config.flush_unschedulable_after),
-            State::Active | State::BackOff | State::InFlight => None,
+            QueueState::ErrorBackOff => Some(entry.back_off_until),
+            QueueState::Unschedulable { since, .. } => Some(since + config.flush_unschedulable_after),
+            QueueState::Active | QueueState::BackOff | QueueState::InFlight => None,
         };
         self.entries.values().filter_map(deadline).min()
     }
 
     fn end_error_back_offs(&mut self, now: Instant) {
         for entry in self.entries.values_mut() {
-            if entry.state == State::ErrorBackOff && now >= entry.back_off_until {
-                entry.state = State::Active;
+            if entry.state == QueueState::ErrorBackOff && now >= entry.back_off_until {
+                entry.state = QueueState::Active;
             }
         }
     }
 
-    fn first(&self, is_eligible: impl Fn(&State) -> bool) -> Option<String> {
+    fn first(&self, is_eligible: impl Fn(&QueueState) -> bool) -> Option<String> {
         let eligible = self.entries.iter().filter(|(_, entry)| is_eligible(&entry.state));
         eligible.min_by_key(|(_, entry)| (Reverse(entry.priority), entry.order)).map(|(uid, _)| uid.clone())
     }
 
     fn earliest_in_back_off(&self) -> Option<String> {
-        let waiting = self.entries.iter().filter(|(_, entry)| entry.state == State::BackOff);
+        let waiting = self.entries.iter().filter(|(_, entry)| entry.state == QueueState::BackOff);
         waiting.min_by_key(|(_, entry)| (entry.back_off_until, entry.order)).map(|(uid, _)| uid.clone())
     }
 }
 
 impl Entry {
     fn wake(&mut self, waker: Waker, now: Instant) {
-        if let State::Unschedulable { rejectors, .. } = &self.state
+        if let QueueState::Unschedulable { rejectors, .. } = &self.state
             && waker.wakes(rejectors)
         {
-            self.state = if now < self.back_off_until { State::BackOff } else { State::Active };
+            self.state = if now < self.back_off_until { QueueState::BackOff } else { QueueState::Active };
         }
     }
 }
@@ -199,8 +205,9 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn refused_by(rejector: Rejector) -> (Queue, Instant, Config) {
-        let (mut queue, now, config) = (Queue::default(), Instant::now(), Config::shipped(""));
+    fn refused_by(rejector: Rejector) -> (SchedulingQueue, Instant, SchedulerConfig) {
+        let (mut queue, now, config) =
+            (SchedulingQueue::default(), Instant::now(), SchedulerConfig::shipped(""));
         queue.add("a", 0, now);
         assert_eq!(queue.pop(now).as_deref(), Some("a"));
         queue.refused("a", BTreeSet::from([rejector]), now, &config);
@@ -227,7 +234,8 @@ mod tests {
 
     #[test]
     fn an_error_waits_its_back_off_whatever_happens() {
-        let (mut queue, now, config) = (Queue::default(), Instant::now(), Config::shipped(""));
+        let (mut queue, now, config) =
+            (SchedulingQueue::default(), Instant::now(), SchedulerConfig::shipped(""));
         queue.add("a", 0, now);
         queue.pop(now);
         queue.failed("a", now, &config);
@@ -238,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_highest_priority_goes_first_and_then_the_oldest() {
-        let (mut queue, now) = (Queue::default(), Instant::now());
+        let (mut queue, now) = (SchedulingQueue::default(), Instant::now());
         for (uid, priority) in [("x", 0), ("b", 5), ("a", 5)] {
             queue.add(uid, priority, now);
         }

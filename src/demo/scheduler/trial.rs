@@ -1,7 +1,7 @@
 //! One pod, one extender, one outcome: the recorded answer shapes are replayed through this.
 
-use super::Scheduler;
-use super::config::Config;
+use super::StandInScheduler;
+use super::config::SchedulerConfig;
 use super::observations::{Observations, Verb};
 use crate::demo::api_server::ApiServer;
 use crate::demo::api_server::error::ApiError;
@@ -27,11 +27,11 @@ pub enum TrialError {
 }
 
 /// Creates the pod, and schedules until it has settled (nothing to do and all news seen) or an error was retried.
-pub async fn run_one(api: &ApiServer, config: Config, pod: Value) -> Result<Trial, TrialError> {
+pub async fn run_one(api: &ApiServer, config: SchedulerConfig, pod: Value) -> Result<Trial, TrialError> {
     let created = api.create("pods", pod)?;
     let name = |field: &str| created["metadata"][field].as_str().unwrap_or_default().to_owned();
     let full_name = format!("{}/{}", name("namespace"), name("name"));
-    let scheduler = Scheduler::start(api.client("stand-in-scheduler")?, config);
+    let scheduler = StandInScheduler::start(api.client("stand-in-scheduler")?, config);
     let observations = scheduler.observations().clone();
     observations.until(|seen| is_over(api, seen, &full_name).then_some(())).await;
     let outcome = observations.outcome(&full_name);

@@ -2,38 +2,38 @@
 //!
 //! Synchronous; fed by the watches and by the scheduler's own assumptions. It decides nothing.
 
-use super::filters::Usage;
-use super::objects::{Node, Pod, subtract};
+use super::filters::NodeUsage;
+use super::objects::{SchedulerNode, SchedulerPod, subtract};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
-pub struct View {
-    nodes: BTreeMap<String, Arc<Node>>,
-    pods: BTreeMap<String, Arc<Pod>>,
+pub struct SchedulerCache {
+    nodes: BTreeMap<String, Arc<SchedulerNode>>,
+    pods: BTreeMap<String, Arc<SchedulerPod>>,
     /// Pod UID → node, from the scheduling cycle until the watch shows it or the bind fails.
     assumed: BTreeMap<String, String>,
     nominated: BTreeMap<String, String>,
     /// What each node holds, bound and assumed.
-    books: BTreeMap<String, Book>,
+    books: BTreeMap<String, CachedNode>,
 }
 
 #[derive(Debug, Default)]
-struct Book {
+struct CachedNode {
     uids: BTreeSet<String>,
-    usage: Usage,
+    usage: NodeUsage,
 }
 
-impl View {
-    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Arc<Node>> {
+impl SchedulerCache {
+    pub fn nodes(&self) -> impl ExactSizeIterator<Item = &Arc<SchedulerNode>> {
         self.nodes.values()
     }
 
-    pub fn node(&self, name: &str) -> Option<&Arc<Node>> {
+    pub fn node(&self, name: &str) -> Option<&Arc<SchedulerNode>> {
         self.nodes.get(name)
     }
 
-    pub fn pod(&self, uid: &str) -> Option<&Arc<Pod>> {
+    pub fn pod(&self, uid: &str) -> Option<&Arc<SchedulerPod>> {
         self.pods.get(uid)
     }
 
@@ -42,24 +42,28 @@ impl View {
     }
 
     /// Bound to a node or assumed on it, and not ended.
-    pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
+    pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
         let uids = self.books.get(node).into_iter().flat_map(|book| &book.uids);
         uids.filter_map(|uid| self.pods.get(uid))
     }
 
     /// What a pod finds taken: what is there, and those nominated who come before it.
-    pub fn usage_for(&self, pod: &Pod, node: &str) -> Usage {
+    pub fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
         let mut usage = self.books.get(node).map(|book| book.usage.clone()).unwrap_or_default();
         self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
         usage
     }
 
     /// Pods of at least the same priority that are nominated to the node.
-    pub fn nominated_before<'a>(&'a self, pod: &'a Pod, node: &'a str) -> impl Iterator<Item = &'a Arc<Pod>> {
+    pub fn nominated_before<'a>(
+        &'a self,
+        pod: &'a SchedulerPod,
+        node: &'a str,
+    ) -> impl Iterator<Item = &'a Arc<SchedulerPod>> {
         self.nominated_to(node).filter(|other| other.uid != pod.uid && other.priority >= pod.priority)
     }
 
-    pub fn nominated_to(&self, node: &str) -> impl Iterator<Item = &Arc<Pod>> {
+    pub fn nominated_to(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
         let there = self.nominated.iter().filter(move |(_, nominated)| *nominated == node);
         there.filter_map(|(uid, _)| self.pods.get(uid))
     }
@@ -68,7 +72,7 @@ impl View {
         self.assumed.contains_key(uid)
     }
 
-    pub fn apply_node(&mut self, node: Arc<Node>) -> Option<Arc<Node>> {
+    pub fn apply_node(&mut self, node: Arc<SchedulerNode>) -> Option<Arc<SchedulerNode>> {
         self.nodes.insert(node.name.clone(), node)
     }
 
@@ -78,7 +82,7 @@ impl View {
 
     /// Takes a pod as the watch shows it; a bound pod ends its assumption. What a gated pod that is new here is nominated
     /// to is noticed at its next change only: it does not pass through the queue.
-    pub fn apply_pod(&mut self, pod: Arc<Pod>) -> Option<Arc<Pod>> {
+    pub fn apply_pod(&mut self, pod: Arc<SchedulerPod>) -> Option<Arc<SchedulerPod>> {
         self.unbook(&pod.uid);
         if pod.node.is_some() || pod.ended {
             self.assumed.remove(&pod.uid);
@@ -92,7 +96,7 @@ impl View {
         before
     }
 
-    pub fn delete_pod(&mut self, uid: &str) -> Option<Arc<Pod>> {
+    pub fn delete_pod(&mut self, uid: &str) -> Option<Arc<SchedulerPod>> {
         self.unbook(uid);
         self.assumed.remove(uid);
         self.nominated.remove(uid);
@@ -124,11 +128,11 @@ impl View {
         };
     }
 
-    fn place_of<'a>(&'a self, pod: &'a Pod) -> Option<&'a String> {
+    fn place_of<'a>(&'a self, pod: &'a SchedulerPod) -> Option<&'a String> {
         if pod.ended { None } else { pod.node.as_ref().or_else(|| self.assumed.get(&pod.uid)) }
     }
 
-    fn book(&mut self, pod: &Pod) {
+    fn book(&mut self, pod: &SchedulerPod) {
         let Some(node) = self.place_of(pod).cloned() else {
             return;
         };
@@ -159,17 +163,17 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn pod(uid: &str, node: Option<&str>) -> Arc<Pod> {
+    fn pod(uid: &str, node: Option<&str>) -> Arc<SchedulerPod> {
         let object = json!({
             "metadata": {"name": uid, "uid": uid},
             "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"gpu": "1"}}}]},
         });
-        Arc::new(Pod::parse(Arc::new(object)).unwrap())
+        Arc::new(SchedulerPod::parse(Arc::new(object)).unwrap())
     }
 
     #[test]
     fn assume_confirm_and_forget_count_a_pod_once() {
-        let mut view = View::default();
+        let mut view = SchedulerCache::default();
         let other = pod("other", None);
         view.apply_pod(pod("p", None));
         view.assume("p", "a");

@@ -3,24 +3,24 @@
 //! A write that would change nothing is not made: its event would wake the pod it is about. A write that fails
 //! is dropped, as the real scheduler only logs it.
 
-use super::extender::Extender;
-use super::objects::Pod;
-use super::preemption::Candidate;
-use super::view::View;
+use super::extender::ExtenderClient;
+use super::objects::SchedulerPod;
+use super::preemption::DryRunCandidate;
+use super::view::SchedulerCache;
 use crate::demo::writes::{self, WriteError};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// What the condition and the nomination are to be.
-pub struct Failure<'a> {
+pub struct SchedulingFailure<'a> {
     pub reason: &'static str,
     pub message: &'a str,
     /// `None` leaves the nomination, `Some(None)` clears it.
     pub nomination: Option<Option<&'a str>>,
 }
 
-pub async fn report_failure(client: &kube::Client, pod: &Pod, failure: &Failure<'_>) {
+pub async fn report_failure(client: &kube::Client, pod: &SchedulerPod, failure: &SchedulingFailure<'_>) {
     let mut status = serde_json::Map::new();
     if !has_condition(pod, failure) {
         status.insert("conditions".to_owned(), json!([condition(pod, failure)]));
@@ -37,7 +37,12 @@ pub async fn report_failure(client: &kube::Client, pod: &Pod, failure: &Failure<
 }
 
 /// Marks and deletes the victims, and clears the nominations of lower priority to that node.
-pub async fn evict(client: &kube::Client, preemptor: &Pod, candidate: &Candidate, view: &View) {
+pub async fn evict(
+    client: &kube::Client,
+    preemptor: &SchedulerPod,
+    candidate: &DryRunCandidate,
+    view: &SchedulerCache,
+) {
     for victim in candidate.victims.iter().filter(|victim| !victim.terminating) {
         let path = writes::pod_path(&victim.namespace, &victim.name);
         let text = format!("{}: preempting to accommodate a higher priority pod", preemptor.scheduler_name);
@@ -49,14 +54,19 @@ pub async fn evict(client: &kube::Client, preemptor: &Pod, candidate: &Candidate
         ignore(writes::delete(client, &path, json!({})).await);
     }
     let lower = view.nominated_to(&candidate.node).filter(|other| other.priority < preemptor.priority);
-    for pod in lower.cloned().collect::<Vec<Arc<Pod>>>() {
+    for pod in lower.cloned().collect::<Vec<Arc<SchedulerPod>>>() {
         let path = writes::pod_path(&pod.namespace, &pod.name);
         ignore(writes::patch_status(client, &path, json!({"nominatedNodeName": null})).await);
     }
 }
 
 /// Binds through the extender where it is interested; past an ignorable one that failed, by itself.
-pub async fn bind(client: &kube::Client, extender: &Extender, pod: &Pod, node: &str) -> Result<(), String> {
+pub async fn bind(
+    client: &kube::Client,
+    extender: &ExtenderClient,
+    pod: &SchedulerPod,
+    node: &str,
+) -> Result<(), String> {
     if extender.is_interested_in(pod) {
         let bound = extender.bind(pod, node).await;
         if bound.is_ok() || !extender.config.ignorable {
@@ -69,7 +79,7 @@ pub async fn bind(client: &kube::Client, extender: &Extender, pod: &Pod, node: &
     bound.map_err(|error| format!("running Bind plugin \"DefaultBinder\": {error}"))
 }
 
-fn has_condition(pod: &Pod, failure: &Failure<'_>) -> bool {
+fn has_condition(pod: &SchedulerPod, failure: &SchedulingFailure<'_>) -> bool {
     pod.condition("PodScheduled").is_some_and(|current| {
         current["status"] == "False"
             && current["reason"] == failure.reason
@@ -78,7 +88,7 @@ fn has_condition(pod: &Pod, failure: &Failure<'_>) -> bool {
     })
 }
 
-fn condition(pod: &Pod, failure: &Failure<'_>) -> Value {
+fn condition(pod: &SchedulerPod, failure: &SchedulingFailure<'_>) -> Value {
     let current = pod.condition("PodScheduled").filter(|current| current["status"] == "False");
     let since = current.map_or_else(|| json!(now()), |current| current["lastTransitionTime"].clone());
     json!({

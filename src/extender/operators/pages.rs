@@ -5,7 +5,7 @@ use crate::extender::reports::tidy;
 use crate::ids::{NodeName, PodUid};
 use crate::report::NodeReport;
 use crate::scheduling::audit::{Violation, audit};
-use crate::scheduling::ledger::{Ledger, PodEntry};
+use crate::scheduling::ledger::{Ledger, PodState};
 use crate::scheduling::policy::Digest;
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::Millis;
@@ -21,7 +21,7 @@ pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()
     struct Shape<'a> {
         policy: Digest,
         snapshot: &'a Snapshot,
-        pods: BTreeMap<&'a PodUid, &'a PodEntry>,
+        pods: BTreeMap<&'a PodUid, &'a PodState>,
         violations: Vec<Violation>,
     }
     let snapshot = books.snapshot();

@@ -2,7 +2,7 @@
 //!
 //! A client that does not read holds its turn until the connection's time to write is over, and no memory but a few chunks.
 
-use crate::extender::server::accept::Kept;
+use crate::extender::server::accept::GuardedBody;
 use axum::body::Body;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -20,7 +20,7 @@ const AHEAD: usize = 4;
 
 /// How many pages of each sort may be under way.
 #[derive(Debug, Clone)]
-pub struct Turns {
+pub struct PageLimits {
     /// Those with every pod or node: one, which costs the memory of what changes in the books while it is read.
     pub large: Arc<Semaphore>,
     /// Scrapes: two Prometheuses, and somebody with curl.
@@ -29,7 +29,7 @@ pub struct Turns {
     pub small: Arc<Semaphore>,
 }
 
-impl Default for Turns {
+impl Default for PageLimits {
     fn default() -> Self {
         let turns = |most| Arc::new(Semaphore::new(most));
         Self { large: turns(1), metrics: turns(4), small: turns(4) }
@@ -43,7 +43,7 @@ pub async fn turn(turns: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
 
 /// The page, whose turn lasts until it is read.
 pub fn held(page: Response, turn: OwnedSemaphorePermit) -> Response {
-    page.map(|body| Body::new(Kept::new(body, turn)))
+    page.map(|body| Body::new(GuardedBody::new(body, turn)))
 }
 
 /// A JSON page that is written on a thread beside those that answer, as it is read.

@@ -6,7 +6,7 @@
 use crate::control_plane::{AgentAuthority, AuthError};
 use crate::extender::page_auth::{bearer, refusal};
 use crate::extender::request::BadRequest;
-use crate::extender::reviews::{self, Bounds, Rate, Reviews};
+use crate::extender::reviews::{self, Rate, ReviewBounds, Reviews};
 use crate::ids::NodeName;
 use crate::service::Service;
 use crate::units::Millis;
@@ -20,7 +20,7 @@ const MAX_TOKEN: usize = 2 << 10;
 
 /// Four times the agents of the largest clusters remembered, in ten megabytes. New tokens: all of 5,000 agents within half a
 /// minute of a start, 32 at once so that it leaves the API server air; a node shows one an hour, and a NAT some more.
-pub(super) const BOUNDS: Bounds = Bounds {
+pub(super) const BOUNDS: ReviewBounds = ReviewBounds {
     good: 65_536,
     bad: 4096,
     open: 1024,
@@ -63,7 +63,7 @@ fn no_token() -> BadRequest {
     }
 }
 
-pub(super) type Verdict = Result<NodeName, AuthError>;
+pub(super) type AgentReviewResult = Result<NodeName, AuthError>;
 
 /// Tokens, and what was found out about them.
 pub struct TokenGuard {
@@ -80,7 +80,7 @@ impl TokenGuard {
         Arc::new(Self { authority, reviews: Reviews::new("agents", service, BOUNDS, count) })
     }
 
-    pub(super) async fn verdict(&self, token: &str, source: IpAddr) -> Verdict {
+    pub(super) async fn verdict(&self, token: &str, source: IpAddr) -> AgentReviewResult {
         if token.len() > MAX_TOKEN {
             return Err(AuthError::Malformed("it is longer than 2 KiB"));
         }

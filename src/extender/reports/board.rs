@@ -8,7 +8,7 @@
 
 use super::validate::{self, ReportError};
 use crate::ids::NodeName;
-use crate::report::{Finding, NodeReport};
+use crate::report::{NodeReport, ReportFinding};
 use crate::scheduling::node::NodeIdentity;
 use crate::units::{Millis, Moment};
 use dashmap::DashMap;
@@ -25,7 +25,7 @@ const MAX_TEXT: usize = 64 << 10;
 
 #[derive(Debug)]
 pub struct Board {
-    places: DashMap<NodeName, Place>,
+    places: DashMap<NodeName, BoardEntry>,
     /// With so many places it is time to look which nodes are gone: twice as many as were found to exist, so that the
     /// looking costs each new node its share and no more.
     tidy_at: AtomicUsize,
@@ -41,22 +41,22 @@ pub struct Latest {
 
 /// What stands before a report of the same node.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Before<'a> {
+pub struct PreviousReport<'a> {
     /// What the latest report found.
-    pub findings: &'a [Finding],
+    pub findings: &'a [ReportFinding],
     /// Where the same boot of the agent was when its latest report counted.
     pub machine: Option<&'a NodeIdentity>,
 }
 
 /// What is kept of it.
 #[derive(Debug, Default)]
-struct Place {
+struct BoardEntry {
     boot_id: String,
     /// Which Node object bore the name then.
     machine: Option<NodeIdentity>,
     sequence: u64,
     received: Moment,
-    findings: Vec<Finding>,
+    findings: Vec<ReportFinding>,
     /// All of it, as JSON.
     text: Vec<u8>,
     /// Boots that have ended, so that a late report of theirs is known for what it is.
@@ -78,19 +78,21 @@ impl Board {
         report: &NodeReport,
         text: &str,
         received: Moment,
-        apply: impl FnOnce(Before<'_>) -> Result<Option<NodeIdentity>, ReportError>,
+        apply: impl FnOnce(PreviousReport<'_>) -> Result<Option<NodeIdentity>, ReportError>,
     ) -> Result<(), ReportError> {
         match self.places.entry(report.node.clone()) {
             Entry::Vacant(place) => {
-                let machine = apply(Before::default())?;
+                let machine = apply(PreviousReport::default())?;
                 let boot_id = report.boot_id.clone();
-                place.insert(Place { boot_id, machine, ..Place::default() }).advance(report, text, received);
+                place
+                    .insert(BoardEntry { boot_id, machine, ..BoardEntry::default() })
+                    .advance(report, text, received);
             }
             Entry::Occupied(mut place) => {
                 let place = place.get_mut();
                 place.is_before(report)?;
                 let machine = place.machine.as_ref().filter(|_| place.boot_id == report.boot_id);
-                place.machine = apply(Before { findings: &place.findings, machine })?;
+                place.machine = apply(PreviousReport { findings: &place.findings, machine })?;
                 place.advance(report, text, received);
             }
         }
@@ -143,7 +145,7 @@ impl Latest {
     }
 }
 
-impl Place {
+impl BoardEntry {
     fn kept(&self) -> (Vec<u8>, Moment) {
         (self.text.clone(), self.received)
     }

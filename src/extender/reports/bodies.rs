@@ -30,7 +30,7 @@ pub struct Bodies {
 
 /// Room for one body, until this is dropped.
 #[derive(Debug)]
-pub struct Room {
+pub struct BodyPermit {
     _bytes: OwnedSemaphorePermit,
     _turn: Turn,
 }
@@ -46,11 +46,11 @@ impl Default for Bodies {
 
 impl Bodies {
     /// Waits a little for room for so many bytes of that sender.
-    pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<Room, BadRequest> {
+    pub async fn room(self: &Arc<Self>, sender: &Sender, bytes: usize) -> Result<BodyPermit, BadRequest> {
         let turn = self.turn(sender)?;
         let waiting = self.bytes.clone().acquire_many_owned(bytes.min(IN_ALL) as u32);
         match tokio::time::timeout(PATIENCE, waiting).await {
-            Ok(room) => Ok(Room { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
+            Ok(room) => Ok(BodyPermit { _bytes: room.expect("the semaphore is never closed"), _turn: turn }),
             Err(_) => Err(BadRequest::Crowded {
                 code: "bodies-at-limit",
                 message: "too many large reports are under way; send it again in a second".into(),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cluster::testing::Recorder;
 use crate::contract;
-use crate::extender::request::Limits;
+use crate::extender::request::RequestLimits;
 use crate::scheduling::device::Health;
 use crate::scheduling::ledger::LOOKED_AT;
 use crate::scheduling::node::{NodeIdentity, NodeKind};
@@ -55,7 +55,7 @@ fn crowded() -> Extender {
         }
     }
     drop(ledger);
-    Extender::new(service, std::sync::Arc::new(Recorder::default()), Limits::default())
+    Extender::new(service, std::sync::Arc::new(Recorder::default()), RequestLimits::default())
 }
 
 fn take_report(extender: &Extender, text: &str) -> ReportsResult {

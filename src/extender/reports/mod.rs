@@ -48,11 +48,11 @@ pub struct ReportsResult {
     /// Older than what is known, and dropped.
     pub dropped: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedReport>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RefusedReport {
     /// Its place in the batch, from 0.
     pub report: usize,
     pub code: &'static str,
@@ -103,7 +103,7 @@ impl ReportsResult {
             }
             Err((code, error)) => {
                 if self.refused.len() < MAX_EXPLAINED {
-                    self.refused.push(Refused { report: place, code, error });
+                    self.refused.push(RefusedReport { report: place, code, error });
                 }
                 code
             }
@@ -115,7 +115,7 @@ impl ReportsResult {
         if self.accepted + self.dropped > 0 || self.refused.len() != 1 {
             return Ok(self);
         }
-        let Some(Refused { code, error: message, .. }) = self.refused.pop() else { return Ok(self) };
+        let Some(RefusedReport { code, error: message, .. }) = self.refused.pop() else { return Ok(self) };
         Err(match code {
             "wrong-node" => BadRequest::Forbidden { code, message },
             code => BadRequest::Unprocessable { code, message },

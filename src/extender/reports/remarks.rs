@@ -4,17 +4,17 @@
 //! Words only: nothing is decided or charged here. An agent is believed about pods that the books have on its own node, and
 //! of two replicas the one that leads speaks.
 
-use crate::control_plane::{Notice, NoticeKind};
+use crate::control_plane::{PodEvent, PodEventReason};
 use crate::extender::Extender;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::report::{Finding, GpuReport, NodeReport, Part};
+use crate::report::{GpuReport, NodeReport, ReportFinding, ReportPart};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Phase, PodEntry};
+use crate::scheduling::ledger::{PodPhase, PodState};
 use crate::units::Bytes;
 
 /// Counts what is missing and what is found, and tells the pods of the latter. `found_before`: by the node's report before
 /// this.
-pub fn of_report(extender: &Extender, found_before: &[Finding], report: &NodeReport) {
+pub fn of_report(extender: &Extender, found_before: &[ReportFinding], report: &NodeReport) {
     let metrics = &extender.service.metrics;
     for missing in &report.missing {
         metrics.report_missing.with_label_values(&[part(missing.part)]).inc();
@@ -45,20 +45,20 @@ pub fn of_losses(extender: &Extender, before: &[Device], report: &NodeReport) {
              pod to have it placed anew; the node's agent and kernel log say more.",
             report.node
         );
-        notify(extender, uid, &entry, NoticeKind::GpuLost, text);
+        notify(extender, uid, &entry, PodEventReason::GpuLost, text);
     }
 }
 
-fn tell_finding(extender: &Extender, node: &NodeName, finding: &Finding) {
+fn tell_finding(extender: &Extender, node: &NodeName, finding: &ReportFinding) {
     let (uid, _) = subject(finding);
     let Some(entry) = bound_to(extender, node, uid) else { return };
     let (kind, text) = match finding {
-        Finding::Drift { recorded, actual, .. } => {
+        ReportFinding::Drift { recorded, actual, .. } => {
             let recorded = entry.devices().map_or(&recorded[..], |devices| devices);
-            (NoticeKind::Drift, drift(node, recorded, actual))
+            (PodEventReason::Drift, drift(node, recorded, actual))
         }
-        Finding::OverGrant { granted_bytes, used_bytes, .. } => {
-            (NoticeKind::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
+        ReportFinding::OverGrant { granted_bytes, used_bytes, .. } => {
+            (PodEventReason::OverGrant, over_grant(node, *granted_bytes, *used_bytes))
         }
     };
     notify(extender, uid.clone(), &entry, kind, text);
@@ -83,10 +83,10 @@ fn over_grant(node: &NodeName, granted: Bytes, used: Bytes) -> String {
     )
 }
 
-fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodEntry> {
+fn bound_to(extender: &Extender, node: &NodeName, uid: &PodUid) -> Option<PodState> {
     let ledger = extender.service.ledger();
     let entry = ledger.entry(uid).filter(|entry| entry.node() == Some(node))?;
-    matches!(entry.phase, Phase::Bound(_)).then(|| entry.clone())
+    matches!(entry.phase, PodPhase::Bound(_)).then(|| entry.clone())
 }
 
 /// What has become of a device for the worse. One that was lost before has been told of.
@@ -115,9 +115,9 @@ fn struck(
     extender: &Extender,
     node: &NodeName,
     lost: &[(&Device, String)],
-) -> Vec<(PodUid, PodEntry, String)> {
+) -> Vec<(PodUid, PodState, String)> {
     let ledger = extender.service.ledger();
-    let losses = |entry: &PodEntry| -> String {
+    let losses = |entry: &PodState| -> String {
         let of_it = lost.iter().filter(|(device, _)| is_on(entry, device)).map(|(_, text)| text.as_str());
         of_it.collect::<Vec<_>>().join("; ")
     };
@@ -127,7 +127,7 @@ fn struck(
         .collect()
 }
 
-fn is_on(entry: &PodEntry, device: &Device) -> bool {
+fn is_on(entry: &PodState, device: &Device) -> bool {
     let is_it = |uuid: &GpuUuid| match uuid.index() {
         Some(index) => device.index == index && device.parent.is_none(),
         None => *uuid == device.uuid,
@@ -135,8 +135,8 @@ fn is_on(entry: &PodEntry, device: &Device) -> bool {
     entry.devices().is_some_and(|devices| devices.iter().any(is_it))
 }
 
-fn notify(extender: &Extender, uid: PodUid, entry: &PodEntry, kind: NoticeKind, text: String) {
-    extender.control_plane.notify(Notice { key: entry.key.clone(), uid, kind, text });
+fn notify(extender: &Extender, uid: PodUid, entry: &PodState, kind: PodEventReason, text: String) {
+    extender.control_plane.notify(PodEvent { key: entry.key.clone(), uid, kind, text });
 }
 
 fn list(gpus: &[GpuUuid]) -> String {
@@ -147,21 +147,21 @@ fn list(gpus: &[GpuUuid]) -> String {
 }
 
 /// The pod a finding is about, and the finding's name in metrics.
-fn subject(finding: &Finding) -> (&PodUid, &'static str) {
+fn subject(finding: &ReportFinding) -> (&PodUid, &'static str) {
     match finding {
-        Finding::Drift { pod, .. } => (pod, "drift"),
-        Finding::OverGrant { pod, .. } => (pod, "over-grant"),
+        ReportFinding::Drift { pod, .. } => (pod, "drift"),
+        ReportFinding::OverGrant { pod, .. } => (pod, "over-grant"),
     }
 }
 
-fn part(part: Part) -> &'static str {
+fn part(part: ReportPart) -> &'static str {
     match part {
-        Part::Gpus => "gpus",
-        Part::Processes => "processes",
-        Part::Owners => "owners",
-        Part::Pods => "pods",
-        Part::Engines => "engines",
-        Part::Models => "models",
-        Part::Other => "other",
+        ReportPart::Gpus => "gpus",
+        ReportPart::Processes => "processes",
+        ReportPart::Owners => "owners",
+        ReportPart::Pods => "pods",
+        ReportPart::Engines => "engines",
+        ReportPart::Models => "models",
+        ReportPart::Other => "other",
     }
 }

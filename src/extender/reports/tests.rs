@@ -1,6 +1,6 @@
 //! What the guard remembers of tokens, and what `check` makes of reports.
 
-use super::auth::{BOUNDS, TokenGuard, Verdict};
+use super::auth::{AgentReviewResult, BOUNDS, TokenGuard};
 use super::validate::check;
 use super::*;
 use crate::control_plane::{AgentAuthority, AgentIdentity, AuthError};
@@ -18,12 +18,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use tokio::sync::Semaphore;
 
 /// Knows tokens by what they begin with, and counts what it is asked.
-struct Asked {
+struct TokenRecorder {
     tokens: Mutex<Vec<String>>,
     permits: Semaphore,
 }
 
-impl AgentAuthority for Asked {
+impl AgentAuthority for TokenRecorder {
     fn review<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Result<AgentIdentity, AuthError>> {
         self.tokens.lock().push(token.into());
         async move {
@@ -41,7 +41,7 @@ impl AgentAuthority for Asked {
     }
 }
 
-impl Asked {
+impl TokenRecorder {
     fn guard(permits: usize) -> (Arc<Self>, Arc<TokenGuard>) {
         let asked = Arc::new(Self { tokens: Mutex::default(), permits: Semaphore::new(permits) });
         let guard = TokenGuard::new(asked.clone(), Service::with_stopped_clock(Policy::default()));
@@ -56,13 +56,13 @@ impl Asked {
 const AGENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const ATTACKER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-fn code(verdict: &Verdict) -> &'static str {
+fn code(verdict: &AgentReviewResult) -> &'static str {
     verdict.as_ref().err().map_or("accepted", AuthError::code)
 }
 
 #[tokio::test]
 async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_not() {
-    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
     for (token, expected, times) in [
         ("good", "accepted", 1),
         ("bad", "invalid-token", 1),
@@ -80,7 +80,7 @@ async fn what_was_found_out_about_a_token_is_remembered_and_that_nothing_was_is_
 
 #[tokio::test]
 async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
-    let (asked, guard) = Asked::guard(0);
+    let (asked, guard) = TokenRecorder::guard(0);
     let first = guard.verdict("good", AGENT).now_or_never();
     assert_eq!(first, None, "nobody has answered yet, and the one who asked is gone");
     let waiting = (0..10).map(|_| guard.verdict("good", AGENT));
@@ -95,7 +95,7 @@ async fn of_many_who_show_one_token_one_asks_even_if_it_goes_away() {
 
 #[tokio::test]
 async fn s3_who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out() {
-    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
     assert_eq!(code(&guard.verdict("good", AGENT).await), "accepted");
     let mut outcomes = std::collections::BTreeMap::<_, u64>::new();
     for n in 0..20_000 {
@@ -111,7 +111,7 @@ async fn s3_who_makes_up_tokens_neither_fills_the_memory_nor_pushes_agents_out()
 
 #[tokio::test]
 async fn s3_from_however_many_sources_the_api_server_is_asked_at_one_pace() {
-    let (asked, guard) = Asked::guard(Semaphore::MAX_PERMITS);
+    let (asked, guard) = TokenRecorder::guard(Semaphore::MAX_PERMITS);
     for n in 0..3 * BOUNDS.in_all.burst as u32 {
         let source = Ipv4Addr::from(0x0a00_0000 + n).into();
         let _ = guard.verdict(&format!("bad-{n}"), source).await;
@@ -121,7 +121,7 @@ async fn s3_from_however_many_sources_the_api_server_is_asked_at_one_pace() {
 
 #[tokio::test]
 async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
-    let (asked, guard) = Asked::guard(0);
+    let (asked, guard) = TokenRecorder::guard(0);
     let mut waiting: Vec<_> =
         (0..BOUNDS.at_once + 10).map(|n| Box::pin(guard_of(&guard, format!("bad-{n}")))).collect();
     for question in &mut waiting {
@@ -141,13 +141,13 @@ async fn s3_a_question_that_nobody_waits_for_any_more_is_not_asked() {
     assert_eq!(asked.tokens.lock().len(), BOUNDS.at_once, "the ten had no turn");
 }
 
-async fn guard_of(guard: &TokenGuard, token: String) -> Verdict {
+async fn guard_of(guard: &TokenGuard, token: String) -> AgentReviewResult {
     guard.verdict(&token, AGENT).await
 }
 
 #[tokio::test]
 async fn s3_a_token_that_is_too_long_is_refused_unasked() {
-    let (asked, guard) = Asked::guard(0);
+    let (asked, guard) = TokenRecorder::guard(0);
     let long = "x".repeat(2049);
     assert_eq!(
         guard.verdict(&long, AGENT).now_or_never().map(|verdict| code(&verdict)),

@@ -8,7 +8,7 @@ use crate::report::limits::{
     MAX_AGE, MAX_BOOT_ID, MAX_ENGINES, MAX_FINDINGS, MAX_LISTED, MAX_MISSING, MAX_MODELS, MAX_PROCESSES,
     MAX_TEXT,
 };
-use crate::report::{EngineReport, Finding, GpuReport, NodeReport, Part};
+use crate::report::{EngineReport, GpuReport, NodeReport, ReportFinding, ReportPart};
 use crate::scheduling::device::Device;
 use crate::scheduling::request::MAX_GPUS;
 use crate::units::{Bytes, Millis};
@@ -137,7 +137,7 @@ fn flawless(report: &NodeReport) -> Result<(), Flaw> {
     }
     match &report.gpus {
         Some(gpus) => check_gpus(gpus)?,
-        None if report.missing.iter().any(|missing| missing.part == Part::Gpus) => {}
+        None if report.missing.iter().any(|missing| missing.part == ReportPart::Gpus) => {}
         None => return Err(Flaw::NoReason),
     }
     check_engines(&report.engines)?;
@@ -211,12 +211,12 @@ fn check_engines(engines: &[EngineReport]) -> Result<(), Flaw> {
     Ok(())
 }
 
-fn check_finding(finding: &Finding) -> Result<(), Flaw> {
+fn check_finding(finding: &ReportFinding) -> Result<(), Flaw> {
     match finding {
-        Finding::Drift { recorded, actual, .. } => {
+        ReportFinding::Drift { recorded, actual, .. } => {
             at_most("GPUs of a drift", recorded.len().max(actual.len()), MAX_LISTED)
         }
-        Finding::OverGrant { .. } => Ok(()),
+        ReportFinding::OverGrant { .. } => Ok(()),
     }
 }
 

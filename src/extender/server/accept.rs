@@ -1,12 +1,12 @@
 //! The accept loop of one address: who is connected gets a place, a TLS handshake, HTTP/1, and an end.
 //!
-//! HTTP is hyper's; when a connection has had its time is [`Peer`]'s, and who has a place [`Admission`]'s. Whatever is
+//! HTTP is hyper's; when a connection has had its time is [`Peer`]'s, and who has a place [`ConnectionAdmission`]'s. Whatever is
 //! refused or ended by this side is counted by address and cause. Nothing here knows what is asked.
 
-use super::admission::{Admission, Place};
+use super::admission::{ConnectionAdmission, ConnectionSlot};
 use super::limits::ConnectionLimits;
-use super::peer::{Cause, Peer, Stream, Underway, Watched};
-use super::{SHUTDOWN_TIME, Source};
+use super::peer::{CloseCause, Peer, PeerStream, TimedStream, Underway};
+use super::{PeerAddress, SHUTDOWN_TIME};
 use crate::extender::tls::Tls;
 use crate::telemetry::{EdgeMetrics, Metrics};
 use axum::Router;
@@ -39,7 +39,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from
 
 /// An address and its rules.
 #[derive(Clone)]
-pub struct Address {
+pub struct ServedAddress {
     /// Its label in metrics and the log.
     pub name: &'static str,
     pub tls: Option<Tls>,
@@ -53,7 +53,7 @@ pub struct Address {
     pub metrics: EdgeMetrics,
 }
 
-impl Address {
+impl ServedAddress {
     /// Without TLS, and with the limits of the scheduler's address.
     pub fn plain(name: &'static str, metrics: &Metrics) -> Self {
         let limits = ConnectionLimits::default();
@@ -65,7 +65,7 @@ impl Address {
 /// Serves until `stop`; then what is under way may end, for a while.
 pub async fn serve(
     listener: std::net::TcpListener,
-    address: Address,
+    address: ServedAddress,
     router: Router,
     stop: CancellationToken,
 ) -> io::Result<()> {
@@ -74,7 +74,7 @@ pub async fn serve(
         SockRef::from(&listener).set_send_buffer_size(bytes)?;
     }
     let listener = TcpListener::from_std(listener)?;
-    address.metrics.expect_drops(address.name, Cause::ALL.map(Cause::label));
+    address.metrics.expect_drops(address.name, CloseCause::ALL.map(CloseCause::label));
     let (connections, cut) = (TaskTracker::new(), CancellationToken::new());
     let _cut_on_drop = cut.clone().drop_guard();
     let accepting = accept_all(&listener, &address, router, &connections, &stop, &cut);
@@ -90,13 +90,13 @@ pub async fn serve(
 
 async fn accept_all(
     listener: &TcpListener,
-    address: &Address,
+    address: &ServedAddress,
     router: Router,
     connections: &TaskTracker,
     stop: &CancellationToken,
     cut: &CancellationToken,
 ) {
-    let admission = Admission::new(address.limits.per_source, address.most - address.most / 8);
+    let admission = ConnectionAdmission::new(address.limits.per_source, address.most - address.most / 8);
     let sockets = Arc::new(Semaphore::new(address.most));
     let mut back_off = BACK_OFF.0;
     loop {
@@ -106,7 +106,7 @@ async fn accept_all(
             // The client went away again.
             Err(error) if is_of_one_connection(&error) => continue,
             Err(error) => {
-                address.metrics.dropped(address.name, Cause::AcceptFailed.label());
+                address.metrics.dropped(address.name, CloseCause::AcceptFailed.label());
                 tracing::error!(address = address.name, "no connection can be accepted: {error}");
                 sleep(back_off).await;
                 back_off = (back_off * 2).min(BACK_OFF.1);
@@ -121,7 +121,7 @@ async fn accept_all(
                 continue;
             }
         };
-        let connection = Connection {
+        let connection = ServedConnection {
             place,
             address: address.clone(),
             router: router.clone(),
@@ -145,18 +145,18 @@ fn canonical(source: SocketAddr) -> IpAddr {
     source.ip().to_canonical()
 }
 
-struct Connection {
-    place: Place,
-    address: Address,
+struct ServedConnection {
+    place: ConnectionSlot,
+    address: ServedAddress,
     router: Router,
     stop: CancellationToken,
     /// The time to end in order is over.
     cut: CancellationToken,
 }
 
-impl Connection {
+impl ServedConnection {
     async fn run(self, stream: TcpStream) {
-        let Address { name, metrics, .. } = &self.address;
+        let ServedAddress { name, metrics, .. } = &self.address;
         let _open = metrics.open(name);
         // An answer is one write; waiting for more would only delay it.
         let _ = stream.set_nodelay(true);
@@ -174,27 +174,27 @@ impl Connection {
     }
 
     /// The stream after its handshake, if this address has one; `None` if the process stops meanwhile.
-    async fn secured(&self, stream: TcpStream) -> Result<Option<Stream>, Cause> {
-        let Some(tls) = &self.address.tls else { return Ok(Some(Stream::Plain(stream))) };
+    async fn secured(&self, stream: TcpStream) -> Result<Option<PeerStream>, CloseCause> {
+        let Some(tls) = &self.address.tls else { return Ok(Some(PeerStream::Plain(stream))) };
         let shaking = TlsAcceptor::from(tls.current()).accept(stream);
         tokio::select! {
             shaken = timeout(self.address.limits.handshake, shaking) => match shaken {
-                Ok(Ok(stream)) => Ok(Some(Stream::Tls(Box::new(stream)))),
+                Ok(Ok(stream)) => Ok(Some(PeerStream::Tls(Box::new(stream)))),
                 Ok(Err(error)) => {
                     tracing::debug!(address = self.address.name, source = %self.peer().source, "no TLS: {error}");
-                    Err(Cause::HandshakeFailed)
+                    Err(CloseCause::HandshakeFailed)
                 }
-                Err(_) => Err(Cause::HandshakeTimeout),
+                Err(_) => Err(CloseCause::HandshakeTimeout),
             },
-            () = self.peer().displaced.cancelled() => Err(Cause::Displaced),
+            () = self.peer().displaced.cancelled() => Err(CloseCause::Displaced),
             () = self.stop.cancelled() => Ok(None),
         }
     }
 
     /// Serves requests until the client goes, the process stops or a limit is met; says which.
-    async fn http(&self, stream: Stream) -> Option<Cause> {
+    async fn http(&self, stream: PeerStream) -> Option<CloseCause> {
         let peer = self.peer();
-        let io = TokioIo::new(Watched::new(stream, peer.clone()));
+        let io = TokioIo::new(TimedStream::new(stream, peer.clone()));
         let service = service_fn(|request: Request<Incoming>| answer(&self.router, peer, request));
         let mut builder = Builder::new();
         // The limits on heads and idle connections are the peer's: hyper has one clock for both.
@@ -212,7 +212,9 @@ impl Connection {
                 }
             }
             if let Poll::Ready(outcome) = connection.as_mut().poll(cx) {
-                return Poll::Ready(outcome.err().filter(hyper::Error::is_parse).map(|_| Cause::BadHttp));
+                return Poll::Ready(
+                    outcome.err().filter(hyper::Error::is_parse).map(|_| CloseCause::BadHttp),
+                );
             }
             watch.as_mut().poll(cx)
         })
@@ -220,13 +222,13 @@ impl Connection {
     }
 
     /// Ends when the connection has had its time.
-    async fn watch(&self) -> Option<Cause> {
+    async fn watch(&self) -> Option<CloseCause> {
         let mut timer = pin!(sleep_until(self.peer().deadline(&self.address.limits).0));
         let mut displaced = pin!(self.peer().displaced.cancelled());
         let mut cut = pin!(self.cut.cancelled());
         let cause = poll_fn(|cx| {
             if displaced.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Some(Cause::Displaced));
+                return Poll::Ready(Some(CloseCause::Displaced));
             }
             if cut.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(None);
@@ -246,7 +248,7 @@ impl Connection {
             }
         })
         .await;
-        if matches!(cause, None | Some(Cause::NotReading | Cause::SlowRequest)) {
+        if matches!(cause, None | Some(CloseCause::NotReading | CloseCause::SlowRequest)) {
             self.peer().cut();
         }
         cause
@@ -262,30 +264,30 @@ fn answer(
     router: &Router,
     peer: &Arc<Peer>,
     request: Request<Incoming>,
-) -> impl Future<Output = Result<Response<Kept<Underway>>, Infallible>> + use<> {
+) -> impl Future<Output = Result<Response<GuardedBody<Underway>>, Infallible>> + use<> {
     let under_way = peer.begin_request();
     let mut request = request.map(Body::new);
-    request.extensions_mut().insert(Source(peer.source));
+    request.extensions_mut().insert(PeerAddress(peer.source));
     let answering = router.clone().oneshot(request);
     async move {
         let answer = answering.await?;
-        Ok(answer.map(|body| Kept::new(body, under_way)))
+        Ok(answer.map(|body| GuardedBody::new(body, under_way)))
     }
 }
 
 /// An answer's body, and something that lasts until it is written or given up.
-pub struct Kept<T> {
+pub struct GuardedBody<T> {
     body: Body,
     _lasts: T,
 }
 
-impl<T> Kept<T> {
+impl<T> GuardedBody<T> {
     pub fn new(body: Body, lasts: T) -> Self {
         Self { body, _lasts: lasts }
     }
 }
 
-impl<T: Unpin> HttpBody for Kept<T> {
+impl<T: Unpin> HttpBody for GuardedBody<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -5,7 +5,7 @@
 //! request, or else of the one that has been idle for longest. Only where all are in the middle of a request is it refused. So a
 //! client that asks as soon as it is connected is heard, however many connect and say nothing.
 
-use super::peer::{Cause, Peer, Standing};
+use super::peer::{CloseCause, EvictionOrder, Peer};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -13,42 +13,42 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub struct Admission {
+pub struct ConnectionAdmission {
     per_source: usize,
     in_all: usize,
-    places: Mutex<Places>,
+    places: Mutex<ConnectionSlots>,
 }
 
 #[derive(Debug, Default)]
-struct Places {
+struct ConnectionSlots {
     peers: Vec<Arc<Peer>>,
     by_source: HashMap<IpAddr, usize>,
 }
 
 /// A connection's place, as long as it has it.
 #[derive(Debug)]
-pub struct Place {
-    admission: Arc<Admission>,
+pub struct ConnectionSlot {
+    admission: Arc<ConnectionAdmission>,
     pub peer: Arc<Peer>,
 }
 
-impl Admission {
+impl ConnectionAdmission {
     pub fn new(per_source: usize, in_all: usize) -> Arc<Self> {
         Arc::new(Self { per_source: per_source.max(1), in_all: in_all.max(1), places: Mutex::default() })
     }
 
     /// A place for a connection from there, or why there is none.
-    pub fn admit(self: &Arc<Self>, source: IpAddr) -> Result<Place, Cause> {
+    pub fn admit(self: &Arc<Self>, source: IpAddr) -> Result<ConnectionSlot, CloseCause> {
         let peer = Peer::new(source);
         let mut places = self.places.lock();
         if places.of(source) >= self.per_source {
-            places.displace(|peer| peer.source == source).ok_or(Cause::SourceFull)?;
+            places.displace(|peer| peer.source == source).ok_or(CloseCause::SourceFull)?;
         } else if places.peers.len() >= self.in_all {
-            places.displace(|_| true).ok_or(Cause::AddressFull)?;
+            places.displace(|_| true).ok_or(CloseCause::AddressFull)?;
         }
         *places.by_source.entry(source).or_default() += 1;
         places.peers.push(peer.clone());
-        Ok(Place { admission: self.clone(), peer })
+        Ok(ConnectionSlot { admission: self.clone(), peer })
     }
 
     #[cfg(test)]
@@ -57,7 +57,7 @@ impl Admission {
     }
 }
 
-impl Places {
+impl ConnectionSlots {
     fn of(&self, source: IpAddr) -> usize {
         self.by_source.get(&source).copied().unwrap_or(0)
     }
@@ -66,7 +66,7 @@ impl Places {
     fn displace(&mut self, may: impl Fn(&Peer) -> bool) -> Option<()> {
         let standings = self.peers.iter().enumerate().filter(|(_, peer)| may(peer)).map(|(place, peer)| {
             let (standing, since) = peer.standing();
-            (standing == Standing::Busy, Reverse(self.of(peer.source)), standing, since, place)
+            (standing == EvictionOrder::Busy, Reverse(self.of(peer.source)), standing, since, place)
         });
         let (is_busy, .., place) = standings.min()?;
         if is_busy {
@@ -88,7 +88,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         let mut places = self.admission.places.lock();
         // Who was displaced has none any more.
@@ -110,8 +110,8 @@ mod tests {
 
     #[test]
     fn a_newcomer_gets_the_place_of_the_oldest_silent_connection() {
-        let admission = Admission::new(2, 8);
-        let places: Vec<Place> = (0..2).map(|_| admission.admit(source(1)).unwrap()).collect();
+        let admission = ConnectionAdmission::new(2, 8);
+        let places: Vec<ConnectionSlot> = (0..2).map(|_| admission.admit(source(1)).unwrap()).collect();
         let newcomer = admission.admit(source(1)).unwrap();
         assert!(places[0].peer.displaced.is_cancelled() && !places[1].peer.displaced.is_cancelled());
         drop(places);
@@ -122,16 +122,16 @@ mod tests {
 
     #[test]
     fn who_has_many_makes_room_before_who_has_few() {
-        let admission = Admission::new(8, 4);
+        let admission = ConnectionAdmission::new(8, 4);
         let few = admission.admit(source(1)).unwrap();
-        let many: Vec<Place> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
+        let many: Vec<ConnectionSlot> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
         let _newcomer = admission.admit(source(3)).unwrap();
         assert!(!few.peer.displaced.is_cancelled() && many[0].peer.displaced.is_cancelled());
     }
 
     #[test]
     fn an_idle_connection_outlives_silent_ones_and_a_busy_one_all() {
-        let admission = Admission::new(3, 3);
+        let admission = ConnectionAdmission::new(3, 3);
         let [busy, idle, silent] = [(); 3].map(|()| admission.admit(source(1)).unwrap());
         let under_way = busy.peer.begin_request();
         drop(idle.peer.begin_request());
@@ -141,7 +141,7 @@ mod tests {
         let third = admission.admit(source(1)).unwrap();
         assert!(idle.peer.displaced.is_cancelled());
         let _third_under_way = third.peer.begin_request();
-        assert_eq!(admission.admit(source(1)).err(), Some(Cause::SourceFull));
+        assert_eq!(admission.admit(source(1)).err(), Some(CloseCause::SourceFull));
         assert!(!busy.peer.displaced.is_cancelled());
         drop(under_way);
         assert!(admission.admit(source(1)).is_ok(), "it is idle now");
@@ -149,15 +149,15 @@ mod tests {
 
     #[test]
     fn s1_a_newcomer_is_not_the_one_who_makes_room_beside_peers_that_asked_once_and_went_silent() {
-        let admission = Admission::new(8, 4);
-        let silent: Vec<Place> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
+        let admission = ConnectionAdmission::new(8, 4);
+        let silent: Vec<ConnectionSlot> = (0..3).map(|_| admission.admit(source(2)).unwrap()).collect();
         silent.iter().for_each(|place| drop(place.peer.begin_request()));
         let newcomer = admission.admit(source(1)).unwrap();
         let _another = admission.admit(source(2)).unwrap();
         assert!(!newcomer.peer.displaced.is_cancelled(), "of another source");
         assert!(silent[0].peer.displaced.is_cancelled());
 
-        let admission = Admission::new(8, 2);
+        let admission = ConnectionAdmission::new(8, 2);
         let silent = admission.admit(source(1)).unwrap();
         drop(silent.peer.begin_request());
         let newcomer = admission.admit(source(1)).unwrap();
@@ -168,12 +168,12 @@ mod tests {
 
     #[test]
     fn of_all_sources_together_there_are_no_more_than_the_address_may_have() {
-        let admission = Admission::new(1, 2);
+        let admission = ConnectionAdmission::new(1, 2);
         let busy: Vec<_> = (1..=2)
             .map(|n| admission.admit(source(n)).unwrap())
             .map(|place| (place.peer.begin_request(), place))
             .collect();
-        assert_eq!(admission.admit(source(3)).err(), Some(Cause::AddressFull));
+        assert_eq!(admission.admit(source(3)).err(), Some(CloseCause::AddressFull));
         drop(busy);
         assert!(admission.admit(source(3)).is_ok());
     }

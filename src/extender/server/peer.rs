@@ -6,7 +6,7 @@
 //!                          └───────────────────────┘
 //! ```
 //!
-//! The stream that is read and written notes each step ([`Watched`]); who drives the connection asks when its time is up.
+//! The stream that is read and written notes each step ([`TimedStream`]); who drives the connection asks when its time is up.
 //! Nothing here accepts, closes or counts.
 
 use super::limits::ConnectionLimits;
@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Why a connection is refused or ended by this side; the label in metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum CloseCause {
     /// The address has as many connections as it may have, and each is in the middle of a request.
     AddressFull,
     /// The same of one source.
@@ -51,7 +51,7 @@ pub enum Cause {
     SlowRequest,
 }
 
-impl Cause {
+impl CloseCause {
     pub const ALL: [Self; 12] = [
         Self::AddressFull,
         Self::SourceFull,
@@ -86,7 +86,7 @@ impl Cause {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum PeerStage {
     Handshake,
     /// Connected, and nothing of a request has come.
     Silent,
@@ -103,7 +103,7 @@ const TIME_TO_ASK: Duration = Duration::from_secs(1);
 
 /// How readily a connection makes room for a newer one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum EvictionOrder {
     /// It has had its time to send a whole head, and has not.
     Unproven,
     /// Between two requests, or so new that its first may be on its way.
@@ -117,14 +117,14 @@ pub struct Peer {
     pub source: IpAddr,
     /// Another connection has its place.
     pub displaced: CancellationToken,
-    state: Mutex<State>,
+    state: Mutex<PeerState>,
     /// What is unsent is not worth the kernel's memory.
     is_cut: AtomicBool,
 }
 
 #[derive(Debug)]
-struct State {
-    stage: Stage,
+struct PeerState {
+    stage: PeerStage,
     since: Instant,
     opened: Instant,
     /// When a write began to wait for the client to read.
@@ -136,8 +136,13 @@ struct State {
 impl Peer {
     pub fn new(source: IpAddr) -> Arc<Self> {
         let now = Instant::now();
-        let state =
-            State { stage: Stage::Handshake, since: now, opened: now, stalled: None, is_proven: false };
+        let state = PeerState {
+            stage: PeerStage::Handshake,
+            since: now,
+            opened: now,
+            stalled: None,
+            is_proven: false,
+        };
         Arc::new(Self {
             source,
             displaced: CancellationToken::new(),
@@ -148,46 +153,46 @@ impl Peer {
 
     /// The handshake, if there was one, is done.
     pub fn is_connected(&self) {
-        self.enter(Stage::Silent);
+        self.enter(PeerStage::Silent);
     }
 
     /// How readily it makes room, and since when it is as it is.
-    pub fn standing(&self) -> (Standing, Instant) {
+    pub fn standing(&self) -> (EvictionOrder, Instant) {
         let state = self.state.lock();
         let standing = match state.stage {
-            Stage::Request => Standing::Busy,
-            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => Standing::Unproven,
-            _ if !state.is_proven => Standing::Idle,
-            Stage::Idle => Standing::Idle,
-            Stage::Handshake | Stage::Silent | Stage::Head => Standing::Busy,
+            PeerStage::Request => EvictionOrder::Busy,
+            _ if !state.is_proven && state.opened.elapsed() > TIME_TO_ASK => EvictionOrder::Unproven,
+            _ if !state.is_proven => EvictionOrder::Idle,
+            PeerStage::Idle => EvictionOrder::Idle,
+            PeerStage::Handshake | PeerStage::Silent | PeerStage::Head => EvictionOrder::Busy,
         };
         (standing, state.since)
     }
 
     /// Nothing is being asked or answered.
     pub fn is_quiet(&self) -> bool {
-        matches!(self.state.lock().stage, Stage::Handshake | Stage::Silent | Stage::Idle)
+        matches!(self.state.lock().stage, PeerStage::Handshake | PeerStage::Silent | PeerStage::Idle)
     }
 
     /// Until when it may be as it is, and what it is guilty of afterwards.
-    pub fn deadline(&self, limits: &ConnectionLimits) -> (Instant, Cause) {
+    pub fn deadline(&self, limits: &ConnectionLimits) -> (Instant, CloseCause) {
         let state = self.state.lock();
         let (time, reason) = match state.stage {
-            Stage::Handshake => (limits.handshake, Cause::HandshakeTimeout),
-            Stage::Silent => (limits.first_byte, Cause::NoRequest),
-            Stage::Head => (limits.head, Cause::SlowHead),
-            Stage::Request => (limits.request, Cause::SlowRequest),
-            Stage::Idle => (limits.idle, Cause::Idle),
+            PeerStage::Handshake => (limits.handshake, CloseCause::HandshakeTimeout),
+            PeerStage::Silent => (limits.first_byte, CloseCause::NoRequest),
+            PeerStage::Head => (limits.head, CloseCause::SlowHead),
+            PeerStage::Request => (limits.request, CloseCause::SlowRequest),
+            PeerStage::Idle => (limits.idle, CloseCause::Idle),
         };
         let of_stage = (state.since + time, reason);
-        let of_write = state.stalled.map(|since| (since + limits.write, Cause::NotReading));
+        let of_write = state.stalled.map(|since| (since + limits.write, CloseCause::NotReading));
         of_write.filter(|(at, _)| *at < of_stage.0).unwrap_or(of_stage)
     }
 
     /// From now until the answer is written or given up.
     pub fn begin_request(self: &Arc<Self>) -> Underway {
         let mut state = self.state.lock();
-        (state.stage, state.since, state.is_proven) = (Stage::Request, Instant::now(), true);
+        (state.stage, state.since, state.is_proven) = (PeerStage::Request, Instant::now(), true);
         Underway(self.clone())
     }
 
@@ -196,15 +201,15 @@ impl Peer {
         self.is_cut.store(true, Ordering::Release);
     }
 
-    fn enter(&self, stage: Stage) {
+    fn enter(&self, stage: PeerStage) {
         let mut state = self.state.lock();
         (state.stage, state.since) = (stage, Instant::now());
     }
 
     fn heard(&self) {
         let mut state = self.state.lock();
-        if matches!(state.stage, Stage::Silent | Stage::Idle) {
-            (state.stage, state.since) = (Stage::Head, Instant::now());
+        if matches!(state.stage, PeerStage::Silent | PeerStage::Idle) {
+            (state.stage, state.since) = (PeerStage::Head, Instant::now());
         }
     }
 
@@ -223,35 +228,35 @@ pub struct Underway(Arc<Peer>);
 
 impl Drop for Underway {
     fn drop(&mut self) {
-        self.0.enter(Stage::Idle);
+        self.0.enter(PeerStage::Idle);
     }
 }
 
 #[derive(Debug)]
-pub enum Stream {
+pub enum PeerStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 /// A stream of which each step is noted.
 #[derive(Debug)]
-pub struct Watched {
-    stream: Stream,
+pub struct TimedStream {
+    stream: PeerStream,
     peer: Arc<Peer>,
 }
 
-impl Watched {
-    pub fn new(stream: Stream, peer: Arc<Peer>) -> Self {
+impl TimedStream {
+    pub fn new(stream: PeerStream, peer: Arc<Peer>) -> Self {
         Self { stream, peer }
     }
 }
 
-impl Drop for Watched {
+impl Drop for TimedStream {
     fn drop(&mut self) {
         if self.peer.is_cut.load(Ordering::Acquire) {
             let tcp = match &self.stream {
-                Stream::Plain(stream) => stream,
-                Stream::Tls(stream) => stream.get_ref().0,
+                PeerStream::Plain(stream) => stream,
+                PeerStream::Tls(stream) => stream.get_ref().0,
             };
             // Where it cannot be set the kernel keeps what is unsent for a while.
             let _ = tcp.set_zero_linger();
@@ -259,7 +264,7 @@ impl Drop for Watched {
     }
 }
 
-impl AsyncRead for Watched {
+impl AsyncRead for TimedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -267,8 +272,8 @@ impl AsyncRead for Watched {
     ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let outcome = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            PeerStream::Plain(stream) => Pin::new(stream).poll_read(cx, buf),
+            PeerStream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
         };
         ready!(outcome)?;
         if buf.filled().len() > before {
@@ -278,11 +283,11 @@ impl AsyncRead for Watched {
     }
 }
 
-impl AsyncWrite for Watched {
+impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let outcome = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+            PeerStream::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
+            PeerStream::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
         };
         self.peer.wrote(&outcome);
         outcome
@@ -294,8 +299,8 @@ impl AsyncWrite for Watched {
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let outcome = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            PeerStream::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            PeerStream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
         };
         self.peer.wrote(&outcome);
         outcome
@@ -303,15 +308,15 @@ impl AsyncWrite for Watched {
 
     fn is_write_vectored(&self) -> bool {
         match &self.stream {
-            Stream::Plain(stream) => stream.is_write_vectored(),
-            Stream::Tls(stream) => stream.is_write_vectored(),
+            PeerStream::Plain(stream) => stream.is_write_vectored(),
+            PeerStream::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            PeerStream::Plain(stream) => Pin::new(stream).poll_flush(cx),
+            PeerStream::Tls(stream) => Pin::new(stream).poll_flush(cx),
         };
         // A plain stream has nothing to flush, and would always say that it is done.
         if outcome.is_pending() {
@@ -322,8 +327,8 @@ impl AsyncWrite for Watched {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            PeerStream::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
+            PeerStream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Diagnostics as a CI job reads them: flat objects with lines and columns.
 
-use super::super::source::{Position, Sources, Span};
+use super::super::source::{PolicySources, Position, Span};
 use super::{Diagnostic, Severity};
 use serde::Serialize;
 
 /// One diagnostic. Lines and columns count from 1; the end is behind the last character.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Finding<'a> {
+pub struct JsonDiagnostic<'a> {
     pub file: &'a str,
     #[serde(flatten)]
     pub start: Position,
@@ -32,11 +32,14 @@ pub struct Related<'a> {
     pub message: &'a str,
 }
 
-pub fn findings<'a>(diagnostics: &'a [Diagnostic], sources: &'a Sources<'_>) -> Vec<Finding<'a>> {
+pub fn findings<'a>(
+    diagnostics: &'a [Diagnostic],
+    sources: &'a PolicySources<'_>,
+) -> Vec<JsonDiagnostic<'a>> {
     diagnostics.iter().map(|one| finding(one, sources)).collect()
 }
 
-fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources<'_>) -> Finding<'a> {
+fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> JsonDiagnostic<'a> {
     let start = |span: Span| sources.position(span.file, span.start as usize);
     let related = diagnostic.others.iter().map(|(span, message)| Related {
         file: sources.name(span.file),
@@ -44,7 +47,7 @@ fn finding<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources<'_>) -> Finding<
         message,
     });
     let span = diagnostic.span;
-    Finding {
+    JsonDiagnostic {
         file: sources.name(span.file),
         start: start(span),
         end: sources.position(span.file, span.end as usize),

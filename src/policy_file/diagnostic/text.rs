@@ -2,7 +2,7 @@
 //!
 //! No colours unless asked for: the same text goes into files, Events and golden tests.
 
-use super::super::source::{FileId, Sources, Span};
+use super::super::source::{FileId, PolicySources, Span};
 use super::{Diagnostic, Severity, counted, has_errors};
 use annotate_snippets::{Annotation, AnnotationKind, Group, Level, Renderer, Snippet};
 
@@ -21,7 +21,7 @@ const MOST_SHOWN: usize = 50;
 const FAR: usize = 12;
 
 /// All of them, sorted as they come, and a summary line.
-pub fn render(diagnostics: &[Diagnostic], sources: &Sources<'_>, colours: Colours) -> String {
+pub fn render(diagnostics: &[Diagnostic], sources: &PolicySources<'_>, colours: Colours) -> String {
     let renderer = match colours {
         Colours::Off => Renderer::plain(),
         // A hyperlink would have to know the documentation's address.
@@ -68,7 +68,7 @@ fn shown(diagnostics: &[Diagnostic]) -> Vec<&Diagnostic> {
     all
 }
 
-fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a Sources<'_>) -> Group<'a> {
+fn group<'a>(diagnostic: &'a Diagnostic, sources: &'a PolicySources<'_>) -> Group<'a> {
     let level = match diagnostic.severity {
         Severity::Error => Level::ERROR,
         Severity::Warning => Level::WARNING,
@@ -89,7 +89,7 @@ struct Piece<'a> {
     to: usize,
 }
 
-fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &Sources<'_>) -> Vec<Piece<'a>> {
+fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &PolicySources<'_>) -> Vec<Piece<'a>> {
     let primary = (AnnotationKind::Primary, diagnostic.span, diagnostic.label.as_str());
     let others =
         diagnostic.others.iter().map(|(span, label)| (AnnotationKind::Context, *span, label.as_str()));
@@ -113,12 +113,12 @@ fn pieces<'a>(diagnostic: &'a Diagnostic, sources: &Sources<'_>) -> Vec<Piece<'a
 }
 
 /// A mark never runs over several lines: its first line says which thing is meant.
-fn first_line_end(span: Span, sources: &Sources<'_>) -> usize {
+fn first_line_end(span: Span, sources: &PolicySources<'_>) -> usize {
     let line = sources.slice(span).lines().next().unwrap_or_default();
     span.start as usize + line.trim_end().len()
 }
 
-fn snippet<'a>(piece: Piece<'a>, sources: &'a Sources<'_>) -> Snippet<'a, Annotation<'a>> {
+fn snippet<'a>(piece: Piece<'a>, sources: &'a PolicySources<'_>) -> Snippet<'a, Annotation<'a>> {
     // A line around what is marked tells where one is in the file.
     let from = piece.from.saturating_sub(1).max(1);
     let lines = sources.lines(piece.file, from, piece.to + 1);

@@ -2,7 +2,7 @@
 
 use super::{DraftClass, set, texts};
 use crate::policy_file::raw::{self, PriorityRange};
-use crate::scheduling::policy::{Class, Eviction, Expression, Match, built_in_classes};
+use crate::scheduling::policy::{Class, Expression, Match, Preemptibility, built_in_classes};
 use std::ops::RangeInclusive;
 
 /// The last built-in class takes what is left, and stays so.
@@ -13,10 +13,10 @@ fn built_in(name: &str) -> Option<Class> {
     built_in_classes().into_iter().find(|class| class.name == name)
 }
 
-pub fn lower(raw: &raw::Policy) -> Vec<DraftClass> {
-    let written: Vec<(usize, &raw::Class)> = raw.classes.iter().flatten().enumerate().collect();
+pub fn lower(raw: &raw::PolicySpec) -> Vec<DraftClass> {
+    let written: Vec<(usize, &raw::ClassSpec)> = raw.classes.iter().flatten().enumerate().collect();
     let gate = raw.start_gate.as_ref().and_then(|gate| gate.at_most);
-    let lower = |class: Class, entry: Option<(usize, &raw::Class)>| {
+    let lower = |class: Class, entry: Option<(usize, &raw::ClassSpec)>| {
         let mut class = class;
         set(&mut class.start_gate.at_most, gate.map(|time| time.0));
         if let Some((_, raw)) = entry {
@@ -33,7 +33,7 @@ pub fn lower(raw: &raw::Policy) -> Vec<DraftClass> {
     own.chain(built_in).collect()
 }
 
-fn overlay(class: &mut Class, raw: &raw::Class) {
+fn overlay(class: &mut Class, raw: &raw::ClassSpec) {
     set(&mut class.matches, raw.matches.as_ref().map(matches));
     set(&mut class.engine, raw.engine);
     if let Some(names) = &raw.may_share_with {
@@ -55,11 +55,11 @@ fn overlay(class: &mut Class, raw: &raw::Class) {
     set(&mut class.lost_work_at_most, raw.lost_work_at_most.map(|time| Some(time.0)));
 }
 
-fn eviction(preemptible: bool) -> Eviction {
-    if preemptible { Eviction::ForHigherPriority } else { Eviction::Never }
+fn eviction(preemptible: bool) -> Preemptibility {
+    if preemptible { Preemptibility::ForHigherPriority } else { Preemptibility::Never }
 }
 
-fn matches(raw: &raw::Match) -> Match {
+fn matches(raw: &raw::MatchSpec) -> Match {
     Match {
         sharing: raw.sharing,
         priority: raw.priority.as_ref().map(range),

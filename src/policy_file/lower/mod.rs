@@ -10,8 +10,8 @@ mod raise;
 pub use classes::SERVING;
 pub use raise::raise;
 
-use super::raw::{self, Amount};
-use crate::scheduling::policy::{Class, Limit, Policy, PolicyError, Pool, Tenant, Usage};
+use super::raw::{self, AmountSpec};
+use crate::scheduling::policy::{Class, Policy, PolicyError, Pool, Tenant, TenantLimit, TenantUsage};
 use crate::units::{Bytes, Percent};
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ pub struct DraftClass {
 }
 
 impl Draft {
-    pub fn new(raw: &raw::Policy) -> Self {
+    pub fn new(raw: &raw::PolicySpec) -> Self {
         Self {
             settings: settings(raw),
             classes: classes::lower(raw),
@@ -60,7 +60,7 @@ fn set<T>(target: &mut T, said: Option<T>) {
     }
 }
 
-fn settings(raw: &raw::Policy) -> Policy {
+fn settings(raw: &raw::PolicySpec) -> Policy {
     let mut policy = Policy::default();
     set(&mut policy.mode, raw.mode);
     set(&mut policy.conflicts, raw.conflicts);
@@ -92,7 +92,7 @@ fn settings(raw: &raw::Policy) -> Policy {
     policy
 }
 
-fn scoring(raw: &raw::Policy, policy: &mut Policy) {
+fn scoring(raw: &raw::PolicySpec, policy: &mut Policy) {
     let Some(scoring) = &raw.scoring else { return };
     set(&mut policy.shortlist, scoring.shortlist);
     set(&mut policy.hint_lifetime, scoring.hint_lifetime.map(|time| time.0));
@@ -110,7 +110,7 @@ fn scoring(raw: &raw::Policy, policy: &mut Policy) {
     }
 }
 
-fn packing(raw: &raw::Policy, policy: &mut Policy) {
+fn packing(raw: &raw::PolicySpec, policy: &mut Policy) {
     let Some(said) = &raw.packing else { return };
     let packing = &mut policy.packing;
     set(&mut packing.policy, said.policy);
@@ -118,7 +118,7 @@ fn packing(raw: &raw::Policy, policy: &mut Policy) {
     set(&mut packing.window, said.window);
 }
 
-fn preemption(raw: &raw::Policy, policy: &mut Policy) {
+fn preemption(raw: &raw::PolicySpec, policy: &mut Policy) {
     let Some(preemption) = &raw.preemption else { return };
     set(&mut policy.hold_slack, preemption.hold_slack.map(|time| time.0));
     set(&mut policy.violate_budgets, preemption.violate_budgets);
@@ -141,7 +141,7 @@ fn preemption(raw: &raw::Policy, policy: &mut Policy) {
     }
 }
 
-fn tenant(raw: &raw::Tenant) -> Tenant {
+fn tenant(raw: &raw::TenantSpec) -> Tenant {
     let named = Tenant::named(&raw.name.0, &[]);
     Tenant {
         namespaces: raw.namespaces.iter().flatten().map(|name| name.0.clone()).collect(),
@@ -159,22 +159,22 @@ fn milli_gpus(gpus: u32) -> u64 {
 }
 
 /// An amount that says nothing guarantees nothing.
-fn guarantee(amount: &Amount) -> Usage {
+fn guarantee(amount: &AmountSpec) -> TenantUsage {
     match (amount.vram, amount.gpus) {
-        (None, None) => Usage::default(),
+        (None, None) => TenantUsage::default(),
         (vram, gpus) => usage(vram, gpus),
     }
 }
 
-fn usage(vram: Option<raw::Quantity>, gpus: Option<u32>) -> Usage {
-    Usage {
+fn usage(vram: Option<raw::MemoryQuantity>, gpus: Option<u32>) -> TenantUsage {
+    TenantUsage {
         vram: vram.map_or(Bytes(UNBOUNDED), |vram| vram.0),
         milli_gpus: gpus.map_or(UNBOUNDED, milli_gpus),
     }
 }
 
-fn limit(amount: &Amount) -> Limit {
-    Limit { vram: amount.vram.map(|vram| vram.0), milli_gpus: amount.gpus.map(milli_gpus) }
+fn limit(amount: &AmountSpec) -> TenantLimit {
+    TenantLimit { vram: amount.vram.map(|vram| vram.0), milli_gpus: amount.gpus.map(milli_gpus) }
 }
 
 fn pool(raw: &raw::NodePool) -> Pool {

@@ -4,7 +4,7 @@ use super::{percentage, set};
 use crate::policy_file::raw::{self, Duration};
 use crate::scheduling::policy::{Consolidation, Planning, Policy, PressureRules};
 
-pub fn lower(raw: &raw::Policy, policy: &mut Policy) {
+pub fn lower(raw: &raw::PolicySpec, policy: &mut Policy) {
     let Some(said) = &raw.planning else { return };
     let planning = &mut policy.planning;
     set(&mut planning.gated_at_most, said.gated_at_most.map(|time| time.0));
@@ -21,7 +21,7 @@ pub fn lower(raw: &raw::Policy, policy: &mut Policy) {
     }
 }
 
-fn pressure(said: &raw::PressureRules) -> PressureRules {
+fn pressure(said: &raw::PressureSpec) -> PressureRules {
     let mut rules = PressureRules::default();
     if let Some(kv_cache) = &said.kv_cache {
         set(&mut rules.kv_cache.from, kv_cache.from.map(|percent| percent.0));
@@ -35,27 +35,27 @@ fn pressure(said: &raw::PressureRules) -> PressureRules {
     rules
 }
 
-pub fn raise(planning: &Planning) -> raw::Planning {
+pub fn raise(planning: &Planning) -> raw::PlanningSpec {
     let Planning { gated_at_most, groups, pressure, consolidation } = planning;
-    raw::Planning {
+    raw::PlanningSpec {
         gated_at_most: Some(Duration(*gated_at_most)),
         groups: Some(raw::Groups {
             placement: Some(groups.placement),
             when_broken: Some(groups.when_broken),
         }),
         pressure: Some(raise_pressure(pressure.as_ref())),
-        consolidation: Some(raw::Consolidation {
+        consolidation: Some(raw::ConsolidationSpec {
             enabled: Some(consolidation.is_some()),
             gain: consolidation.map(|rules| Duration(rules.gain)),
         }),
     }
 }
 
-fn raise_pressure(rules: Option<&PressureRules>) -> raw::PressureRules {
+fn raise_pressure(rules: Option<&PressureRules>) -> raw::PressureSpec {
     let Some(rules) = rules else {
-        return raw::PressureRules { enabled: Some(false), ..raw::PressureRules::default() };
+        return raw::PressureSpec { enabled: Some(false), ..raw::PressureSpec::default() };
     };
-    raw::PressureRules {
+    raw::PressureSpec {
         enabled: Some(true),
         kv_cache: Some(raw::PercentageThreshold {
             from: Some(percentage(rules.kv_cache.from)),

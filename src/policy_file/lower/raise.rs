@@ -3,16 +3,18 @@
 
 use super::{MILLI, UNBOUNDED, percentage, planning};
 use crate::policy_file::raw::{
-    self, Amount, Capacity, Duration, LabelValue, MigProfile, Name, Percentage, PriorityRange, QualifiedName,
-    Quantity, Speed, Subdomain,
+    self, AmountSpec, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, PoolCapacitySpec,
+    PriorityRange, QualifiedName, Speed, Subdomain,
 };
-use crate::scheduling::policy::{Class, Eviction, Match, Packing, Policy, Pool, Tenant, Usage};
+use crate::scheduling::policy::{
+    Class, Match, PackingRules, Policy, Pool, Preemptibility, Tenant, TenantUsage,
+};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
 /// Lowering it gives the same policy.
-pub fn raise(policy: &Policy) -> raw::Policy {
-    raw::Policy {
+pub fn raise(policy: &Policy) -> raw::PolicySpec {
+    raw::PolicySpec {
         api_version: Some(raw::ApiVersion::V1Alpha1),
         kind: Some(raw::PolicyKind::SchedulingPolicy),
         mode: Some(policy.mode),
@@ -32,11 +34,11 @@ pub fn raise(policy: &Policy) -> raw::Policy {
     }
 }
 
-fn headroom(policy: &Policy) -> raw::Headroom {
+fn headroom(policy: &Policy) -> raw::HeadroomSpec {
     let models = policy.headroom.models.iter();
     let models: BTreeMap<String, Percentage<90>> =
         models.map(|(part, percent)| (part.clone(), percentage(*percent))).collect();
-    raw::Headroom {
+    raw::HeadroomSpec {
         default: Some(percentage(policy.headroom.default)),
         models: (!models.is_empty()).then_some(models),
     }
@@ -68,7 +70,7 @@ fn scoring(policy: &Policy) -> raw::Scoring {
     raw::Scoring {
         shortlist: Some(policy.shortlist),
         hint_lifetime: Some(Duration(policy.hint_lifetime)),
-        weights: Some(raw::Weights {
+        weights: Some(raw::WeightsSpec {
             packing: weight(weights.packing),
             kv_headroom: weight(weights.kv_headroom),
             time_to_ready: weight(weights.time_to_ready),
@@ -79,9 +81,9 @@ fn scoring(policy: &Policy) -> raw::Scoring {
     }
 }
 
-fn packing(policy: &Policy) -> raw::Packing {
-    let Packing { policy, learning, window } = policy.packing;
-    raw::Packing { policy: Some(policy), learning: Some(learning), window: Some(window) }
+fn packing(policy: &Policy) -> raw::PackingSpec {
+    let PackingRules { policy, learning, window } = policy.packing;
+    raw::PackingSpec { policy: Some(policy), learning: Some(learning), window: Some(window) }
 }
 
 fn preemption(policy: &Policy) -> raw::Preemption {
@@ -94,7 +96,7 @@ fn preemption(policy: &Policy) -> raw::Preemption {
             again_within: Some(Duration(policy.eviction_costs.again_within)),
         }),
         violate_budgets: Some(policy.violate_budgets),
-        evictions_per_minute: Some(raw::EvictionRates {
+        evictions_per_minute: Some(raw::EvictionRatesSpec {
             cluster: Some(policy.eviction_rates.cluster),
             node: Some(policy.eviction_rates.node),
             tenant: Some(policy.eviction_rates.tenant),
@@ -102,19 +104,20 @@ fn preemption(policy: &Policy) -> raw::Preemption {
     }
 }
 
-fn class(class: &Class) -> raw::Class {
-    let limits = raw::Limits { kv_cache: class.kv_cache_limit.map(percentage), queue: class.queue_limit };
-    raw::Class {
+fn class(class: &Class) -> raw::ClassSpec {
+    let limits =
+        raw::EngineLimitsSpec { kv_cache: class.kv_cache_limit.map(percentage), queue: class.queue_limit };
+    raw::ClassSpec {
         name: Name(class.name.clone()),
         matches: (class.matches != Match::default()).then(|| matches(&class.matches)),
         engine: Some(class.engine),
         may_share_with: class.shares_with.as_deref().map(|names| words(names, Name)),
-        limits: (limits != raw::Limits::default()).then_some(limits),
+        limits: (limits != raw::EngineLimitsSpec::default()).then_some(limits),
         start_gate: Some(raw::KeptRange {
             at_least: Some(Duration(class.start_gate.at_least)),
             at_most: Some(Duration(class.start_gate.at_most)),
         }),
-        preemptible: Some(class.eviction == Eviction::ForHigherPriority),
+        preemptible: Some(class.eviction == Preemptibility::ForHigherPriority),
         min_runtime: Some(Duration(class.min_runtime)),
         drain_time: Some(Duration(class.drain_time)),
         do_not_disrupt: Some(class.do_not_disrupt),
@@ -123,12 +126,12 @@ fn class(class: &Class) -> raw::Class {
     }
 }
 
-fn matches(matches: &Match) -> raw::Match {
+fn matches(matches: &Match) -> raw::MatchSpec {
     let range = |range: &std::ops::RangeInclusive<i32>| PriorityRange {
         at_least: Some(*range.start()).filter(|&least| least != i32::MIN),
         at_most: Some(*range.end()).filter(|&most| most != i32::MAX),
     };
-    raw::Match {
+    raw::MatchSpec {
         namespaces: some_words(&matches.namespaces, Name),
         labels: labels(&matches.labels),
         priority_classes: some_words(&matches.priority_classes, Subdomain),
@@ -139,15 +142,16 @@ fn matches(matches: &Match) -> raw::Match {
     }
 }
 
-fn tenant(tenant: &Tenant) -> raw::Tenant {
-    let guaranteed = tenant.guarantee != Usage::default();
-    let limit = Amount { vram: tenant.limit.vram.map(Quantity), gpus: tenant.limit.milli_gpus.map(gpus) };
-    raw::Tenant {
+fn tenant(tenant: &Tenant) -> raw::TenantSpec {
+    let guaranteed = tenant.guarantee != TenantUsage::default();
+    let limit =
+        AmountSpec { vram: tenant.limit.vram.map(MemoryQuantity), gpus: tenant.limit.milli_gpus.map(gpus) };
+    raw::TenantSpec {
         name: Name(tenant.name.clone()),
         namespaces: some_words(&tenant.namespaces, Name),
         guarantee: guaranteed
-            .then(|| Amount { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
-        limit: (limit != Amount::default()).then_some(limit),
+            .then(|| AmountSpec { vram: vram(tenant.guarantee), gpus: whole_gpus(tenant.guarantee) }),
+        limit: (limit != AmountSpec::default()).then_some(limit),
         borrowing: Some(tenant.borrowing),
         reclaim: Some(tenant.reclaim),
         weight: Some(u16::try_from(tenant.weight).unwrap_or(u16::MAX)),
@@ -161,15 +165,15 @@ fn pool(pool: &Pool) -> raw::NodePool {
         nodes: Some(pool.nodes),
         classes: pool.classes.as_deref().map(|names| words(names, Name)),
         mig: pool.mig.as_deref().map(|profiles| words(profiles, MigProfile)),
-        capacity: pool.capacity.map(|all| Capacity { gpus: whole_gpus(all), vram: vram(all) }),
+        capacity: pool.capacity.map(|all| PoolCapacitySpec { gpus: whole_gpus(all), vram: vram(all) }),
     }
 }
 
-fn vram(usage: Usage) -> Option<Quantity> {
-    (usage.vram != Bytes(UNBOUNDED)).then_some(Quantity(usage.vram))
+fn vram(usage: TenantUsage) -> Option<MemoryQuantity> {
+    (usage.vram != Bytes(UNBOUNDED)).then_some(MemoryQuantity(usage.vram))
 }
 
-fn whole_gpus(usage: Usage) -> Option<u32> {
+fn whole_gpus(usage: TenantUsage) -> Option<u32> {
     (usage.milli_gpus != UNBOUNDED).then(|| gpus(usage.milli_gpus))
 }
 

@@ -7,7 +7,7 @@ use crate::policy_file::{merge, tree};
 use crate::scheduling::policy::{ConflictRule, Consolidation, GroupPlacement, Mode, ViolateBudgets};
 use crate::units::Millis;
 
-fn raw(text: &str) -> raw::Policy {
+fn raw(text: &str) -> raw::PolicySpec {
     let (documents, _) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     let (merged, _) = merge::merge(documents, &SHAPES.policy);
     serde_json::from_value(merged.to_json()).unwrap()
@@ -86,7 +86,7 @@ fn own_classes_stand_before_the_built_in_ones_which_keep_their_place_when_change
     let default = Policy::default();
     let batch = default.class(default.class_named("batch").unwrap());
     assert_eq!(class("batch").matches, batch.matches);
-    assert_eq!(class("batch").eviction, crate::scheduling::policy::Eviction::ForHigherPriority);
+    assert_eq!(class("batch").eviction, crate::scheduling::policy::Preemptibility::ForHigherPriority);
     assert_eq!((class("serving").queue_limit, class("serving").kv_cache_limit), (Some(5), Percent::new(90)));
     assert_eq!(class("serving").start_gate.at_most, Millis::seconds(300));
     assert_eq!(class("chat").start_gate.at_least, Millis::seconds(1));
@@ -98,6 +98,6 @@ fn a_policy_written_out_in_full_is_the_same_policy() {
         let policy = lowered(text);
         assert_eq!(Draft::new(&raise(&policy)).finish().unwrap(), policy);
         let written = serde_json::to_string(&raise(&policy)).unwrap();
-        assert_eq!(serde_json::from_str::<raw::Policy>(&written).unwrap(), raise(&policy));
+        assert_eq!(serde_json::from_str::<raw::PolicySpec>(&written).unwrap(), raise(&policy));
     }
 }

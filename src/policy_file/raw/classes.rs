@@ -10,18 +10,18 @@ use std::collections::BTreeMap;
 /// Pods that are treated alike.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Class {
+pub struct ClassSpec {
     /// Shown in every decision and metric.
     pub name: Name,
     /// Which pods it takes. Left out: all that reach it.
     #[serde(rename = "match")]
-    pub matches: Option<Match>,
+    pub matches: Option<MatchSpec>,
     /// Whether its pods run an engine that profiles GPU memory at its start. Two that do so at once break each other, so
     /// they start one by one.
     pub engine: Option<bool>,
     /// Classes it shares a GPU with, if they do too. Left out: all; `[]`: none.
     pub may_share_with: Option<Vec<Name>>,
-    pub limits: Option<Limits>,
+    pub limits: Option<EngineLimitsSpec>,
     /// How long one of its engines may keep others from starting on its GPU.
     pub start_gate: Option<KeptRange>,
     /// Whether pods of higher priority may take its pods' place.
@@ -41,7 +41,7 @@ pub struct Class {
 /// Which pods: all that is said must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Match {
+pub struct MatchSpec {
     /// In any of these.
     pub namespaces: Option<Vec<Name>>,
     /// With all of these.
@@ -71,7 +71,7 @@ pub struct PriorityRange {
 /// How busy engines on a GPU may be for a pod of this class to join them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Limits {
+pub struct EngineLimitsSpec {
     /// How full their KV cache may be.
     pub kv_cache: Option<Percentage<100>>,
     /// How many requests may wait.

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 /// Pods that are placed before the scheduler sees them, groups, and evictions that no pod asks for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Planning {
+pub struct PlanningSpec {
     /// How long a pod stays behind the gate `stowage.dev/plan` without a place before the scheduler gets to see it.
     pub gated_at_most: Option<Duration>,
     pub groups: Option<Groups>,
-    pub pressure: Option<PressureRules>,
-    pub consolidation: Option<Consolidation>,
+    pub pressure: Option<PressureSpec>,
+    pub consolidation: Option<ConsolidationSpec>,
 }
 
 /// Pods that are of use only together.
@@ -29,7 +29,7 @@ pub struct Groups {
 /// Preemptible pods leave a GPU whose engine is this busy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PressureRules {
+pub struct PressureSpec {
     /// Left out: yes.
     pub enabled: Option<bool>,
     /// How full an engine's KV cache is.
@@ -63,7 +63,7 @@ pub struct CountThreshold {
 /// Preemptible pods are evicted to run elsewhere where that lets a pod fit that could not.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Consolidation {
+pub struct ConsolidationSpec {
     /// Left out: no.
     pub enabled: Option<bool>,
     /// What a pod that fits is worth, in time on its GPUs. Moves that cost more are not made.

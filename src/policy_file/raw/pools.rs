@@ -1,6 +1,6 @@
 //! Node pools: kinds of nodes, told apart by their labels.
 
-use super::{LabelValue, MigProfile, Name, Quantity};
+use super::{LabelValue, MemoryQuantity, MigProfile, Name};
 use crate::scheduling::node::NodeKind;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,13 +21,13 @@ pub struct NodePool {
     pub classes: Option<Vec<Name>>,
     /// What each of its GPUs is cut into. `[]`: whole; left out: anything.
     pub mig: Option<Vec<MigProfile>>,
-    pub capacity: Option<Capacity>,
+    pub capacity: Option<PoolCapacitySpec>,
 }
 
 /// What the pool has in all, to check that guarantees can be kept.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Capacity {
+pub struct PoolCapacitySpec {
     pub gpus: Option<u32>,
-    pub vram: Option<Quantity>,
+    pub vram: Option<MemoryQuantity>,
 }

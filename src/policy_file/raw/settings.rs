@@ -1,7 +1,7 @@
 //! Settings that hold for the whole cluster.
 
 use super::{Duration, Percentage, Speed};
-use crate::scheduling::policy::{ExpiredRule, Learning, PackingPolicy, ViolateBudgets};
+use crate::scheduling::policy::{ExpiredRule, LearningMode, PackingPolicy, ViolateBudgets};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// The share of every GPU that is never handed out: what CUDA contexts and fragmentation take beyond what engines ask for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Headroom {
+pub struct HeadroomSpec {
     /// Of every GPU that `models` says nothing of.
     pub default: Option<Percentage<90>>,
     /// A part of a GPU model's name, in any case, to its headroom. The longest that matches wins.
@@ -47,7 +47,7 @@ pub struct Loading {
 /// How long an engine that starts may keep others from starting on its GPU. The gate opens earlier when it is ready.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct StartGate {
+pub struct StartGateSpec {
     pub at_most: Option<Duration>,
 }
 
@@ -60,13 +60,13 @@ pub struct Scoring {
     pub shortlist: Option<u16>,
     /// How long other pods are steered around GPUs that were just offered to someone.
     pub hint_lifetime: Option<Duration>,
-    pub weights: Option<Weights>,
+    pub weights: Option<WeightsSpec>,
 }
 
 /// What counts how much when nodes are compared. Only the proportions matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Weights {
+pub struct WeightsSpec {
     /// Keep what is free useful for the pods to come; see `packing`.
     #[schemars(range(min = 0, max = 1000))]
     pub packing: Option<u16>,
@@ -90,11 +90,11 @@ pub struct Weights {
 /// How GPUs are filled.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Packing {
+pub struct PackingSpec {
     /// What makes one place fill the cluster better than another.
     pub policy: Option<PackingPolicy>,
     /// Whether what free VRAM is worth follows the pods that come.
-    pub learning: Option<Learning>,
+    pub learning: Option<LearningMode>,
     /// How many of the last pods count as the demand to come.
     #[schemars(range(min = 100, max = 10000))]
     pub window: Option<u16>,
@@ -109,14 +109,14 @@ pub struct Preemption {
     pub costs: Option<Costs>,
     /// Whether the scheduler's preemption may evict more pods of a disruption budget than it allows.
     pub violate_budgets: Option<ViolateBudgets>,
-    pub evictions_per_minute: Option<EvictionRates>,
+    pub evictions_per_minute: Option<EvictionRatesSpec>,
 }
 
 /// How many pods may be evicted within a minute, by Stowage itself or by the scheduler because Stowage named them. A set of pods
 /// that is larger than a limit is evicted alone, in a minute without any other eviction there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct EvictionRates {
+pub struct EvictionRatesSpec {
     pub cluster: Option<u32>,
     /// On one node.
     pub node: Option<u32>,

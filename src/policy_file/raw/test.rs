@@ -1,10 +1,10 @@
 //! Cases that live beside a policy: a small cluster in shorthand, pods, and what is expected of them.
 
 use super::{
-    ApiVersion, Duration, LabelValue, MigProfile, Name, Percentage, QualifiedName, Quantity, Subdomain,
+    ApiVersion, Duration, LabelValue, MemoryQuantity, MigProfile, Name, Percentage, QualifiedName, Subdomain,
 };
 use crate::scheduling::device::Health;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::loading::ModelTier;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ pub struct PolicyTest {
     pub api_version: Option<ApiVersion>,
     /// What the file is.
     pub kind: TestKind,
-    pub cluster: Option<Cluster>,
-    pub cases: Option<Vec<Case>>,
+    pub cluster: Option<TestCluster>,
+    pub cases: Option<Vec<TestCase>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -29,34 +29,34 @@ pub enum TestKind {
 /// The nodes and pods that are there before a case's pod comes. Each case begins with it anew.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Cluster {
-    pub nodes: Option<Vec<Node>>,
+pub struct TestCluster {
+    pub nodes: Option<Vec<TestNode>>,
     pub pods: Option<Vec<ExistingPod>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Node {
+pub struct TestNode {
     pub name: Subdomain,
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub labels: Option<BTreeMap<String, LabelValue>>,
     /// In order of their index on the node.
-    pub gpus: Option<Vec<Gpu>>,
+    pub gpus: Option<Vec<TestGpu>>,
     /// What a device plugin offers there, such as `nvidia.com/gpu: 8`. Its pods ask for it under `resources`, as many as
     /// their `gpus`.
     #[schemars(extend("propertyNames" = {"format": "qualified-name"}))]
     pub plugin: Option<BTreeMap<String, u32>>,
     /// Models to where their weights are on the node.
-    pub models: Option<BTreeMap<String, Tier>>,
+    pub models: Option<BTreeMap<String, ModelTier>>,
 }
 
 /// One GPU, or `count` alike.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Gpu {
+pub struct TestGpu {
     /// Its product name.
     pub model: Option<String>,
-    pub memory: Option<Quantity>,
+    pub memory: Option<MemoryQuantity>,
     /// How many like it. Left out: one.
     #[schemars(range(min = 1, max = 64))]
     pub count: Option<u16>,
@@ -67,7 +67,7 @@ pub struct Gpu {
     /// How many requests wait for engines on it.
     pub queue: Option<u32>,
     /// What an agent measured on it. Left out: what its pods were promised.
-    pub used: Option<Quantity>,
+    pub used: Option<MemoryQuantity>,
     pub health: Option<Health>,
 }
 
@@ -85,12 +85,12 @@ pub struct PodSketch {
     /// Resources that its containers ask for.
     pub resources: Option<Vec<QualifiedName>>,
     /// The memory it asks for, over all its GPUs.
-    pub vram: Option<Quantity>,
+    pub vram: Option<MemoryQuantity>,
     pub gpus: Option<u32>,
     /// Whether it wants its GPUs to itself.
     pub exclusive: Option<bool>,
     pub model: Option<String>,
-    pub kv_cache: Option<Quantity>,
+    pub kv_cache: Option<MemoryQuantity>,
     /// How long it is given to end.
     pub grace: Option<Duration>,
     /// How long it has been running.
@@ -111,7 +111,7 @@ pub struct ExistingPod {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Case {
+pub struct TestCase {
     /// A sentence that says what holds.
     pub name: String,
     pub pod: PodSketch,

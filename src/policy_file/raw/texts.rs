@@ -1,7 +1,7 @@
 //! Values that are texts with a grammar. Each is read by its function in [`format`](crate::policy_file::format), which the
 //! check of a file uses too.
 
-use crate::policy_file::format::{self, Format, Malformed};
+use crate::policy_file::format::{self, Malformed, TextFormat};
 use crate::units::{Bytes, Millis, Percent};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -17,7 +17,7 @@ pub struct Duration(pub Millis);
 
 /// Memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Quantity(pub Bytes);
+pub struct MemoryQuantity(pub Bytes);
 
 /// Bytes a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +67,7 @@ in_files!(
     {"type": "string", "format": "duration", "pattern": "^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$|^0$"}
 );
 in_files!(
-    [] Quantity, "Quantity",
+    [] MemoryQuantity, "Quantity",
     |text: &str| format::quantity(text).map(Self),
     |quantity: &Self| format::quantity_text(quantity.0),
     {"type": ["string", "integer"], "format": "quantity"}
@@ -99,15 +99,15 @@ macro_rules! words {
 
 words! {
     /// A DNS label: what a class, a tenant or a namespace is called.
-    Name: Format::Name, "name";
+    Name: TextFormat::Name, "name";
     /// A DNS subdomain: what a PriorityClass or a node is called.
-    Subdomain: Format::Subdomain, "subdomain";
+    Subdomain: TextFormat::Subdomain, "subdomain";
     /// A label's key, or a resource.
-    QualifiedName: Format::QualifiedName, "qualified-name";
-    LabelValue: Format::LabelValue, "label-value";
-    MigProfile: Format::MigProfile, "mig-profile";
+    QualifiedName: TextFormat::QualifiedName, "qualified-name";
+    LabelValue: TextFormat::LabelValue, "label-value";
+    MigProfile: TextFormat::MigProfile, "mig-profile";
     /// A condition on a pod.
-    Cel: Format::Cel, "cel";
+    Cel: TextFormat::Cel, "cel";
 }
 
 fn refused<E: de::Error>(malformed: Malformed) -> E {

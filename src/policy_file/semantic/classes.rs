@@ -6,7 +6,7 @@ use crate::policy_file::format::duration_text;
 use crate::policy_file::lower::{DraftClass, SERVING};
 use crate::policy_file::nearest::nearest;
 use crate::policy_file::source::Span;
-use crate::policy_file::tree::Node;
+use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::MAX_CLASSES;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
@@ -31,7 +31,7 @@ fn too_many(policy: Written<'_>, count: usize) -> Diagnostic {
         .help("put classes that are treated alike into one, with several namespaces")
 }
 
-fn conditions(one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn conditions(one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let Some(matches) = entry.get("match") else { return };
     if one.class.name == SERVING {
         found.push(
@@ -62,7 +62,7 @@ fn conditions(one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn gate(policy: Written<'_>, one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn gate(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let gate = one.class.start_gate;
     if gate.at_least <= gate.at_most {
         return;
@@ -79,7 +79,7 @@ fn gate(policy: Written<'_>, one: &DraftClass, entry: &Node, found: &mut Vec<Dia
     found.push(diagnostic.help("make `atLeast` shorter than `atMost`"));
 }
 
-fn neighbours(policy: Written<'_>, one: &DraftClass, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn neighbours(policy: Written<'_>, one: &DraftClass, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let Some(list) = entry.get("mayShareWith") else { return };
     for name in list.items() {
         let Some(text) = name.text() else { continue };

@@ -15,9 +15,9 @@ use super::diagnostic::{Diagnostic, has_errors};
 use super::lower::Draft;
 use super::raw;
 use super::source::Span;
-use super::tree::Node;
+use super::tree::YamlNode;
 
-pub fn check(merged: &Node, raw: &raw::Policy, draft: &Draft) -> Vec<Diagnostic> {
+pub fn check(merged: &YamlNode, raw: &raw::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
     let policy = Written { merged, raw, draft };
     let mut found = Vec::new();
     settings::check(policy, &mut found);
@@ -53,15 +53,15 @@ fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
 /// A policy as it is written, with places, and as it is meant.
 #[derive(Clone, Copy)]
 struct Written<'a> {
-    merged: &'a Node,
-    raw: &'a raw::Policy,
+    merged: &'a YamlNode,
+    raw: &'a raw::PolicySpec,
     draft: &'a Draft,
 }
 
 impl<'a> Written<'a> {
     /// The entries of a list, in the order of the raw policy's.
-    fn entries(self, list: &str) -> &'a [Node] {
-        self.merged.get(list).map(Node::items).unwrap_or_default()
+    fn entries(self, list: &str) -> &'a [YamlNode] {
+        self.merged.get(list).map(YamlNode::items).unwrap_or_default()
     }
 
     /// Where a setting stands; the nearest thing around it if it is not said itself.
@@ -71,7 +71,7 @@ impl<'a> Written<'a> {
 }
 
 /// Where `path` stands in `node`, as far as it is written.
-fn span(node: &Node, path: &[&str]) -> Span {
+fn span(node: &YamlNode, path: &[&str]) -> Span {
     match path.split_first() {
         None => node.span,
         Some((first, rest)) => match node.get(first) {
@@ -82,11 +82,11 @@ fn span(node: &Node, path: &[&str]) -> Span {
 }
 
 /// The key of `field` in `node`, or what stands for the node.
-fn key(node: &Node, field: &str) -> Span {
+fn key(node: &YamlNode, field: &str) -> Span {
     node.entry(field).map_or_else(|| head(node), |(key, _)| key.span)
 }
 
 /// An entry is best known by its name.
-fn head(node: &Node) -> Span {
+fn head(node: &YamlNode) -> Span {
     node.get("name").map_or(node.span, |name| name.span)
 }

@@ -7,15 +7,17 @@
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::lower::DraftClass;
-use crate::policy_file::tree::Node;
-use crate::scheduling::policy::{Eviction, Match};
+use crate::policy_file::tree::YamlNode;
+use crate::scheduling::policy::{Match, Preemptibility};
 use std::ops::RangeInclusive;
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let classes = &policy.draft.classes;
     for (place, safe) in classes.iter().enumerate() {
         let Some(entry) = entry(policy, safe).filter(|_| is_safe_engine(safe)) else { continue };
-        for taker in classes[..place].iter().filter(|one| one.class.eviction == Eviction::ForHigherPriority) {
+        for taker in
+            classes[..place].iter().filter(|one| one.class.eviction == Preemptibility::ForHigherPriority)
+        {
             if let Some(taker_entry) = self::entry(policy, taker).filter(|_| could_share(taker, safe)) {
                 found.extend(by_priority_class(taker, taker_entry, safe, entry));
                 found.extend(by_range(taker, taker_entry, safe, entry));
@@ -24,12 +26,12 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn entry<'a>(policy: Written<'a>, one: &DraftClass) -> Option<&'a Node> {
+fn entry<'a>(policy: Written<'a>, one: &DraftClass) -> Option<&'a YamlNode> {
     policy.entries("classes").get(one.entry?)
 }
 
 fn is_safe_engine(one: &DraftClass) -> bool {
-    one.class.eviction == Eviction::Never && one.class.engine
+    one.class.eviction == Preemptibility::Never && one.class.engine
 }
 
 /// Whether some pod may have the namespace, labels and sharing of both.
@@ -51,9 +53,9 @@ fn common<'a>(a: &'a [String], b: &[String]) -> Vec<&'a String> {
 /// An earlier class that takes a PriorityClass with no narrower condition than the later one: its pods never arrive there.
 fn by_priority_class(
     taker: &DraftClass,
-    taken_by: &Node,
+    taken_by: &YamlNode,
     safe: &DraftClass,
-    entry: &Node,
+    entry: &YamlNode,
 ) -> Option<Diagnostic> {
     let names = common(&safe.class.matches.priority_classes, &taker.class.matches.priority_classes);
     if names.is_empty() || !is_wider(&taker.class.matches, &safe.class.matches) {
@@ -85,7 +87,12 @@ fn is_wider(wide: &Match, narrow: &Match) -> bool {
         && wide.priority.is_none()
 }
 
-fn by_range(taker: &DraftClass, taken_by: &Node, safe: &DraftClass, entry: &Node) -> Option<Diagnostic> {
+fn by_range(
+    taker: &DraftClass,
+    taken_by: &YamlNode,
+    safe: &DraftClass,
+    entry: &YamlNode,
+) -> Option<Diagnostic> {
     let both = overlap(taker.class.matches.priority.as_ref()?, safe.class.matches.priority.as_ref()?)?;
     // Different PriorityClasses keep them apart.
     let (a, b) = (&taker.class.matches.priority_classes, &safe.class.matches.priority_classes);

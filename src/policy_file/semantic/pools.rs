@@ -5,7 +5,7 @@ use super::{Written, head, key, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
 use crate::policy_file::format::mig::{FAMILIES, Family};
 use crate::policy_file::raw::NodePool;
-use crate::policy_file::tree::Node;
+use crate::policy_file::tree::YamlNode;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Mode, Pool};
 
@@ -22,7 +22,7 @@ pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
 }
 
 /// A node in no pool takes everyone; where a pool takes every node there is none, and who may be in no pool is nowhere.
-fn nowhere(policy: Written<'_>, entries: &[Node], found: &mut Vec<Diagnostic>) {
+fn nowhere(policy: Written<'_>, entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let Some(last) = pools.iter().position(|pool| pool.selector.is_empty()) else { return };
     let admits = |pool: &Pool, name: &String| pool.classes.as_ref().is_none_or(|names| names.contains(name));
@@ -38,8 +38,8 @@ fn nowhere(policy: Written<'_>, entries: &[Node], found: &mut Vec<Diagnostic>) {
     );
 }
 
-fn classes(policy: Written<'_>, entry: &Node, found: &mut Vec<Diagnostic>) {
-    let names = entry.get("classes").map(Node::items).unwrap_or_default();
+fn classes(policy: Written<'_>, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    let names = entry.get("classes").map(YamlNode::items).unwrap_or_default();
     for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
         if policy.draft.classes.iter().all(|one| one.class.name != text) {
             found.push(unknown_class(policy, text, name.span));
@@ -47,7 +47,7 @@ fn classes(policy: Written<'_>, entry: &Node, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn shadow(policy: Written<'_>, raw: &NodePool, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn shadow(policy: Written<'_>, raw: &NodePool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     if policy.draft.settings.mode == Mode::Shadow && raw.nodes == Some(NodeKind::Stowage) {
         found.push(
             Diagnostic::error(
@@ -61,7 +61,7 @@ fn shadow(policy: Written<'_>, raw: &NodePool, entry: &Node, found: &mut Vec<Dia
     }
 }
 
-fn geometry(pool: &Pool, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn geometry(pool: &Pool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let profiles: Vec<&str> = pool.mig.iter().flatten().map(String::as_str).collect();
     if FAMILIES.iter().any(|family| family.can_be_cut_into(&profiles)) {
         return;
@@ -84,7 +84,7 @@ fn geometry(pool: &Pool, entry: &Node, found: &mut Vec<Diagnostic>) {
 }
 
 /// A node belongs to the first pool that selects it, so a wider selector before a narrower one leaves it nothing.
-fn reach(policy: Written<'_>, place: usize, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn reach(policy: Written<'_>, place: usize, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let wider = |earlier: &&Pool| {
         earlier.selector.iter().all(|(label, value)| pools[place].selector.get(label) == Some(value))

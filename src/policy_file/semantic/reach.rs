@@ -8,7 +8,7 @@ use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
 use crate::policy_file::lower::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
-use crate::scheduling::policy::{Eviction, Match};
+use crate::scheduling::policy::{Match, Preemptibility};
 use crate::scheduling::request::Sharing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -135,7 +135,7 @@ fn unreachable(policy: Written<'_>, entry: usize, place: usize, takers: &BTreeSe
 /// nobody could evict.
 fn replaced(policy: Written<'_>, takers: &BTreeSet<usize>, taken: &[usize]) -> Option<Diagnostic> {
     let classes = &policy.draft.classes;
-    let evicted = |place: &usize| classes[*place].class.eviction == Eviction::ForHigherPriority;
+    let evicted = |place: &usize| classes[*place].class.eviction == Preemptibility::ForHigherPriority;
     // A built-in one that may be evicted takes what it always took.
     let is_own = |place: &&usize| classes[**place].entry.is_some();
     let victims = takers.iter().filter(is_own).any(evicted) && !taken.iter().all(evicted);

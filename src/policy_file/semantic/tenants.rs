@@ -4,7 +4,7 @@ use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::quantity_text;
 use crate::policy_file::source::Span;
-use crate::policy_file::tree::Node;
+use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::{Borrowing, Tenant};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
@@ -14,12 +14,12 @@ const MOST_POOLS_SHOWN: usize = 4;
 
 /// What is counted of a tenant, by the field it is written in.
 #[derive(Clone, Copy)]
-enum Part {
+enum TenantResource {
     Vram,
     Gpus,
 }
 
-impl Part {
+impl TenantResource {
     const ALL: [Self; 2] = [Self::Vram, Self::Gpus];
 
     fn field(self) -> &'static str {
@@ -63,14 +63,14 @@ impl Part {
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("tenants");
     for (tenant, entry) in policy.draft.tenants.iter().zip(entries) {
-        Part::ALL.into_iter().for_each(|part| limit(part, tenant, entry, found));
+        TenantResource::ALL.into_iter().for_each(|part| limit(part, tenant, entry, found));
         nothing_to_use(tenant, entry, found);
     }
     namespaces(entries, found);
-    Part::ALL.into_iter().for_each(|part| capacity(policy, part, found));
+    TenantResource::ALL.into_iter().for_each(|part| capacity(policy, part, found));
 }
 
-fn limit(part: Part, tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
+fn limit(part: TenantResource, tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     let (Some(guarantee), Some(limit)) = (part.guarantee(tenant), part.limit(tenant)) else { return };
     let at = |what: &str| span(entry, &[what, part.field()]);
     let (less, more) = (part.text(limit), part.text(guarantee));
@@ -94,8 +94,8 @@ fn limit(part: Part, tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>)
     }
 }
 
-fn nothing_to_use(tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
-    if let Some(part) = Part::ALL.into_iter().find(|part| part.limit(tenant) == Some(0)) {
+fn nothing_to_use(tenant: &Tenant, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    if let Some(part) = TenantResource::ALL.into_iter().find(|part| part.limit(tenant) == Some(0)) {
         let message = format!(
             "{} may use {} at most, so none of its pods is ever placed",
             quoted(&tenant.name),
@@ -125,10 +125,10 @@ fn nothing_to_use(tenant: &Tenant, entry: &Node, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn namespaces(entries: &[Node], found: &mut Vec<Diagnostic>) {
-    let mut owners: BTreeMap<&str, (Span, &Node)> = BTreeMap::new();
+fn namespaces(entries: &[YamlNode], found: &mut Vec<Diagnostic>) {
+    let mut owners: BTreeMap<&str, (Span, &YamlNode)> = BTreeMap::new();
     for entry in entries {
-        let names = entry.get("namespaces").map(Node::items).unwrap_or_default();
+        let names = entry.get("namespaces").map(YamlNode::items).unwrap_or_default();
         for (name, text) in names.iter().filter_map(|name| Some((name, name.text()?))) {
             let Some((first, owner)) = owners.insert(text, (name.span, entry)) else { continue };
             let (message, help) = match std::ptr::eq(owner, entry) {
@@ -149,13 +149,13 @@ fn namespaces(entries: &[Node], found: &mut Vec<Diagnostic>) {
 }
 
 /// Only where every pool says what it has is the whole known.
-fn capacity(policy: Written<'_>, part: Part, found: &mut Vec<Diagnostic>) {
+fn capacity(policy: Written<'_>, part: TenantResource, found: &mut Vec<Diagnostic>) {
     let pools = &policy.draft.pools;
     let capacity = |pool: &crate::scheduling::policy::Pool| {
         let all = pool.capacity?;
         let amount = match part {
-            Part::Vram => all.vram.0,
-            Part::Gpus => all.milli_gpus,
+            TenantResource::Vram => all.vram.0,
+            TenantResource::Gpus => all.milli_gpus,
         };
         (amount != u64::MAX).then_some(amount)
     };

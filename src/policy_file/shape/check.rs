@@ -1,58 +1,63 @@
-//! A tree against its [`Shape`]: every field known, every value of its kind, all problems at once.
+//! A tree against its [`SchemaShape`]: every field known, every value of its kind, all problems at once.
 
-use super::{Field, Needed, Shape};
+use super::{Field, Needed, SchemaShape};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::format::{Format, Malformed};
+use crate::policy_file::format::{Malformed, TextFormat};
 use crate::policy_file::nearest::nearest;
-use crate::policy_file::source::{Sources, Span};
-use crate::policy_file::tree::{Atom, Key, Node, Scalar, Style, Value, written};
+use crate::policy_file::source::{PolicySources, Span};
+use crate::policy_file::tree::{Atom, Scalar, Style, Value, YamlKey, YamlNode, written};
 use std::ops::Range;
 
 /// More in one document are not looked for: it is something else than was meant.
 const MOST_FOUND: usize = 200;
 
 /// Everything in `document`, called `name`, that does not have the shape.
-pub fn check(document: &Node, shape: &Shape, name: &str, sources: &Sources<'_>) -> Vec<Diagnostic> {
-    let mut check = Check { root: shape, sources, found: Vec::new() };
+pub fn check(
+    document: &YamlNode,
+    shape: &SchemaShape,
+    name: &str,
+    sources: &PolicySources<'_>,
+) -> Vec<Diagnostic> {
+    let mut check = ShapeCheck { root: shape, sources, found: Vec::new() };
     check.node(document, shape, name);
     check.found
 }
 
-struct Check<'a> {
+struct ShapeCheck<'a> {
     /// To tell where a field belongs that is in the wrong place.
-    root: &'a Shape,
-    sources: &'a Sources<'a>,
+    root: &'a SchemaShape,
+    sources: &'a PolicySources<'a>,
     found: Vec<Diagnostic>,
 }
 
-impl Check<'_> {
-    fn node(&mut self, node: &Node, shape: &Shape, name: &str) {
+impl ShapeCheck<'_> {
+    fn node(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         match (&node.value, shape) {
             _ if self.found.len() >= MOST_FOUND => {}
             (Value::Broken, _) => {}
             (Value::Scalar(scalar), _) if scalar.atom() == Atom::Null => self.nothing(node, shape, name),
-            (Value::Map(entries), Shape::Fields(fields)) => self.fields(node, entries, fields, name),
-            (Value::Map(entries), Shape::Table { keys, values }) => self.table(entries, *keys, values),
-            (Value::List(items), Shape::List(shape)) => {
-                let each = if matches!(**shape, Shape::Fields(_)) { "an entry of" } else { "each of" };
+            (Value::Map(entries), SchemaShape::Fields(fields)) => self.fields(node, entries, fields, name),
+            (Value::Map(entries), SchemaShape::Table { keys, values }) => self.table(entries, *keys, values),
+            (Value::List(items), SchemaShape::List(shape)) => {
+                let each = if matches!(**shape, SchemaShape::Fields(_)) { "an entry of" } else { "each of" };
                 items.iter().for_each(|item| self.node(item, shape, &format!("{each} {name}")))
             }
-            (Value::Scalar(scalar), Shape::Words(words)) => self.word(node.span, scalar, words, name),
-            (Value::Scalar(scalar), Shape::Text { format, longest }) => {
+            (Value::Scalar(scalar), SchemaShape::Words(words)) => self.word(node.span, scalar, words, name),
+            (Value::Scalar(scalar), SchemaShape::Text { format, longest }) => {
                 self.text(node.span, scalar, *format, *longest, name)
             }
-            (Value::Scalar(scalar), Shape::Whole { at_least, at_most }) => {
+            (Value::Scalar(scalar), SchemaShape::Whole { at_least, at_most }) => {
                 self.whole(node.span, scalar, *at_least, *at_most, name)
             }
-            (Value::Scalar(scalar), Shape::Truth) => self.truth(node.span, scalar, name),
+            (Value::Scalar(scalar), SchemaShape::Truth) => self.truth(node.span, scalar, name),
             _ => self.wrong_kind(node, shape, name),
         }
     }
 
-    fn nothing(&mut self, node: &Node, shape: &Shape, name: &str) {
+    fn nothing(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         let help = match shape {
-            Shape::List(_) => "take the line away for the default, or write `[]` for an empty list",
-            Shape::Fields(_) | Shape::Table { .. } => {
+            SchemaShape::List(_) => "take the line away for the default, or write `[]` for an empty list",
+            SchemaShape::Fields(_) | SchemaShape::Table { .. } => {
                 "take the line away for the defaults; what belongs to it is indented more than it"
             }
             _ => "take the line away for the default, or write a value",
@@ -61,7 +66,7 @@ impl Check<'_> {
             .push(Diagnostic::error("no-value", node.span, format!("{} has no value", name)).help(help));
     }
 
-    fn fields(&mut self, node: &Node, entries: &[(Key, Node)], fields: &[Field], name: &str) {
+    fn fields(&mut self, node: &YamlNode, entries: &[(YamlKey, YamlNode)], fields: &[Field], name: &str) {
         for (key, value) in entries {
             match fields.iter().find(|field| field.name == key.text) {
                 Some(field) => self.node(value, &field.shape, &quoted(&key.text)),
@@ -78,7 +83,7 @@ impl Check<'_> {
         }
     }
 
-    fn unknown(&mut self, key: &Key, fields: &[Field], parent: &str) {
+    fn unknown(&mut self, key: &YamlKey, fields: &[Field], parent: &str) {
         if self.found.len() >= MOST_FOUND {
             return;
         }
@@ -107,7 +112,7 @@ impl Check<'_> {
         }
     }
 
-    fn table(&mut self, entries: &[(Key, Node)], keys: Option<Format>, values: &Shape) {
+    fn table(&mut self, entries: &[(YamlKey, YamlNode)], keys: Option<TextFormat>, values: &SchemaShape) {
         for (key, value) in entries {
             if let Some(Err(malformed)) = keys.map(|format| format.check(&key.text)) {
                 let message = format!("{} is {}", quoted(&key.text), malformed.is);
@@ -135,19 +140,24 @@ impl Check<'_> {
         &mut self,
         span: Span,
         scalar: &Scalar,
-        format: Option<Format>,
+        format: Option<TextFormat>,
         longest: Option<usize>,
         name: &str,
     ) {
         let number = matches!(scalar.atom(), Atom::Int(_));
-        let takes = format.is_some_and(Format::takes_numbers);
+        let takes = format.is_some_and(TextFormat::takes_numbers);
         match (scalar.atom(), format) {
             (Atom::Text(_), _) => {}
             (Atom::Int(_), Some(_)) if takes => {}
             // A number without its unit: the format says which is missing.
             (
                 Atom::Int(_) | Atom::Float(_),
-                Some(Format::Percent { .. } | Format::Duration | Format::Speed | Format::Quantity),
+                Some(
+                    TextFormat::Percent { .. }
+                    | TextFormat::Duration
+                    | TextFormat::Speed
+                    | TextFormat::Quantity,
+                ),
             ) => {}
             _ => return self.needs_quotes(span, scalar, format, number, name),
         }
@@ -168,11 +178,11 @@ impl Check<'_> {
         &self,
         span: Span,
         scalar: &Scalar,
-        format: Format,
+        format: TextFormat,
         wrong: Malformed,
         name: &str,
     ) -> Diagnostic {
-        if format == Format::Cel {
+        if format == TextFormat::Cel {
             let at = wrong.at.map(|at| with_field(&scalar.text, at));
             let part = at.and_then(|at| written(self.sources.slice(span), &scalar.text, at));
             let span = part.map_or(span, |part| span.part(part));
@@ -187,7 +197,7 @@ impl Check<'_> {
         &mut self,
         span: Span,
         scalar: &Scalar,
-        format: Option<Format>,
+        format: Option<TextFormat>,
         number: bool,
         name: &str,
     ) {
@@ -196,7 +206,7 @@ impl Check<'_> {
         let message = format!(
             "{} is {}, and {} is {what}",
             name,
-            format.map_or("a text", Format::called),
+            format.map_or("a text", TextFormat::called),
             quoted(&scalar.text)
         );
         let help = format!("put it in quotes: `\"{}\"`", scalar.text);
@@ -234,16 +244,16 @@ impl Check<'_> {
         self.found.push(Diagnostic::error("wrong-type", span, message).help(help));
     }
 
-    fn wrong_kind(&mut self, node: &Node, shape: &Shape, name: &str) {
+    fn wrong_kind(&mut self, node: &YamlNode, shape: &SchemaShape, name: &str) {
         let message = format!("{} is {}, and this is {}", name, kind(shape), kind_of(node));
         let help = match (shape, node.text()) {
-            (Shape::List(_), Some(text)) => format!("write `{}: [{text}]`", name.trim_matches('`')),
-            (Shape::List(_), None) => "begin each entry with `- `".into(),
-            (Shape::Fields(fields), _) => {
+            (SchemaShape::List(_), Some(text)) => format!("write `{}: [{text}]`", name.trim_matches('`')),
+            (SchemaShape::List(_), None) => "begin each entry with `- `".into(),
+            (SchemaShape::Fields(fields), _) => {
                 let names: Vec<&str> = fields.iter().map(|field| field.name.as_str()).collect();
                 format!("its fields are {}", listed(&names, "and"))
             }
-            (Shape::Table { .. }, _) => "write `name: value`, one in a line".into(),
+            (SchemaShape::Table { .. }, _) => "write `name: value`, one in a line".into(),
             _ => format!("write {}", kind(shape)),
         };
         self.found.push(Diagnostic::error("wrong-type", node.span, message).help(help));
@@ -262,19 +272,19 @@ fn with_field(text: &str, at: Range<usize>) -> Range<usize> {
     }
 }
 
-fn kind(shape: &Shape) -> &'static str {
+fn kind(shape: &SchemaShape) -> &'static str {
     match shape {
-        Shape::Fields(_) => "a map of fields",
-        Shape::Table { .. } => "a map",
-        Shape::List(_) => "a list",
-        Shape::Words(_) => "one word",
-        Shape::Text { format, .. } => format.map_or("a text", Format::called),
-        Shape::Whole { .. } => "a whole number",
-        Shape::Truth => "`true` or `false`",
+        SchemaShape::Fields(_) => "a map of fields",
+        SchemaShape::Table { .. } => "a map",
+        SchemaShape::List(_) => "a list",
+        SchemaShape::Words(_) => "one word",
+        SchemaShape::Text { format, .. } => format.map_or("a text", TextFormat::called),
+        SchemaShape::Whole { .. } => "a whole number",
+        SchemaShape::Truth => "`true` or `false`",
     }
 }
 
-fn kind_of(node: &Node) -> &'static str {
+fn kind_of(node: &YamlNode) -> &'static str {
     match &node.value {
         Value::Map(_) => "a map",
         Value::List(_) => "a list",
@@ -287,9 +297,9 @@ fn kind_of(node: &Node) -> &'static str {
     }
 }
 
-fn homes_of(name: &str, shape: &Shape, path: &mut Vec<String>, homes: &mut Vec<String>) {
+fn homes_of(name: &str, shape: &SchemaShape, path: &mut Vec<String>, homes: &mut Vec<String>) {
     match shape {
-        Shape::Fields(fields) => {
+        SchemaShape::Fields(fields) => {
             for field in fields {
                 if field.name == name {
                     homes.push(match path.as_slice() {
@@ -302,7 +312,7 @@ fn homes_of(name: &str, shape: &Shape, path: &mut Vec<String>, homes: &mut Vec<S
                 path.pop();
             }
         }
-        Shape::List(items) => {
+        SchemaShape::List(items) => {
             if let Some(last) = path.last_mut() {
                 last.push_str("[]");
             }

@@ -11,27 +11,27 @@ pub use check::check;
 pub use schema::{policy_schema, test_schema};
 
 use super::diagnostic::{Diagnostic, quoted};
-use super::format::Format;
+use super::format::TextFormat;
 use super::nearest::nearest;
 use super::raw;
-use super::tree::Node;
+use super::tree::YamlNode;
 use serde_json::Value as Json;
 use std::sync::LazyLock;
 
 /// What may stand in one place.
 #[derive(Debug, Clone)]
-pub enum Shape {
+pub enum SchemaShape {
     Fields(Vec<Field>),
     /// A map whose keys are names that the user chooses.
     Table {
-        keys: Option<Format>,
-        values: Box<Shape>,
+        keys: Option<TextFormat>,
+        values: Box<SchemaShape>,
     },
-    List(Box<Shape>),
+    List(Box<SchemaShape>),
     /// One of these.
     Words(Vec<String>),
     Text {
-        format: Option<Format>,
+        format: Option<TextFormat>,
         longest: Option<usize>,
     },
     Whole {
@@ -44,7 +44,7 @@ pub enum Shape {
 #[derive(Debug, Clone)]
 pub struct Field {
     pub name: String,
-    pub shape: Shape,
+    pub shape: SchemaShape,
     pub needed: Needed,
 }
 
@@ -56,12 +56,12 @@ pub enum Needed {
 
 /// What a document can be, by its `kind`.
 pub struct Shapes {
-    pub policy: Shape,
-    pub test: Shape,
+    pub policy: SchemaShape,
+    pub test: SchemaShape,
 }
 
 pub static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
-    let read = |schema: Json| Shape::read(&schema, &schema);
+    let read = |schema: Json| SchemaShape::read(&schema, &schema);
     let invariant = "schemas of our own types have only what is read here: a test reads them";
     Shapes { policy: read(policy_schema()).expect(invariant), test: read(test_schema()).expect(invariant) }
 });
@@ -69,7 +69,7 @@ pub static SHAPES: LazyLock<Shapes> = LazyLock::new(|| {
 /// The names that `kind` can have.
 pub const KINDS: [&str; 2] = ["SchedulingPolicy", "PolicyTest"];
 
-impl Shape {
+impl SchemaShape {
     /// `None` if the schema says something that is not read here.
     fn read(schema: &Json, root: &Json) -> Option<Self> {
         if let Some(reference) = schema.get("$ref") {
@@ -99,7 +99,7 @@ impl Shape {
     fn object(schema: &Json, root: &Json) -> Option<Self> {
         let Some(properties) = schema.get("properties") else {
             let keys = schema.pointer("/propertyNames/format").and_then(Json::as_str);
-            let keys = keys.map(|name| Format::named(name).ok_or(())).transpose().ok()?;
+            let keys = keys.map(|name| TextFormat::named(name).ok_or(())).transpose().ok()?;
             let values = Box::new(Self::read(schema.get("additionalProperties")?, root)?);
             return Some(Self::Table { keys, values });
         };
@@ -133,16 +133,16 @@ fn words(schema: &Json) -> Option<Vec<String>> {
     Some(parts?.concat())
 }
 
-fn text_format(name: &str, schema: &Json) -> Option<Format> {
-    let format = Format::named(name)?;
+fn text_format(name: &str, schema: &Json) -> Option<TextFormat> {
+    let format = TextFormat::named(name)?;
     let most = schema.get("formatMaximum").and_then(Json::as_str).and_then(|most| most.strip_suffix('%'));
     Some(match (format, most) {
-        (Format::Percent { .. }, Some(most)) => Format::Percent { at_most: most.parse().ok()? },
+        (TextFormat::Percent { .. }, Some(most)) => TextFormat::Percent { at_most: most.parse().ok()? },
         _ => format,
     })
 }
 
-fn whole(schema: &Json, format: &str) -> Option<Shape> {
+fn whole(schema: &Json, format: &str) -> Option<SchemaShape> {
     let (least, most): (i128, i128) = match format {
         "int32" => (i32::MIN.into(), i32::MAX.into()),
         "uint16" => (0, u16::MAX.into()),
@@ -150,19 +150,19 @@ fn whole(schema: &Json, format: &str) -> Option<Shape> {
         _ => return None,
     };
     let bound = |keyword: &str| schema.get(keyword).and_then(Json::as_i64).map(i128::from);
-    Some(Shape::Whole {
+    Some(SchemaShape::Whole {
         at_least: bound("minimum").unwrap_or(least),
         at_most: bound("maximum").unwrap_or(most),
     })
 }
 
 /// Whether a document is a case file. A document that says nothing is a policy.
-pub fn is_test(document: &Node) -> bool {
-    document.get("kind").and_then(Node::text) == Some(KINDS[1])
+pub fn is_test(document: &YamlNode) -> bool {
+    document.get("kind").and_then(YamlNode::text) == Some(KINDS[1])
 }
 
 /// What to say of a document that is neither a policy nor its cases, by its `kind`.
-pub fn stranger(document: &Node) -> Option<Diagnostic> {
+pub fn stranger(document: &YamlNode) -> Option<Diagnostic> {
     let kind = document.get("kind")?;
     let text = kind.text().filter(|text| !KINDS.contains(text))?;
     let help = match (nearest(text, &KINDS), text) {

@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
-    let mut schema = schema::<raw::Policy>("Stowage scheduling policy");
+    let mut schema = schema::<raw::PolicySpec>("Stowage scheduling policy");
     let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
@@ -50,10 +50,10 @@ fn without_null(schema: &mut Schema) {
 }
 
 /// Settings of the whole policy. Lists have entries or none; what a class says depends on which it is.
-fn defaults() -> raw::Policy {
+fn defaults() -> raw::PolicySpec {
     let at_most = policy::StartGate::default().at_most;
-    raw::Policy {
-        start_gate: Some(raw::StartGate { at_most: Some(raw::Duration(at_most)) }),
+    raw::PolicySpec {
+        start_gate: Some(raw::StartGateSpec { at_most: Some(raw::Duration(at_most)) }),
         classes: None,
         tenants: None,
         node_pools: None,

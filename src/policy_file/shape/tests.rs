@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::policy_file::diagnostic::Diagnostic;
-use crate::policy_file::source::{FileId, SourceText, Sources};
+use crate::policy_file::source::{FileId, PolicySources, SourceText};
 use crate::policy_file::tree;
 
 fn check_text(text: &str) -> Vec<Diagnostic> {
     let files = [SourceText::new("policy.yaml", text)];
     let (documents, broken) = tree::read(text.as_bytes(), FileId::at(0), &mut 1000);
     assert_eq!(broken, []);
-    check(&documents[0], &SHAPES.policy, "a policy", &Sources::new(&files))
+    check(&documents[0], &SHAPES.policy, "a policy", &PolicySources::new(&files))
 }
 
 /// Codes, and for each the text it marks.
@@ -34,7 +34,7 @@ fn every_schema_of_ours_is_understood() {
     assert!(SHAPES.policy.field("classes").is_some());
     assert!(SHAPES.test.field("cases").is_some());
     let pods = SHAPES.test.field("cluster").and_then(|cluster| cluster.shape.field("pods")).unwrap();
-    let Shape::List(pod) = &pods.shape else { panic!("{pods:?}") };
+    let SchemaShape::List(pod) = &pods.shape else { panic!("{pods:?}") };
     assert!(pod.field("on").is_some() && pod.field("priority").is_some());
 }
 

@@ -6,7 +6,7 @@
 use super::super::diagnostic::{Diagnostic, quoted};
 use super::super::source::{FileId, Span};
 use super::read::{MAX_DEPTH, MAX_NODES};
-use super::{Atom, Key, Node, Scalar, Style, Value};
+use super::{Atom, Scalar, Style, Value, YamlKey, YamlNode};
 use granit_parser::{Event, ScalarStyle, StructureStyle, Tag};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -24,39 +24,39 @@ pub struct Builder {
     file: FileId,
     /// How many more nodes the file may have.
     left: usize,
-    open: Vec<Open>,
+    open: Vec<OpenCollection>,
     anchors: BTreeMap<usize, Anchored>,
-    root: Option<Node>,
+    root: Option<YamlNode>,
     diagnostics: Vec<Diagnostic>,
 }
 
 /// A list or map whose end has not come yet.
-struct Open {
-    parts: Parts,
+struct OpenCollection {
+    parts: CollectionParts,
     style: StructureStyle,
     span: Span,
     anchor: usize,
-    size: Size,
+    size: TreeSize,
 }
 
-enum Parts {
-    List(Vec<Node>),
-    Map(Vec<(Key, Node)>, Option<Key>),
+enum CollectionParts {
+    List(Vec<YamlNode>),
+    Map(Vec<(YamlKey, YamlNode)>, Option<YamlKey>),
 }
 
 struct Anchored {
-    node: Node,
-    size: Size,
+    node: YamlNode,
+    size: TreeSize,
 }
 
 /// How much a node is with all that is in it.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+struct TreeSize {
     nodes: usize,
     depth: usize,
 }
 
-impl Size {
+impl TreeSize {
     const ONE: Self = Self { nodes: 1, depth: 1 };
 
     fn hold(&mut self, part: Self) {
@@ -76,7 +76,7 @@ impl Builder {
     }
 
     /// The document that has just ended; nothing if it was empty.
-    pub fn finish(&mut self) -> (Option<Node>, Vec<Diagnostic>) {
+    pub fn finish(&mut self) -> (Option<YamlNode>, Vec<Diagnostic>) {
         let root = self.root.take().filter(|root| !is_empty(root));
         (root, self.abandon())
     }
@@ -97,15 +97,15 @@ impl Builder {
                 let scalar = style.map(|style| Scalar { text: text.into_owned(), style });
                 self.count(1, at)?;
                 let value = scalar.map_or(Value::Broken, Value::Scalar);
-                self.close(Node { value, span: at }, Size::ONE, anchor)
+                self.close(YamlNode { value, span: at }, TreeSize::ONE, anchor)
             }
             Event::SequenceStart(style, anchor, tag) => {
                 self.tagged_as("seq", tag, span);
-                self.open(Parts::List(Vec::new()), style, at, anchor)
+                self.open(CollectionParts::List(Vec::new()), style, at, anchor)
             }
             Event::MappingStart(style, anchor, tag) => {
                 self.tagged_as("map", tag, span);
-                self.open(Parts::Map(Vec::new(), None), style, at, anchor)
+                self.open(CollectionParts::Map(Vec::new(), None), style, at, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => self.end(at),
             Event::Alias(anchor) => self.alias(anchor, at),
@@ -124,23 +124,35 @@ impl Builder {
         last.map(|open| open.span)
     }
 
-    fn open(&mut self, parts: Parts, style: StructureStyle, span: Span, anchor: usize) -> Result<(), Stop> {
+    fn open(
+        &mut self,
+        parts: CollectionParts,
+        style: StructureStyle,
+        span: Span,
+        anchor: usize,
+    ) -> Result<(), Stop> {
         self.count(1, span)?;
         self.refuse_as_key(span)?;
         if self.open.len() >= MAX_DEPTH {
             return Err(Stop::File(Box::new(too_deep(span))));
         }
-        self.open.push(Open { parts, style, span, anchor, size: Size::ONE });
+        self.open.push(OpenCollection { parts, style, span, anchor, size: TreeSize::ONE });
         Ok(())
     }
 
     /// A key that is a list or a map cannot name a setting.
     fn refuse_as_key(&self, span: Span) -> Result<(), Stop> {
         match self.open.last() {
-            Some(Open { parts: Parts::Map(_, None), .. }) => Err(Stop::Document(Box::new(
-                Diagnostic::error("key-not-text", span, "a key is a list or a map; only texts can be keys")
+            Some(OpenCollection { parts: CollectionParts::Map(_, None), .. }) => {
+                Err(Stop::Document(Box::new(
+                    Diagnostic::error(
+                        "key-not-text",
+                        span,
+                        "a key is a list or a map; only texts can be keys",
+                    )
                     .help("write `name: value`; a text that begins with `[` or `{` needs quotes"),
-            ))),
+                )))
+            }
             _ => Ok(()),
         }
     }
@@ -148,11 +160,11 @@ impl Builder {
     fn end(&mut self, at: Span) -> Result<(), Stop> {
         let Some(open) = self.open.pop() else { return Ok(()) };
         let (value, last) = match open.parts {
-            Parts::List(items) => {
+            CollectionParts::List(items) => {
                 let last = items.last().map(|item| item.span);
                 (Value::List(items), last)
             }
-            Parts::Map(entries, _) => {
+            CollectionParts::Map(entries, _) => {
                 self.find_duplicates(&entries);
                 let last = entries.last().map(|(_, node)| node.span);
                 (Value::Map(entries), last)
@@ -161,30 +173,30 @@ impl Builder {
         // The end of a block is told where the next thing begins; what it holds ends with its last part.
         let end = if at.is_empty() { last.map_or(open.span.end, |last| last.end) } else { at.end };
         let span = Span { end: end.max(open.span.end), ..open.span };
-        self.close(Node { value, span }, open.size, open.anchor)
+        self.close(YamlNode { value, span }, open.size, open.anchor)
     }
 
     /// Puts a whole node where it belongs.
-    fn close(&mut self, node: Node, size: Size, anchor: usize) -> Result<(), Stop> {
+    fn close(&mut self, node: YamlNode, size: TreeSize, anchor: usize) -> Result<(), Stop> {
         if anchor != 0 {
             self.anchors.insert(anchor, Anchored { node: node.clone(), size });
         }
         self.put(node, size)
     }
 
-    fn put(&mut self, node: Node, size: Size) -> Result<(), Stop> {
+    fn put(&mut self, node: YamlNode, size: TreeSize) -> Result<(), Stop> {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(node);
             return Ok(());
         };
         open.size.hold(size);
         match &mut open.parts {
-            Parts::List(items) => items.push(node),
-            Parts::Map(entries, key) => match key.take() {
+            CollectionParts::List(items) => items.push(node),
+            CollectionParts::Map(entries, key) => match key.take() {
                 // Nothing at all has no place of its own: the key stands for it.
                 Some(key) => {
                     let span = if node.span.is_empty() { key.span } else { node.span };
-                    entries.push((key, Node { span, ..node }));
+                    entries.push((key, YamlNode { span, ..node }));
                 }
                 None => *key = Some(self::key(node, &mut self.diagnostics)),
             },
@@ -231,7 +243,7 @@ impl Builder {
             Diagnostic::error("unknown-alias", at, message)
                 .help("a text that begins with `*` needs quotes; an alias needs its anchor earlier in the same document"),
         );
-        self.close(Node { value: Value::Broken, span: at }, Size::ONE, 0)
+        self.close(YamlNode { value: Value::Broken, span: at }, TreeSize::ONE, 0)
     }
 
     /// `None` for a scalar that its tag makes something we do not read.
@@ -267,8 +279,8 @@ impl Builder {
         );
     }
 
-    fn find_duplicates(&mut self, entries: &[(Key, Node)]) {
-        let mut keys: Vec<&Key> = entries.iter().map(|(key, _)| key).collect();
+    fn find_duplicates(&mut self, entries: &[(YamlKey, YamlNode)]) {
+        let mut keys: Vec<&YamlKey> = entries.iter().map(|(key, _)| key).collect();
         // Sorted, since comparing each with each takes minutes on a file made for that.
         keys.sort_by(|a, b| a.text.cmp(&b.text).then(a.span.cmp(&b.span)));
         for pair in keys.windows(2).filter(|pair| pair[0].text == pair[1].text) {
@@ -283,7 +295,7 @@ impl Builder {
     }
 }
 
-fn key(node: Node, diagnostics: &mut Vec<Diagnostic>) -> Key {
+fn key(node: YamlNode, diagnostics: &mut Vec<Diagnostic>) -> YamlKey {
     let span = node.span;
     let text = match node.value {
         Value::Scalar(Scalar { text, style: Style::Plain }) if text == "<<" => {
@@ -301,10 +313,10 @@ fn key(node: Node, diagnostics: &mut Vec<Diagnostic>) -> Key {
             String::new()
         }
     };
-    Key { text, span }
+    YamlKey { text, span }
 }
 
-fn is_empty(root: &Node) -> bool {
+fn is_empty(root: &YamlNode) -> bool {
     matches!(&root.value, Value::Scalar(scalar) if scalar.atom() == Atom::Null)
 }
 

@@ -15,7 +15,7 @@ use super::source::Span;
 use serde_json::Value as Json;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Node {
+pub struct YamlNode {
     pub value: Value,
     pub span: Span,
 }
@@ -23,14 +23,14 @@ pub struct Node {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     Scalar(Scalar),
-    List(Vec<Node>),
-    Map(Vec<(Key, Node)>),
+    List(Vec<YamlNode>),
+    Map(Vec<(YamlKey, YamlNode)>),
     /// Stands where something was that has been complained about already.
     Broken,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Key {
+pub struct YamlKey {
     pub text: String,
     pub span: Span,
 }
@@ -92,26 +92,26 @@ fn float<'a>(text: &'a str, digits: &str) -> Option<Atom<'a>> {
     begins.then(|| text.parse().ok())?.map(Atom::Float)
 }
 
-impl Node {
-    pub fn entries(&self) -> &[(Key, Node)] {
+impl YamlNode {
+    pub fn entries(&self) -> &[(YamlKey, YamlNode)] {
         match &self.value {
             Value::Map(entries) => entries,
             _ => &[],
         }
     }
 
-    pub fn items(&self) -> &[Node] {
+    pub fn items(&self) -> &[YamlNode] {
         match &self.value {
             Value::List(items) => items,
             _ => &[],
         }
     }
 
-    pub fn entry(&self, key: &str) -> Option<&(Key, Node)> {
+    pub fn entry(&self, key: &str) -> Option<&(YamlKey, YamlNode)> {
         self.entries().iter().find(|(one, _)| one.text == key)
     }
 
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&YamlNode> {
         self.entry(key).map(|(_, node)| node)
     }
 

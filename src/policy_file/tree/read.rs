@@ -4,7 +4,7 @@
 use super::super::diagnostic::Diagnostic;
 use super::super::source::{FileId, MAX_FILE, Span};
 use super::build::{Builder, Stop};
-use super::{Node, syntax};
+use super::{YamlNode, syntax};
 use granit_parser::{Event, Parser, ScanError, options};
 
 /// Deeper than any policy, shallow enough for everything that walks a tree by recursion.
@@ -16,9 +16,9 @@ const MAX_SYNTAX_ERRORS: usize = 20;
 
 /// What could be read of a file, and what is wrong with the rest. `nodes` is how many values it may have, and is what is
 /// left of them afterwards.
-pub fn read(bytes: &[u8], file: FileId, nodes: &mut usize) -> (Vec<Node>, Vec<Diagnostic>) {
+pub fn read(bytes: &[u8], file: FileId, nodes: &mut usize) -> (Vec<YamlNode>, Vec<Diagnostic>) {
     match as_text(bytes, file) {
-        Ok(text) => Reader::new(text, file).read(nodes),
+        Ok(text) => YamlReader::new(text, file).read(nodes),
         Err(diagnostic) => (Vec::new(), vec![*diagnostic]),
     }
 }
@@ -47,19 +47,19 @@ fn not_utf8(bytes: &[u8], at: usize, file: FileId) -> Diagnostic {
         .help(help)
 }
 
-struct Reader<'a> {
+struct YamlReader<'a> {
     text: &'a str,
     file: FileId,
-    documents: Vec<Node>,
+    documents: Vec<YamlNode>,
     diagnostics: Vec<Diagnostic>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> YamlReader<'a> {
     fn new(text: &'a str, file: FileId) -> Self {
         Self { text, file, documents: Vec::new(), diagnostics: Vec::new() }
     }
 
-    fn read(mut self, nodes: &mut usize) -> (Vec<Node>, Vec<Diagnostic>) {
+    fn read(mut self, nodes: &mut usize) -> (Vec<YamlNode>, Vec<Diagnostic>) {
         let options = options! {
             emit_comments: false,
             emit_unresolved_aliases: true,

@@ -5,11 +5,11 @@ use super::super::source::FileId;
 use super::read::{MAX_DEPTH, MAX_NODES};
 use super::*;
 
-fn read_text(text: &str) -> (Vec<Node>, Vec<Diagnostic>) {
+fn read_text(text: &str) -> (Vec<YamlNode>, Vec<Diagnostic>) {
     read(text.as_bytes(), FileId::at(0), &mut MAX_NODES.clone())
 }
 
-fn tree(text: &str) -> Node {
+fn tree(text: &str) -> YamlNode {
     let (mut documents, diagnostics) = read_text(text);
     assert_eq!(diagnostics, []);
     assert_eq!(documents.len(), 1);
@@ -24,7 +24,7 @@ fn codes(text: &str) -> Vec<&'static str> {
 fn each_value_knows_its_place() {
     let text = "a: 1\nb:\n  - 'x y'\n  - {c: größe}\n# end\nd: 2\n";
     let root = tree(text);
-    let at = |node: &Node| &text[node.span.range()];
+    let at = |node: &YamlNode| &text[node.span.range()];
     assert_eq!(at(root.get("a").unwrap()), "1");
     assert_eq!(at(&root.get("b").unwrap().items()[0]), "'x y'");
     assert_eq!(at(&root.get("b").unwrap().items()[1]), "{c: größe}");

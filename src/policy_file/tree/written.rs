@@ -6,7 +6,7 @@ use std::ops::Range;
 /// The bytes of `source`, a scalar as it is written, that `range` of `text`, the scalar as it was read, comes from.
 /// `None` where the two cannot be laid side by side.
 pub fn written(source: &str, text: &str, range: Range<usize>) -> Option<Range<usize>> {
-    let mut reader = Reader::new(source);
+    let mut reader = QuoteReader::new(source);
     let (mut start, mut end) = (None, None);
     for (at, c) in text.char_indices() {
         let place = reader.find(c)?;
@@ -28,13 +28,13 @@ enum Quotes {
     Double,
 }
 
-struct Reader<'a> {
+struct QuoteReader<'a> {
     source: &'a str,
     at: usize,
     quotes: Quotes,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> QuoteReader<'a> {
     fn new(source: &'a str) -> Self {
         let (at, quotes) = match source.as_bytes().first() {
             Some(b'\'') => (1, Quotes::Single),

@@ -1,8 +1,8 @@
 //! The conflicts on one node: what its pods show, held against its GPUs. A function of its arguments, and it shares no arithmetic
 //! with the ledger: a mistake there would have to be made twice to pass.
 
-use super::shown::{Grant, Kept, PodShown};
-use super::{ConflictKind, Party, Role};
+use super::shown::{AuditedPod, Grant, ReservedShare};
+use super::{GpuConflictKind, Party, PartyRole};
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::request::Sharing;
@@ -10,12 +10,12 @@ use crate::units::{Bytes, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The pods of one node.
-pub(super) type Pods = BTreeMap<PodUid, PodShown>;
+pub(super) type NodePods = BTreeMap<PodUid, AuditedPod>;
 
 /// A conflict as one check finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Found {
-    pub kind: ConflictKind,
+pub(super) struct FoundConflict {
+    pub kind: GpuConflictKind,
     pub gpu: GpuUuid,
     /// In order of UID.
     pub parties: Vec<Party>,
@@ -23,20 +23,20 @@ pub(super) struct Found {
 }
 
 /// A pod on a GPU, and what the check reads of it.
-type On<'a, T> = Vec<(&'a PodUid, &'a PodShown, &'a T)>;
+type PodOnGpu<'a, T> = Vec<(&'a PodUid, &'a AuditedPod, &'a T)>;
 
 /// One GPU, and who was given or keeps a part of it.
 #[derive(Default)]
-struct Gpu<'a> {
+struct AuditedGpu<'a> {
     /// `None` if the node does not list it.
     device: Option<&'a Device>,
-    bound: On<'a, Grant>,
-    holds: On<'a, Kept>,
+    bound: PodOnGpu<'a, Grant>,
+    holds: PodOnGpu<'a, ReservedShare>,
 }
 
 /// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
 /// labels tell (then they are known by index alone), or none.
-pub(super) fn check(devices: &[Device], pods: &Pods, now: Moment) -> Vec<Found> {
+pub(super) fn check(devices: &[Device], pods: &NodePods, now: Moment) -> Vec<FoundConflict> {
     let is_reported = devices.iter().any(|device| device.uuid.index().is_none());
     let mut found = Vec::new();
     for (name, gpu) in &gpus(devices, pods, now) {
@@ -60,8 +60,8 @@ pub(super) fn check(devices: &[Device], pods: &Pods, now: Moment) -> Vec<Found> 
 }
 
 /// Who is on which GPU, in order of the GPU's name.
-fn gpus<'a>(devices: &'a [Device], pods: &'a Pods, now: Moment) -> BTreeMap<GpuUuid, Gpu<'a>> {
-    let mut gpus: BTreeMap<GpuUuid, Gpu<'a>> = BTreeMap::new();
+fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<GpuUuid, AuditedGpu<'a>> {
+    let mut gpus: BTreeMap<GpuUuid, AuditedGpu<'a>> = BTreeMap::new();
     for (uid, pod) in pods {
         let named: BTreeSet<&GpuUuid> = pod.gpus.iter().collect();
         let on: BTreeMap<&GpuUuid, Option<&Device>> = named
@@ -87,10 +87,10 @@ fn is_named(device: &Device, name: &GpuUuid) -> bool {
 }
 
 /// Pods on a GPU that the node does not have.
-fn unknown(name: &GpuUuid, gpu: &Gpu<'_>) -> Option<Found> {
+fn unknown(name: &GpuUuid, gpu: &AuditedGpu<'_>) -> Option<FoundConflict> {
     let parties = granted(&gpu.bound);
-    (!parties.is_empty()).then(|| Found {
-        kind: ConflictKind::UnknownGpu,
+    (!parties.is_empty()).then(|| FoundConflict {
+        kind: GpuConflictKind::UnknownGpu,
         gpu: name.clone(),
         parties,
         capacity: None,
@@ -98,20 +98,25 @@ fn unknown(name: &GpuUuid, gpu: &Gpu<'_>) -> Option<Found> {
 }
 
 /// Bound pods against each other.
-fn bound(name: &GpuUuid, gpu: &Gpu<'_>, capacity: Option<Bytes>) -> Option<Found> {
+fn bound(name: &GpuUuid, gpu: &AuditedGpu<'_>, capacity: Option<Bytes>) -> Option<FoundConflict> {
     let parties = granted(&gpu.bound);
     let kind = if gpu.bound.iter().any(|(_, _, grant)| grant.sharing == Sharing::Exclusive) {
         // What an exclusive pod was granted is what was free, not what it asked for: the sum says nothing.
-        (parties.len() > 1).then_some(ConflictKind::ExclusiveShared)
+        (parties.len() > 1).then_some(GpuConflictKind::ExclusiveShared)
     } else {
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
-        capacity.filter(|capacity| sum > *capacity).map(|_| ConflictKind::Overcommitted)
+        capacity.filter(|capacity| sum > *capacity).map(|_| GpuConflictKind::Overcommitted)
     };
-    Some(Found { kind: kind?, gpu: name.clone(), parties, capacity })
+    Some(FoundConflict { kind: kind?, gpu: name.clone(), parties, capacity })
 }
 
 /// Holds against each other, and against the bound pods that stay: those that no hold on this GPU waits for.
-fn held(name: &GpuUuid, gpu: &Gpu<'_>, capacity: Option<Bytes>, bound_is_sound: bool) -> Option<Found> {
+fn held(
+    name: &GpuUuid,
+    gpu: &AuditedGpu<'_>,
+    capacity: Option<Bytes>,
+    bound_is_sound: bool,
+) -> Option<FoundConflict> {
     let capacity = capacity?;
     if gpu.holds.is_empty() {
         return None;
@@ -120,8 +125,8 @@ fn held(name: &GpuUuid, gpu: &Gpu<'_>, capacity: Option<Bytes>, bound_is_sound: 
     let is_exclusive = holds.iter().any(|party| party.role.is_exclusive());
     let kept: Bytes = holds.iter().map(|party| party.bytes).sum();
     if holds.len() > 1 && (is_exclusive || kept > capacity) {
-        let kind = ConflictKind::HoldsOverlap;
-        return Some(Found { kind, gpu: name.clone(), parties: holds, capacity: Some(capacity) });
+        let kind = GpuConflictKind::HoldsOverlap;
+        return Some(FoundConflict { kind, gpu: name.clone(), parties: holds, capacity: Some(capacity) });
     }
     let leave: BTreeSet<&PodUid> = gpu.holds.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
     let stay: Vec<Party> =
@@ -133,22 +138,27 @@ fn held(name: &GpuUuid, gpu: &Gpu<'_>, capacity: Option<Bytes>, bound_is_sound: 
     }
     let mut parties = [holds, stay].concat();
     parties.sort_by(|a, b| a.uid.cmp(&b.uid));
-    Some(Found { kind: ConflictKind::HoldOverBound, gpu: name.clone(), parties, capacity: Some(capacity) })
+    Some(FoundConflict {
+        kind: GpuConflictKind::HoldOverBound,
+        gpu: name.clone(),
+        parties,
+        capacity: Some(capacity),
+    })
 }
 
-fn granted(bound: &On<'_, Grant>) -> Vec<Party> {
-    let party = |(uid, pod, grant): &(&PodUid, &PodShown, &Grant)| {
-        let role = if grant.sharing == Sharing::Exclusive { Role::Exclusive } else { Role::Shares };
+fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
+    let party = |(uid, pod, grant): &(&PodUid, &AuditedPod, &Grant)| {
+        let role = if grant.sharing == Sharing::Exclusive { PartyRole::Exclusive } else { PartyRole::Shares };
         Party { uid: (*uid).clone(), key: pod.key.clone(), bytes: grant.per_gpu, role }
     };
     bound.iter().map(party).collect()
 }
 
-fn keeping(holds: &On<'_, Kept>, capacity: Bytes) -> Vec<Party> {
-    let party = |(uid, pod, kept): &(&PodUid, &PodShown, &Kept)| {
+fn keeping(holds: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
+    let party = |(uid, pod, kept): &(&PodUid, &AuditedPod, &ReservedShare)| {
         let (bytes, role) = match kept.sharing {
-            Sharing::Exclusive => (capacity, Role::HoldsExclusive),
-            Sharing::Shared => (kept.per_gpu, Role::Holds),
+            Sharing::Exclusive => (capacity, PartyRole::HoldsExclusive),
+            Sharing::Shared => (kept.per_gpu, PartyRole::Holds),
         };
         Party { uid: (*uid).clone(), key: pod.key.clone(), bytes, role }
     };

@@ -8,8 +8,8 @@ use std::fmt;
 /// Promises about one GPU that cannot all be kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Conflict {
-    pub kind: ConflictKind,
+pub struct GpuConflict {
+    pub kind: GpuConflictKind,
     pub node: NodeName,
     pub gpu: GpuUuid,
     /// The pods that were given or keep a part of the GPU, in order of UID.
@@ -21,7 +21,7 @@ pub struct Conflict {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ConflictKind {
+pub enum GpuConflictKind {
     /// Bound pods were granted more than the GPU has.
     Overcommitted,
     /// A pod that has the GPU exclusively is not alone on it.
@@ -42,20 +42,20 @@ pub struct Party {
     pub key: PodKey,
     /// On this GPU.
     pub bytes: Bytes,
-    pub role: Role,
+    pub role: PartyRole,
 }
 
 /// By which right a pod counts on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Role {
+pub enum PartyRole {
     Shares,
     Exclusive,
     Holds,
     HoldsExclusive,
 }
 
-impl ConflictKind {
+impl GpuConflictKind {
     /// Every kind, in the order in which the kinds are declared.
     pub const ALL: [Self; 5] = [
         Self::Overcommitted,
@@ -77,7 +77,7 @@ impl ConflictKind {
     }
 }
 
-impl Role {
+impl PartyRole {
     pub fn is_exclusive(self) -> bool {
         matches!(self, Self::Exclusive | Self::HoldsExclusive)
     }
@@ -87,47 +87,47 @@ impl Role {
 const NAMED: usize = 4;
 
 /// One sentence for everyone concerned: it names the pods, so each reads of the others.
-impl fmt::Display for Conflict {
+impl fmt::Display for GpuConflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, node, gpu, parties, capacity } = self;
         let sum: Bytes = parties.iter().map(|party| party.bytes).sum();
         let has = capacity.map_or_else(String::new, |capacity| format!(" of {capacity}"));
-        let pods = Pods(parties);
+        let pods = NamedPods(parties);
         match kind {
-            ConflictKind::Overcommitted => {
+            GpuConflictKind::Overcommitted => {
                 write!(f, "GPU {gpu} of node {node} is overcommitted: {pods} were granted {sum}{has}.")
             }
-            ConflictKind::ExclusiveShared => write!(
+            GpuConflictKind::ExclusiveShared => write!(
                 f,
                 "GPU {gpu} of node {node} is exclusively one pod's and has {} pods on it: {pods}.",
                 parties.len()
             ),
-            ConflictKind::HoldsOverlap => {
+            GpuConflictKind::HoldsOverlap => {
                 write!(f, "Holds on GPU {gpu} of node {node} overlap: {pods} keep {sum}{has}.")
             }
-            ConflictKind::HoldOverBound => write!(
+            GpuConflictKind::HoldOverBound => write!(
                 f,
                 "GPU {gpu} of node {node} is held although it is in use: {pods} add up to {sum}{has}."
             ),
-            ConflictKind::UnknownGpu => {
+            GpuConflictKind::UnknownGpu => {
                 write!(f, "Node {node} has no GPU {gpu}, which its Binding granted to {pods}.")
             }
         }
     }
 }
 
-struct Pods<'a>(&'a [Party]);
+struct NamedPods<'a>(&'a [Party]);
 
-impl fmt::Display for Pods<'_> {
+impl fmt::Display for NamedPods<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, party) in self.0.iter().take(NAMED).enumerate() {
             let Party { key, bytes, role, .. } = party;
             let between = if place == 0 { "" } else { ", " };
             match role {
-                Role::Shares => write!(f, "{between}{key} ({bytes})")?,
-                Role::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
-                Role::Holds => write!(f, "{between}{key} (holds {bytes})")?,
-                Role::HoldsExclusive => write!(f, "{between}{key} (holds it exclusively)")?,
+                PartyRole::Shares => write!(f, "{between}{key} ({bytes})")?,
+                PartyRole::Exclusive => write!(f, "{between}{key} ({bytes}, exclusive)")?,
+                PartyRole::Holds => write!(f, "{between}{key} (holds {bytes})")?,
+                PartyRole::HoldsExclusive => write!(f, "{between}{key} (holds it exclusively)")?,
             }
         }
         match self.0.len().saturating_sub(NAMED) {

@@ -8,10 +8,10 @@
 //!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
 //! ```
 //!
-//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`Pace`]), because a GPU's
+//! **Cost.** A look checks the nodes whose pods changed since the last one, and a few more in turn ([`AuditPace`]), because a GPU's
 //! size changes without a pod's event.
 //!
-//! **When a finding is believed.** A conflict counts once it has stood for [`ConflictKind::stands_for`] and a second check
+//! **When a finding is believed.** A conflict counts once it has stood for [`GpuConflictKind::stands_for`] and a second check
 //! has found it again; while pods are being listed nothing is checked, since a deleted pod is still known then. It ends with
 //! the first check that does not find it.
 
@@ -21,21 +21,21 @@ mod queue;
 mod remedy;
 mod shown;
 
-pub use found::{Conflict, ConflictKind, Party, Role};
-pub use remedy::Leaver;
-pub use shown::{Grant, Kept, Part, PodShown, Since};
+pub use found::{GpuConflict, GpuConflictKind, Party, PartyRole};
+pub use remedy::ConflictVictim;
+pub use shown::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 
 use super::device::Device;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::units::{Millis, Moment};
-use check::{Found, Pods};
-use queue::Queue;
+use check::{FoundConflict, NodePods};
+use queue::CheckQueue;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-impl ConflictKind {
+impl GpuConflictKind {
     /// How long a conflict stands before it counts. Pods come by one watch, in the order of their changes, so two that are bound
     /// meet there only if they met in fact; one look between two events of a node's report is ruled out all the same. Holds are
     /// ended by writes that may have to be repeated.
@@ -49,14 +49,14 @@ impl ConflictKind {
 
 /// How many nodes one look checks at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pace {
+pub struct AuditPace {
     /// Of those that changed. The others wait for the next look.
     pub changed: usize,
     /// In turn.
     pub in_turn: usize,
 }
 
-impl Default for Pace {
+impl Default for AuditPace {
     /// At a look a second, 5,000 nodes that all changed are checked within five, and a GPU that shrank is noticed within twenty.
     fn default() -> Self {
         Self { changed: 1000, in_turn: 250 }
@@ -65,14 +65,14 @@ impl Default for Pace {
 
 #[derive(Debug, Default)]
 pub struct Conflicts {
-    pace: Pace,
+    pace: AuditPace,
     /// Where each pod is kept.
     of: FxHashMap<PodUid, NodeName>,
     nodes: BTreeMap<NodeName, OnNode>,
-    queue: Queue,
+    queue: CheckQueue,
     /// The node that was last checked in turn.
     last: Option<NodeName>,
-    counts: BTreeMap<ConflictKind, usize>,
+    counts: BTreeMap<GpuConflictKind, usize>,
     is_listing: bool,
 }
 
@@ -83,14 +83,14 @@ const SHARED_WITH: usize = 64;
 /// One node.
 #[derive(Debug, Default)]
 struct OnNode {
-    pods: Pods,
-    standing: Vec<Standing>,
+    pods: NodePods,
+    standing: Vec<StandingConflict>,
 }
 
 /// A conflict, and since when it stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Standing {
-    conflict: Arc<Conflict>,
+struct StandingConflict {
+    conflict: Arc<GpuConflict>,
     since: Moment,
     /// Since when each of its pods takes part, in their order.
     party_since: Vec<Moment>,
@@ -99,20 +99,20 @@ struct Standing {
 
 /// What one look changed.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct AuditRound {
     /// Conflicts that count from now on.
-    pub begun: Vec<Arc<Conflict>>,
+    pub begun: Vec<Arc<GpuConflict>>,
     /// Conflicts that counted and are over.
-    pub ended: Vec<Arc<Conflict>>,
+    pub ended: Vec<Arc<GpuConflict>>,
 }
 
 impl Conflicts {
-    pub fn with_pace(pace: Pace) -> Self {
+    pub fn with_pace(pace: AuditPace) -> Self {
         Self { pace, ..Self::default() }
     }
 
     /// A pod as it is now; `None` if it has no GPU and holds none.
-    pub fn see(&mut self, uid: &PodUid, shown: Option<PodShown>) {
+    pub fn see(&mut self, uid: &PodUid, shown: Option<AuditedPod>) {
         let before = self.of.get(uid).and_then(|node| self.nodes.get(node)?.pods.get(uid));
         let shown = match (shown, before) {
             (Some(shown), Some(before)) => Some(shown.after(before)),
@@ -168,8 +168,8 @@ impl Conflicts {
     }
 
     /// Checks these nodes, each with its GPUs as they are known; without any, if the node is not known.
-    pub fn look(&mut self, nodes: Vec<(NodeName, Arc<[Device]>)>, now: Moment) -> Look {
-        let mut look = Look::default();
+    pub fn look(&mut self, nodes: Vec<(NodeName, Arc<[Device]>)>, now: Moment) -> AuditRound {
+        let mut look = AuditRound::default();
         if self.is_listing {
             nodes.iter().for_each(|(name, _)| self.queue.add(name));
             return look;
@@ -192,21 +192,21 @@ impl Conflicts {
     }
 
     /// How many conflicts of a kind count.
-    pub fn count(&self, kind: ConflictKind) -> usize {
+    pub fn count(&self, kind: GpuConflictKind) -> usize {
         self.counts.get(&kind).copied().unwrap_or_default()
     }
 
     /// The conflicts that count, in order of node, GPU and kind.
-    pub fn standing(&self) -> impl Iterator<Item = &Arc<Conflict>> {
+    pub fn standing(&self) -> impl Iterator<Item = &Arc<GpuConflict>> {
         let all = self.nodes.values().flat_map(|on| &on.standing);
         all.filter(|standing| standing.counts).map(|standing| &standing.conflict)
     }
 
     /// Those that a pod takes part in.
-    pub fn of(&self, uid: &PodUid) -> Vec<Arc<Conflict>> {
+    pub fn of(&self, uid: &PodUid) -> Vec<Arc<GpuConflict>> {
         let on = self.of.get(uid).and_then(|node| self.nodes.get(node));
         let counting = on.into_iter().flat_map(|on| &on.standing).filter(|standing| standing.counts);
-        let is_party = |conflict: &&Arc<Conflict>| conflict.parties.iter().any(|party| party.uid == *uid);
+        let is_party = |conflict: &&Arc<GpuConflict>| conflict.parties.iter().any(|party| party.uid == *uid);
         counting.map(|standing| &standing.conflict).filter(is_party).cloned().collect()
     }
 
@@ -221,15 +221,16 @@ impl Conflicts {
         names
     }
 
-    fn check_node(&mut self, name: &NodeName, devices: &[Device], now: Moment, look: &mut Look) {
+    fn check_node(&mut self, name: &NodeName, devices: &[Device], now: Moment, look: &mut AuditRound) {
         let Some(on) = self.nodes.get_mut(name) else { return };
         let found = check::check(devices, &on.pods, now);
         let mut before = std::mem::take(&mut on.standing);
         for found in found {
-            let same = |one: &Standing| (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu);
+            let same =
+                |one: &StandingConflict| (one.conflict.kind, &one.conflict.gpu) == (found.kind, &found.gpu);
             let known = before.iter().position(same).map(|place| before.swap_remove(place));
             let did_count = known.as_ref().is_some_and(|known| known.counts);
-            let standing = Standing::of(name, found, known, now);
+            let standing = StandingConflict::of(name, found, known, now);
             if standing.counts && !did_count {
                 look.begun.push(standing.conflict.clone());
             }
@@ -267,14 +268,14 @@ impl OnNode {
     }
 }
 
-impl Standing {
-    fn of(node: &NodeName, found: Found, known: Option<Self>, now: Moment) -> Self {
-        let Found { kind, gpu, parties, capacity } = found;
+impl StandingConflict {
+    fn of(node: &NodeName, found: FoundConflict, known: Option<Self>, now: Moment) -> Self {
+        let FoundConflict { kind, gpu, parties, capacity } = found;
         let since = known.as_ref().map_or(now, |known| known.since);
         let joined = |party: &Party| known.as_ref().and_then(|known| known.joined(&party.uid)).unwrap_or(now);
         let party_since = parties.iter().map(joined).collect();
         let counts = known.as_ref().is_some_and(|known| known.counts) || since + kind.stands_for() <= now;
-        let conflict = Conflict { kind, node: node.clone(), gpu, parties, capacity };
+        let conflict = GpuConflict { kind, node: node.clone(), gpu, parties, capacity };
         // What nobody has changed is shared with whoever was told of it.
         let conflict = match known {
             Some(known) if *known.conflict == conflict => known.conflict,
@@ -288,7 +289,7 @@ impl Standing {
         self.party_since.get(place).copied()
     }
 
-    fn key(&self) -> (&GpuUuid, ConflictKind) {
+    fn key(&self) -> (&GpuUuid, GpuConflictKind) {
         (&self.conflict.gpu, self.conflict.kind)
     }
 }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 #[derive(Debug, Clone)]
-enum Step {
+enum ConflictStep {
     /// A watch shows a pod on a node: bound, with its GPUs and what it has of each, as a share of 100 B.
     Bound {
         pod: u8,
@@ -43,18 +43,18 @@ enum Step {
     Look(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = ConflictStep> {
     let (pod, on) = (0u8..7, 0u8..2);
     let gpus = || proptest::collection::vec(0u8..4, 0..3);
     prop_oneof![
         6 => (pod.clone(), on.clone(), gpus(), 1u64..70, sharing(), any::<bool>(), any::<bool>()).prop_map(
-            |(pod, node, gpus, part, sharing, started, leaving)| Step::Bound { pod, node, gpus, part, sharing, started, leaving }),
+            |(pod, node, gpus, part, sharing, started, leaving)| ConflictStep::Bound { pod, node, gpus, part, sharing, started, leaving }),
         4 => (pod.clone(), on.clone(), gpus(), 1u64..70, sharing(), proptest::collection::vec(0u8..7, 0..3), 0u64..30_000)
-            .prop_map(|(pod, node, gpus, part, sharing, victims, lasts)| Step::Holds { pod, node, gpus, part, sharing, victims, lasts }),
-        2 => pod.prop_map(Step::Gone),
+            .prop_map(|(pod, node, gpus, part, sharing, victims, lasts)| ConflictStep::Holds { pod, node, gpus, part, sharing, victims, lasts }),
+        2 => pod.prop_map(ConflictStep::Gone),
         2 => (on, proptest::collection::vec(0u64..120, 0..4), proptest::bool::weighted(0.2), any::<bool>())
-            .prop_map(|(node, totals, lost, reported)| Step::Gpus { node, totals, lost, reported }),
-        8 => (0u64..12_000).prop_map(Step::Look),
+            .prop_map(|(node, totals, lost, reported)| ConflictStep::Gpus { node, totals, lost, reported }),
+        8 => (0u64..12_000).prop_map(ConflictStep::Look),
     ]
 }
 
@@ -67,15 +67,15 @@ fn name(gpu_no: u8) -> GpuUuid {
 #[derive(Default)]
 struct Plain {
     now: u64,
-    pods: BTreeMap<u8, PodShown>,
+    pods: BTreeMap<u8, AuditedPod>,
     devices: BTreeMap<u8, Vec<Device>>,
-    since: BTreeMap<(ConflictKind, String, String), u64>,
+    since: BTreeMap<(GpuConflictKind, String, String), u64>,
 }
 
-type Row = (ConflictKind, String, String, BTreeSet<String>, u64);
+type ConflictRow = (GpuConflictKind, String, String, BTreeSet<String>, u64);
 
 impl Plain {
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<ConflictRow> {
         let mut rows = Vec::new();
         for n in 0..2u8 {
             let devices = self.devices.get(&n).cloned().unwrap_or_default();
@@ -90,7 +90,7 @@ impl Plain {
     }
 
     /// The pods' entries on one GPU of one node, each as (pod, bytes, whole, victims, is bound).
-    fn on(&self, n: u8, gpu: &str, devices: &[Device]) -> Vec<Row> {
+    fn on(&self, n: u8, gpu: &str, devices: &[Device]) -> Vec<ConflictRow> {
         let device = devices.iter().find(|device| device.uuid.as_str() == gpu);
         let reported = devices.iter().any(|device| device.uuid.as_str().starts_with("GPU"));
         // An index means a device wherever one has it; then nothing is named by the index itself.
@@ -101,7 +101,7 @@ impl Plain {
                 None => written.to_string(),
             },
         };
-        let here: Vec<(&u8, &PodShown)> = self
+        let here: Vec<(&u8, &AuditedPod)> = self
             .pods
             .iter()
             .filter(|(_, pod)| pod.node == node(&format!("n-{n}")))
@@ -109,10 +109,10 @@ impl Plain {
             .collect();
         let bound: Vec<(&u8, &Grant)> =
             here.iter().filter_map(|(pod, shown)| Some((*pod, shown.grant()?))).collect();
-        let holds: Vec<(&u8, &Kept)> = here
+        let holds: Vec<(&u8, &ReservedShare)> = here
             .iter()
             .filter_map(|(pod, shown)| match &shown.part {
-                Part::Holds(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
+                GpuClaim::Holds(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
                 _ => None,
             })
             .collect();
@@ -127,24 +127,24 @@ impl Plain {
             return if bound.is_empty() {
                 vec![]
             } else {
-                vec![row(ConflictKind::UnknownGpu, everyone(), sum)]
+                vec![row(GpuConflictKind::UnknownGpu, everyone(), sum)]
             };
         }
         if device.is_some_and(|device| device.health == Health::Lost) {
             return vec![];
         }
         if is_whole && bound.len() >= 2 {
-            let mut rows = vec![row(ConflictKind::ExclusiveShared, everyone(), sum)];
+            let mut rows = vec![row(GpuConflictKind::ExclusiveShared, everyone(), sum)];
             rows.extend(
-                self.overlap(device, &holds).map(|(pods, sum)| row(ConflictKind::HoldsOverlap, pods, sum)),
+                self.overlap(device, &holds).map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum)),
             );
             return rows;
         }
         let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else { return vec![] };
         let overlap =
-            self.overlap(device, &holds).map(|(pods, sum)| row(ConflictKind::HoldsOverlap, pods, sum));
+            self.overlap(device, &holds).map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum));
         if !is_whole && sum > has {
-            return [Some(row(ConflictKind::Overcommitted, everyone(), sum)), overlap]
+            return [Some(row(GpuConflictKind::Overcommitted, everyone(), sum)), overlap]
                 .into_iter()
                 .flatten()
                 .collect();
@@ -167,12 +167,16 @@ impl Plain {
             || holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
         if whole || kept + stay > has {
             let pods = holds.iter().map(|(pod, _)| *pod).chain(stays.iter().map(|(pod, _)| *pod)).collect();
-            return vec![row(ConflictKind::HoldOverBound, pods, kept + stay)];
+            return vec![row(GpuConflictKind::HoldOverBound, pods, kept + stay)];
         }
         vec![]
     }
 
-    fn overlap<'a>(&self, device: Option<&Device>, holds: &[(&'a u8, &Kept)]) -> Option<(Vec<&'a u8>, u64)> {
+    fn overlap<'a>(
+        &self,
+        device: Option<&Device>,
+        holds: &[(&'a u8, &ReservedShare)],
+    ) -> Option<(Vec<&'a u8>, u64)> {
         let has = device.map(|device| device.total.0).filter(|has| *has > 0)?;
         let kept: u64 = holds.iter().map(|(_, kept)| wants(kept, has)).sum();
         let whole = holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
@@ -181,18 +185,18 @@ impl Plain {
     }
 
     /// What counts at a look now.
-    fn look(&mut self) -> BTreeSet<Row> {
+    fn look(&mut self) -> BTreeSet<ConflictRow> {
         let rows = self.rows();
-        let key = |row: &Row| (row.0, row.1.clone(), row.2.clone());
+        let key = |row: &ConflictRow| (row.0, row.1.clone(), row.2.clone());
         self.since.retain(|known, _| rows.iter().any(|row| key(row) == *known));
         let now = self.now;
         let since: Vec<u64> = rows.iter().map(|row| *self.since.entry(key(row)).or_insert(now)).collect();
-        let stood = |row: &Row, since: u64| now >= since + row.0.stands_for().0;
+        let stood = |row: &ConflictRow, since: u64| now >= since + row.0.stands_for().0;
         rows.iter().zip(since).filter(|(row, since)| stood(row, *since)).map(|(row, _)| row.clone()).collect()
     }
 }
 
-fn wants(kept: &Kept, has: u64) -> u64 {
+fn wants(kept: &ReservedShare, has: u64) -> u64 {
     if kept.sharing == Sharing::Exclusive { has } else { kept.per_gpu.0 }
 }
 
@@ -203,47 +207,47 @@ struct Both {
 }
 
 impl Both {
-    fn with_pace(pace: Pace) -> Self {
+    fn with_pace(pace: AuditPace) -> Self {
         Self { conflicts: Conflicts::with_pace(pace), plain: Plain::default() }
     }
 
-    fn shown(&self, pod: u8, on: u8, gpus: &[u8], part: Part) -> PodShown {
+    fn shown(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
         let gpus = gpus.iter().map(|number| name(*number)).collect();
         let key = PodKey::parse("team", &format!("p-{pod}")).unwrap();
-        PodShown { key, node: node(&format!("n-{on}")), gpus, part }
+        AuditedPod { key, node: node(&format!("n-{on}")), gpus, part }
     }
 
-    fn show(&mut self, pod: u8, shown: PodShown) {
+    fn show(&mut self, pod: u8, shown: AuditedPod) {
         self.conflicts.see(&uid(&format!("u-{pod}")), Some(shown.clone()));
         // The record of a pod on the same node stays as it was.
         let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == shown.node);
         match (known.map(|known| (known.grant().is_some(), known)), shown.grant()) {
             (Some((true, known)), Some(grant)) => {
-                let Part::Bound(first) = &mut known.part else { unreachable!("it is bound") };
+                let GpuClaim::Bound(first) = &mut known.part else { unreachable!("it is bound") };
                 (first.started, first.leaving) = (first.started || grant.started, grant.leaving);
             }
             _ => drop(self.plain.pods.insert(pod, shown)),
         }
     }
 
-    fn step(&mut self, step: Step) -> Option<BTreeSet<Row>> {
+    fn step(&mut self, step: ConflictStep) -> Option<BTreeSet<ConflictRow>> {
         match step {
-            Step::Bound { pod, node, gpus, part, sharing, started, leaving } => {
+            ConflictStep::Bound { pod, node, gpus, part, sharing, started, leaving } => {
                 let (per_gpu, since) = (Bytes(part), Since::default());
                 let grant = Grant { per_gpu, sharing, hundredths: 0, started, leaving, since };
-                self.show(pod, self.shown(pod, node, &gpus, Part::Bound(grant)));
+                self.show(pod, self.shown(pod, node, &gpus, GpuClaim::Bound(grant)));
             }
-            Step::Holds { pod, node, gpus, part, sharing, victims, lasts } => {
+            ConflictStep::Holds { pod, node, gpus, part, sharing, victims, lasts } => {
                 let victims = victims.iter().map(|pod| uid(&format!("u-{pod}"))).collect();
                 let deadline = Moment(self.plain.now + lasts);
-                let kept = Kept { per_gpu: Bytes(part), sharing, victims, deadline };
-                self.show(pod, self.shown(pod, node, &gpus, Part::Holds(Box::new(kept))));
+                let kept = ReservedShare { per_gpu: Bytes(part), sharing, victims, deadline };
+                self.show(pod, self.shown(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))));
             }
-            Step::Gone(pod) => {
+            ConflictStep::Gone(pod) => {
                 self.conflicts.forget(&uid(&format!("u-{pod}")));
                 self.plain.pods.remove(&pod);
             }
-            Step::Gpus { node: on, totals, lost, reported } => {
+            ConflictStep::Gpus { node: on, totals, lost, reported } => {
                 let device = |(index, total): (usize, &u64)| {
                     let index = index as u32;
                     let uuid =
@@ -255,7 +259,7 @@ impl Both {
                 // A node is checked anew when it changes; what is told of its GPUs alone waits for its turn.
                 self.conflicts.queue.add(&node(&format!("n-{on}")));
             }
-            Step::Look(later) => {
+            ConflictStep::Look(later) => {
                 self.plain.now += later;
                 self.look();
                 return Some(self.plain.look());
@@ -275,8 +279,8 @@ impl Both {
         self.conflicts.look(nodes, now);
     }
 
-    fn counted(&self) -> BTreeSet<Row> {
-        let row = |conflict: &Arc<Conflict>| {
+    fn counted(&self) -> BTreeSet<ConflictRow> {
+        let row = |conflict: &Arc<GpuConflict>| {
             let pods = conflict.parties.iter().map(|party| party.uid.to_string()).collect();
             let sum = conflict.parties.iter().map(|party| party.bytes.0).sum();
             (conflict.kind, conflict.node.to_string(), conflict.gpu.to_string(), pods, sum)
@@ -291,11 +295,11 @@ proptest! {
     #[test]
     fn what_counts_at_each_look_is_what_brute_force_finds(steps in proptest::collection::vec(step(), 1..60)) {
         // No node in turn: what is found is found because something changed.
-        let mut both = Both::with_pace(Pace { changed: usize::MAX, in_turn: 0 });
+        let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
             if let Some(expected) = both.step(step) {
                 prop_assert_eq!(both.counted(), expected);
-                for kind in ConflictKind::ALL {
+                for kind in GpuConflictKind::ALL {
                     let counted = both.counted().iter().filter(|row| row.0 == kind).count();
                     prop_assert_eq!(both.conflicts.count(kind), counted);
                 }
@@ -307,7 +311,7 @@ proptest! {
     fn with_one_visit_a_look_it_comes_to_the_same_when_all_is_quiet(
         steps in proptest::collection::vec(step(), 1..40),
     ) {
-        let mut both = Both::with_pace(Pace { changed: 1, in_turn: 1 });
+        let mut both = Both::with_pace(AuditPace { changed: 1, in_turn: 1 });
         for step in steps {
             both.step(step);
         }
@@ -325,7 +329,7 @@ proptest! {
     fn who_leaves_has_not_started_and_stands_in_a_proven_conflict(
         steps in proptest::collection::vec(step(), 1..60),
     ) {
-        let mut both = Both::with_pace(Pace { changed: usize::MAX, in_turn: 0 });
+        let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
             both.step(step);
             for leaver in both.conflicts.leavers(Moment(both.plain.now)) {
@@ -335,7 +339,7 @@ proptest! {
                 let of = both.conflicts.of(&leaver.uid);
                 let conflict = of.iter().find(|conflict| conflict.gpu == leaver.gpu).unwrap();
                 // Nothing was recorded of the GPUs' sizes, so only exclusivity proves anything.
-                prop_assert_eq!(conflict.kind, ConflictKind::ExclusiveShared);
+                prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
                 prop_assert!(conflict.parties.iter().any(|party| party.key == leaver.stays));
             }
         }

@@ -7,7 +7,7 @@ use rustc_hash::FxHashSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct CheckQueue {
     changed: VecDeque<NodeName>,
     /// The same, to be looked up.
     queued: FxHashSet<NodeName>,
@@ -15,7 +15,7 @@ pub(super) struct Queue {
     later_of: BTreeMap<NodeName, Moment>,
 }
 
-impl Queue {
+impl CheckQueue {
     pub fn add(&mut self, node: &NodeName) {
         if self.queued.insert(node.clone()) {
             self.changed.push_back(node.clone());

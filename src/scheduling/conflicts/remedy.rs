@@ -14,8 +14,8 @@
 //! then the greater UID; one whose leaving ends the conflict goes before one whose leaving does not. Where all have started,
 //! none leaves. A pod that is being deleted is not counted: its end may be the end of the conflict.
 
-use super::shown::{Grant, PodShown, Since};
-use super::{ConflictKind, Conflicts, OnNode, Standing};
+use super::shown::{AuditedPod, Grant, Since};
+use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Moment};
@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 
 /// A pod that should leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leaver {
+pub struct ConflictVictim {
     pub uid: PodUid,
     pub key: PodKey,
     pub node: NodeName,
@@ -33,11 +33,11 @@ pub struct Leaver {
     pub stays_uid: PodUid,
 }
 
-type On<'a> = (&'a PodUid, &'a PodShown, &'a Grant);
+type BoundOnGpu<'a> = (&'a PodUid, &'a AuditedPod, &'a Grant);
 
 impl Conflicts {
     /// The pods that should leave, in order of node and GPU; of each GPU one at a time.
-    pub fn leavers(&self, now: Moment) -> Vec<Leaver> {
+    pub fn leavers(&self, now: Moment) -> Vec<ConflictVictim> {
         let counting = self.nodes.iter().flat_map(|(name, on)| {
             let mut chosen = BTreeSet::new();
             let standing = on.standing.iter().filter(|standing| standing.counts);
@@ -50,18 +50,18 @@ impl Conflicts {
 fn leaver<'a>(
     node: &NodeName,
     on: &'a OnNode,
-    standing: &'a Standing,
+    standing: &'a StandingConflict,
     now: Moment,
     chosen: &mut BTreeSet<&'a PodUid>,
-) -> Option<Leaver> {
+) -> Option<ConflictVictim> {
     let kind = standing.conflict.kind;
-    if !matches!(kind, ConflictKind::Overcommitted | ConflictKind::ExclusiveShared) {
+    if !matches!(kind, GpuConflictKind::Overcommitted | GpuConflictKind::ExclusiveShared) {
         return None;
     }
     let parties = standing.conflict.parties.iter().zip(&standing.party_since);
     // One that has just come is not judged by a conflict that others began.
     let settled = parties.filter(|(_, since)| **since + kind.stands_for() <= now);
-    let remaining: Vec<On<'a>> = settled
+    let remaining: Vec<BoundOnGpu<'a>> = settled
         .filter(|(party, _)| !chosen.contains(&party.uid))
         .filter_map(|(party, _)| {
             let pod = on.pods.get(&party.uid)?;
@@ -71,11 +71,11 @@ fn leaver<'a>(
     if !is_proven(&remaining) {
         return None;
     }
-    let without = |uid: &PodUid| -> Vec<On<'a>> {
+    let without = |uid: &PodUid| -> Vec<BoundOnGpu<'a>> {
         remaining.iter().copied().filter(|(other, ..)| *other != uid).collect()
     };
     let unstarted = remaining.iter().filter(|(_, _, grant)| !grant.started);
-    let rank = |&&(uid, _, grant): &&On<'a>| -> (bool, Since, &PodUid) {
+    let rank = |&&(uid, _, grant): &&BoundOnGpu<'a>| -> (bool, Since, &PodUid) {
         (!is_proven(&without(uid)), grant.since, uid)
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
@@ -84,11 +84,11 @@ fn leaver<'a>(
     chosen.insert(uid);
     let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
     let (stays, stays_uid) = (stays.key.clone(), (*stays_uid).clone());
-    Some(Leaver { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
+    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
 }
 
 /// Whether the records of these Bindings alone contradict each other.
-fn is_proven(pods: &[On<'_>]) -> bool {
+fn is_proven(pods: &[BoundOnGpu<'_>]) -> bool {
     if pods.len() < 2 {
         return false;
     }

@@ -8,19 +8,19 @@ use std::sync::Arc;
 
 /// What a watch shows of one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodShown {
+pub struct AuditedPod {
     pub key: PodKey,
     pub node: NodeName,
     /// By the record of its Binding, or by its hold. Empty if the pod is bound and records none.
     pub gpus: Arc<[GpuUuid]>,
-    pub part: Part,
+    pub part: GpuClaim,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Part {
+pub enum GpuClaim {
     Bound(Grant),
     /// Boxed: few pods hold room at a time, and all that are bound would pay for it.
-    Holds(Box<Kept>),
+    Holds(Box<ReservedShare>),
 }
 
 /// What a Binding granted, and how far its pod has come.
@@ -47,7 +47,7 @@ pub struct Since {
 
 /// What a hold keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kept {
+pub struct ReservedShare {
     /// On each of its GPUs.
     pub per_gpu: Bytes,
     pub sharing: Sharing,
@@ -57,29 +57,29 @@ pub struct Kept {
     pub deadline: Moment,
 }
 
-impl PodShown {
+impl AuditedPod {
     /// What the pod shows now, where what its Binding recorded stays as it was first shown: an edit of the record moves no
     /// process to another GPU, and whoever may edit a pod must not make other pods leave by it.
     pub(super) fn after(self, before: &Self) -> Self {
-        let (Part::Bound(now), Part::Bound(first)) = (&self.part, &before.part) else { return self };
+        let (GpuClaim::Bound(now), GpuClaim::Bound(first)) = (&self.part, &before.part) else { return self };
         if self.node != before.node {
             return self;
         }
         let grant = Grant { started: now.started || first.started, leaving: now.leaving, ..*first };
-        Self { gpus: before.gpus.clone(), part: Part::Bound(grant), ..self }
+        Self { gpus: before.gpus.clone(), part: GpuClaim::Bound(grant), ..self }
     }
 
     pub(super) fn grant(&self) -> Option<&Grant> {
         match &self.part {
-            Part::Bound(grant) => Some(grant),
-            Part::Holds(_) => None,
+            GpuClaim::Bound(grant) => Some(grant),
+            GpuClaim::Holds(_) => None,
         }
     }
 
     /// Its hold, if that keeps anything at `now`.
-    pub(super) fn kept(&self, now: Moment) -> Option<&Kept> {
+    pub(super) fn kept(&self, now: Moment) -> Option<&ReservedShare> {
         match &self.part {
-            Part::Holds(kept) if kept.deadline > now => Some(kept),
+            GpuClaim::Holds(kept) if kept.deadline > now => Some(kept),
             _ => None,
         }
     }

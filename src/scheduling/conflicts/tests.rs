@@ -42,8 +42,8 @@ fn grant(gib: u64, bound: i64) -> Grant {
     }
 }
 
-fn on(name: &str, gpus: &[&str], part: Part) -> (PodUid, PodShown) {
-    let shown = PodShown {
+fn on(name: &str, gpus: &[&str], part: GpuClaim) -> (PodUid, AuditedPod) {
+    let shown = AuditedPod {
         key: PodKey::parse("team", name).unwrap(),
         node: node("n"),
         gpus: gpus.iter().map(|name| gpu(name)).collect(),
@@ -52,35 +52,35 @@ fn on(name: &str, gpus: &[&str], part: Part) -> (PodUid, PodShown) {
     (uid(name), shown)
 }
 
-fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, PodShown) {
-    on(name, gpus, Part::Bound(grant))
+fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, AuditedPod) {
+    on(name, gpus, GpuClaim::Bound(grant))
 }
 
-fn holds(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, PodShown) {
+fn holds(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
     let victims = victims.iter().map(|name| uid(name)).collect();
     let (per_gpu, deadline) = (Bytes(gib * GIB), seconds(until));
-    let kept = Kept { per_gpu, sharing: Sharing::Shared, victims, deadline };
-    on(name, &["GPU-0"], Part::Holds(Box::new(kept)))
+    let kept = ReservedShare { per_gpu, sharing: Sharing::Shared, victims, deadline };
+    on(name, &["GPU-0"], GpuClaim::Holds(Box::new(kept)))
 }
 
 /// One node, looked at whenever the test says.
-struct Bench {
+struct ConflictFixture {
     conflicts: Conflicts,
     devices: Vec<Device>,
 }
 
-impl Bench {
-    fn of(pods: impl IntoIterator<Item = (PodUid, PodShown)>) -> Self {
+impl ConflictFixture {
+    fn of(pods: impl IntoIterator<Item = (PodUid, AuditedPod)>) -> Self {
         let mut bench = Self { conflicts: Conflicts::default(), devices: devices() };
         pods.into_iter().for_each(|pod| bench.see(pod));
         bench
     }
 
-    fn see(&mut self, (uid, shown): (PodUid, PodShown)) {
+    fn see(&mut self, (uid, shown): (PodUid, AuditedPod)) {
         self.conflicts.see(&uid, Some(shown));
     }
 
-    fn look(&mut self, at: u64) -> Look {
+    fn look(&mut self, at: u64) -> AuditRound {
         let now = seconds(at);
         let due = self.conflicts.due(now);
         let nodes = due.into_iter().map(|name| (name, self.devices.clone().into())).collect();
@@ -100,7 +100,8 @@ impl Bench {
 
 #[test]
 fn grants_beyond_what_a_gpu_has_are_a_conflict_and_headroom_is_not() {
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(30, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(30, 2))]);
     assert!(bench.settled().is_empty(), "80 of 80 GiB");
     bench.devices[0].reserved = Bytes(GIB);
     assert_eq!(
@@ -114,7 +115,8 @@ fn grants_beyond_what_a_gpu_has_are_a_conflict_and_headroom_is_not() {
 #[test]
 fn a_pod_that_terminates_counts_until_it_is_gone() {
     let leaving = Grant { leaving: true, ..grant(50, 1) };
-    let mut bench = Bench::of([bound("a", &["GPU-0"], leaving), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], leaving), bound("b", &["GPU-0"], grant(50, 2))]);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.leavers(120).is_empty(), "its end ends the conflict");
     bench.conflicts.forget(&uid("a"));
@@ -124,46 +126,49 @@ fn a_pod_that_terminates_counts_until_it_is_gone() {
 #[test]
 fn an_exclusive_gpu_has_one_pod_whatever_the_others_were_granted() {
     let exclusive = Grant { sharing: Sharing::Exclusive, ..grant(10, 1) };
-    let mut bench = Bench::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-0"], grant(1, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-0"], grant(1, 2))]);
     assert_eq!(
         bench.settled(),
         [
             "GPU GPU-0 of node n is exclusively one pod's and has 2 pods on it: team/a (10.0 GiB, exclusive), team/b (1.0 GiB)."
         ]
     );
-    let elsewhere = Bench::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-1"], grant(1, 2))]);
+    let elsewhere =
+        ConflictFixture::of([bound("a", &["GPU-0"], exclusive), bound("b", &["GPU-1"], grant(1, 2))]);
     assert!({ elsewhere }.settled().is_empty());
 }
 
 #[test]
 fn a_gpu_named_by_index_is_the_one_named_by_uuid_when_its_node_reports() {
     let pods = || [bound("a", &["index-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))];
-    assert_eq!(Bench::of(pods()).settled().len(), 1);
-    let mut unreported = Bench::of(pods());
+    assert_eq!(ConflictFixture::of(pods()).settled().len(), 1);
+    let mut unreported = ConflictFixture::of(pods());
     unreported.devices.iter_mut().for_each(|device| device.uuid = GpuUuid::from_index(device.index));
     assert!(unreported.settled().is_empty(), "nobody can say which GPU the UUID means");
 }
 
 #[test]
 fn a_gpu_that_its_node_does_not_have_is_told_once_the_node_reports() {
-    let mut bench = Bench::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);
     assert!(bench.leavers(120).is_empty());
-    let mut unreported = Bench::of([bound("a", &["GPU-9"], grant(50, 1))]);
+    let mut unreported = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     unreported.devices.clear();
     assert!(unreported.settled().is_empty());
 }
 
 #[test]
 fn pods_on_a_lost_gpu_are_no_conflict() {
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
     bench.devices[0].health = Health::Lost;
     assert!(bench.settled().is_empty());
 }
 
 #[test]
 fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
-    let mut bench = Bench::of([holds("a", 50, &["v"], 1000), holds("b", 50, &[], 130)]);
+    let mut bench = ConflictFixture::of([holds("a", 50, &["v"], 1000), holds("b", 50, &[], 130)]);
     bench.see(bound("v", &["GPU-0"], grant(80, 0)));
     assert_eq!(
         bench.settled(),
@@ -177,34 +182,35 @@ fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
 #[test]
 fn a_hold_conflicts_with_a_bound_pod_that_stays_and_not_with_its_victim() {
     let victim = bound("v", &["GPU-0"], grant(60, 0));
-    let mut bench = Bench::of([victim, holds("a", 60, &["v"], 1000)]);
+    let mut bench = ConflictFixture::of([victim, holds("a", 60, &["v"], 1000)]);
     assert!(bench.settled().is_empty());
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
     assert!(bench.look(121).begun.is_empty());
     // The victim and the late pod are too many already: that is what is told.
-    assert_eq!(bench.look(123).begun[0].kind, ConflictKind::Overcommitted);
+    assert_eq!(bench.look(123).begun[0].kind, GpuConflictKind::Overcommitted);
     bench.conflicts.forget(&uid("v"));
     bench.look(124);
-    assert_eq!(bench.look(134).begun[0].kind, ConflictKind::HoldOverBound);
+    assert_eq!(bench.look(134).begun[0].kind, GpuConflictKind::HoldOverBound);
 }
 
 #[test]
 fn a_conflict_counts_when_a_second_check_finds_it_after_a_while() {
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
     assert_eq!((bench.look(0), bench.look(1)), Default::default());
     assert_eq!(bench.look(2).begun.len(), 1);
-    assert_eq!(bench.conflicts.count(ConflictKind::Overcommitted), 1);
+    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 1);
     assert_eq!(bench.conflicts.of(&uid("b")).len(), 1);
-    assert_eq!(bench.look(3), Look::default(), "it is news once");
+    assert_eq!(bench.look(3), AuditRound::default(), "it is news once");
     bench.conflicts.forget(&uid("a"));
     assert_eq!(bench.look(4).ended.len(), 1);
-    assert_eq!(bench.conflicts.count(ConflictKind::Overcommitted), 0);
+    assert_eq!(bench.conflicts.count(GpuConflictKind::Overcommitted), 0);
 }
 
 #[test]
 fn nothing_is_checked_while_pods_are_listed() {
     let mut bench =
-        Bench::of([bound("gone", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
+        ConflictFixture::of([bound("gone", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-0"], grant(50, 2))]);
     bench.conflicts.begin_list();
     assert_eq!((bench.look(0), bench.look(60)), Default::default());
     bench.conflicts.forget(&uid("gone"));
@@ -214,10 +220,11 @@ fn nothing_is_checked_while_pods_are_listed() {
 
 #[test]
 fn an_edited_record_conflicts_with_nobody() {
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-1"], grant(50, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &["GPU-1"], grant(50, 2))]);
     bench.see(bound("b", &["GPU-0"], Grant { sharing: Sharing::Exclusive, ..grant(50, 2) }));
     assert!(bench.settled().is_empty());
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &[], grant(0, 2))]);
+    let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], grant(50, 1)), bound("b", &[], grant(0, 2))]);
     bench.see(bound("b", &["GPU-0"], grant(50, 2)));
     assert!(bench.settled().is_empty(), "it recorded nothing when it was bound");
 }
@@ -233,7 +240,7 @@ fn the_pod_that_has_not_started_leaves_and_of_two_the_one_bound_later() {
         (started(grant(50, 1)), grant(50, 2), &["b"]),
         (started(grant(50, 1)), started(grant(50, 2)), &[]),
     ] {
-        let mut bench = Bench::of([bound("a", &["GPU-0"], first), bound("b", &["GPU-0"], second)]);
+        let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], first), bound("b", &["GPU-0"], second)]);
         assert_eq!(bench.settled().len(), 1);
         assert_eq!(bench.leavers(120), leaver, "{first:?} {second:?}");
     }
@@ -246,7 +253,7 @@ fn one_whose_leaving_ends_the_conflict_leaves_before_one_whose_leaving_does_not(
         bound("b", &["GPU-0"], grant(60, 2)),
         bound("c", &["GPU-0"], grant(1, 3)),
     ];
-    let mut bench = Bench::of(pods);
+    let mut bench = ConflictFixture::of(pods);
     bench.settled();
     assert_eq!(bench.leavers(120), ["b"]);
 }
@@ -259,25 +266,28 @@ fn a_pod_on_two_gpus_in_conflict_is_asked_to_leave_once() {
         bound("b", &["GPU-1"], Grant { started: true, ..grant(60, 1) }),
         bound("c", both, grant(60, 2)),
     ];
-    let mut bench = Bench::of(pods);
+    let mut bench = ConflictFixture::of(pods);
     assert_eq!(bench.settled().len(), 2);
     assert_eq!(bench.leavers(120), ["c"]);
 }
 
 #[test]
 fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
-    let mut bench = Bench::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1, "it is told");
     assert!(bench.leavers(120).is_empty());
     // Nor where one of them was bound while the agent said so: the largest GPU that a record allows counts.
     let small = Grant { hundredths: 90, ..grant(9, 1) };
-    let mut bench = Bench::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.leavers(120).is_empty());
     let unknown = Grant { hundredths: 0, ..grant(70, 1) };
-    let mut bench = Bench::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
+    let mut bench =
+        ConflictFixture::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
     assert_eq!(bench.settled().len(), 1);
     assert!(bench.leavers(120).is_empty(), "a record that says nothing of the GPU proves nothing");
 }
@@ -286,7 +296,7 @@ fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
 fn one_that_has_just_joined_a_conflict_does_not_leave_for_it_yet() {
     let started = |gib, at| Grant { started: true, ..grant(gib, at) };
     let mut bench =
-        Bench::of([bound("a", &["GPU-0"], started(50, 1)), bound("b", &["GPU-0"], started(50, 2))]);
+        ConflictFixture::of([bound("a", &["GPU-0"], started(50, 1)), bound("b", &["GPU-0"], started(50, 2))]);
     bench.settled();
     bench.see(bound("c", &["GPU-0"], grant(50, 3)));
     bench.look(121);
@@ -298,11 +308,11 @@ fn one_that_has_just_joined_a_conflict_does_not_leave_for_it_yet() {
 fn large() -> Conflicts {
     let mut conflicts = Conflicts::default();
     for n in 0..80_000u32 {
-        let shown = PodShown {
+        let shown = AuditedPod {
             key: PodKey::parse("team", &format!("p-{n}")).unwrap(),
             node: node(&format!("n-{}", n % 5000)),
             gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
-            part: Part::Bound(grant(30, i64::from(n))),
+            part: GpuClaim::Bound(grant(30, i64::from(n))),
         };
         conflicts.see(&uid(&format!("u-{n}")), Some(shown));
     }
@@ -313,7 +323,7 @@ fn large() -> Conflicts {
 fn at_5000_nodes_a_look_visits_the_nodes_that_changed_and_250_in_turn() {
     let mut conflicts = large();
     let visits: Vec<usize> = (0..6).map(|at| conflicts.due(seconds(at)).len()).collect();
-    let Pace { changed, in_turn } = Pace::default();
+    let AuditPace { changed, in_turn } = AuditPace::default();
     assert!(visits.iter().all(|visits| *visits <= changed + in_turn), "{visits:?}");
     assert_eq!((conflicts.waiting(), visits[5]), (0, in_turn), "all were visited once");
     for n in [7, 4711, 4999] {
@@ -336,7 +346,7 @@ fn in_turn_every_node_is_visited() {
         conflicts.due(seconds(0));
     }
     conflicts.last = None;
-    let looks = 5000 / Pace::default().in_turn;
+    let looks = 5000 / AuditPace::default().in_turn;
     let mut seen: Vec<NodeName> = (0..looks).flat_map(|_| conflicts.due(seconds(1))).collect();
     seen.sort_unstable();
     seen.dedup();
@@ -345,10 +355,10 @@ fn in_turn_every_node_is_visited() {
 
 #[test]
 fn a_pod_costs_few_bytes_and_its_names_are_shared() {
-    assert!(size_of::<PodShown>() <= 112, "{}", size_of::<PodShown>());
+    assert!(size_of::<AuditedPod>() <= 112, "{}", size_of::<AuditedPod>());
     let conflicts = large();
     let pods = &conflicts.nodes[&node("n-8")].pods;
-    let same: Vec<&PodShown> = pods.values().filter(|pod| *pod.gpus == [gpu("GPU-8-0")]).collect();
+    let same: Vec<&AuditedPod> = pods.values().filter(|pod| *pod.gpus == [gpu("GPU-8-0")]).collect();
     assert_eq!(same.len(), 2);
     assert!(Arc::ptr_eq(&same[0].gpus, &same[1].gpus));
 }

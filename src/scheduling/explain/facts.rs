@@ -1,14 +1,14 @@
 //! What an explanation takes from the books, in a few short looks: first the pod and the snapshot, then, of the nodes that are
 //! worth it, who is on them. Nothing is judged here, and nothing is kept that the ledger would have to wait for.
 
-use super::Options;
+use super::ShownNodes;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Device, GpuSet};
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Claim, Ledger, Occupant, Phase, PodEntry, Presence, Stays};
+use crate::scheduling::ledger::{KeepReason, Ledger, Occupant, OccupantPhase, PodPhase, PodState, Preemptor};
 use crate::scheduling::node::Node;
-use crate::scheduling::policy::{Limit, Policy, Usage};
-use crate::scheduling::rank::{Attempt, OwnRoom};
+use crate::scheduling::policy::{Policy, TenantLimit, TenantUsage};
+use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::{Millis, Moment};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub struct Facts {
     pub now: Moment,
     pub uid: PodUid,
-    pub entry: PodEntry,
+    pub entry: PodState,
     pub policy: Arc<Policy>,
     pub snapshot: Arc<Snapshot>,
     /// The nodes the scheduler asked about when the pod was last refused, by place; `None` if it was not, or that is not known.
@@ -29,14 +29,14 @@ pub struct Facts {
     /// The room that is the pod's already.
     pub own_room: Option<(NodeName, Result<GpuSet, Misfit>)>,
     /// What its tenant may still take.
-    pub allowance: Limit,
+    pub allowance: TenantLimit,
     /// What its tenant uses.
-    pub used: Usage,
+    pub used: TenantUsage,
     /// Whom its hold waits for.
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
     /// How tenants stand to each other; only a pod that waits needs to know.
-    pub claim: Claim,
+    pub claim: Preemptor,
 }
 
 impl Facts {
@@ -44,7 +44,7 @@ impl Facts {
     pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
         let entry = ledger.entry(uid)?.clone();
         let snapshot = ledger.snapshot();
-        let waits = matches!(entry.phase, Phase::Waiting(_));
+        let waits = matches!(entry.phase, PodPhase::Waiting(_));
         let hold = entry.hold();
         let victims = hold.iter().flat_map(|hold| hold.victims.iter()).filter_map(|uid| ledger.entry(uid));
         Some(Self {
@@ -59,7 +59,7 @@ impl Facts {
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
-            claim: if waits { ledger.claim(uid) } else { Claim::default() },
+            claim: if waits { ledger.claim(uid) } else { Preemptor::default() },
             entry,
         })
     }
@@ -93,40 +93,43 @@ impl Facts {
     }
 
     /// The pod asks as the filter would let it ask; `limit` candidates are wanted.
-    pub fn attempt(&self, limit: usize) -> Attempt<'_> {
-        Attempt {
+    pub fn attempt(&self, limit: usize) -> ScheduleAttempt<'_> {
+        ScheduleAttempt {
             limit,
             just_failed: None,
-            own_room: self.own_room.as_ref().map(|(node, verdict)| OwnRoom { node, verdict: *verdict }),
+            own_room: self
+                .own_room
+                .as_ref()
+                .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
             policy: &self.policy,
             allowance: self.allowance,
         }
     }
 
     /// What the cluster has.
-    pub fn whole(&self) -> Usage {
+    pub fn whole(&self) -> TenantUsage {
         let gpus = self.snapshot.nodes().iter().flat_map(|node| node.gpus.iter());
-        gpus.map(|gpu| Usage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
+        gpus.map(|gpu| TenantUsage { vram: gpu.capacity, milli_gpus: 1000 }).sum()
     }
 }
 
-fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodEntry) -> Vec<Node> {
+fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
     let own = [entry.hint().map(|hint| &hint.node), entry.hold().map(|hold| &hold.node)];
     own.into_iter().flatten().filter_map(|node| ledger.node_without(uid, node)).collect()
 }
 
 /// What the snapshot does not say of one node.
 #[derive(Default)]
-pub struct Particulars {
+pub struct NodeDetails {
     pub pool: Option<String>,
     pub report_age: Option<Millis>,
     pub occupants: Vec<Occupant>,
     /// Why they do not leave for the pod; who is not named could.
-    stays: BTreeMap<PodUid, Stays>,
+    stays: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
 }
 
-impl Particulars {
+impl NodeDetails {
     pub fn take(ledger: &Ledger, node: &NodeName) -> Self {
         Self {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
@@ -139,7 +142,7 @@ impl Particulars {
 
     /// With the reasons why they stay, for a pod that waits.
     pub fn with_reasons(self, ledger: &Ledger, facts: &Facts) -> Self {
-        if !matches!(facts.entry.phase, Phase::Waiting(_)) {
+        if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
             return self;
         }
         let here = self.occupants.iter().filter(|guest| guest.uid != facts.uid);
@@ -150,22 +153,22 @@ impl Particulars {
     }
 
     /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
-    pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> Guests<'a> {
+    pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
-        Guests { occupants, stays: Some(&self.stays), place, facts }
+        GpuOccupants { occupants, stays: Some(&self.stays), place, facts }
     }
 }
 
 /// Those on one GPU, for sentences that name them.
 #[derive(Clone, Copy)]
-pub struct Guests<'a> {
+pub struct GpuOccupants<'a> {
     occupants: &'a [Occupant],
-    stays: Option<&'a BTreeMap<PodUid, Stays>>,
+    stays: Option<&'a BTreeMap<PodUid, KeepReason>>,
     place: usize,
     facts: &'a Facts,
 }
 
-impl<'a> Guests<'a> {
+impl<'a> GpuOccupants<'a> {
     pub fn nobody(facts: &'a Facts) -> Self {
         Self { occupants: &[], stays: None, place: 0, facts }
     }
@@ -186,12 +189,12 @@ impl<'a> Guests<'a> {
     }
 
     pub fn alone(self) -> Vec<String> {
-        self.named(|guest| guest.sharing == Sharing::Exclusive && guest.presence != Presence::Offered)
+        self.named(|guest| guest.sharing == Sharing::Exclusive && guest.presence != OccupantPhase::Offered)
     }
 
     /// Whose engines start, and when the last gate opens at the latest; unknown for one that has not begun.
     pub fn starting(self) -> (Vec<String>, Option<Millis>) {
-        let is_to_start = |guest: &Occupant| guest.presence == Presence::Held && guest.engine;
+        let is_to_start = |guest: &Occupant| guest.presence == OccupantPhase::Held && guest.engine;
         let names = self.named(|guest| guest.starting.is_some() || is_to_start(guest));
         let gates = self.iter().filter_map(|guest| guest.starting).max();
         let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
@@ -204,7 +207,7 @@ impl<'a> Guests<'a> {
         self.named(|guest| {
             let class = policy.class(guest.class);
             let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
-            !agree && guest.presence != Presence::Offered
+            !agree && guest.presence != OccupantPhase::Offered
         })
     }
 }
@@ -213,9 +216,9 @@ impl<'a> Guests<'a> {
 pub const NODES_FOR_VICTIMS: usize = 64;
 
 /// Which nodes are shown in detail.
-pub fn best_shown(options: &Options, nodes: usize) -> usize {
+pub fn best_shown(options: &ShownNodes, nodes: usize) -> usize {
     match options {
-        Options::Best(best) => (*best).min(nodes).max(1),
-        Options::All | Options::Node(_) => nodes.max(1),
+        ShownNodes::Best(best) => (*best).min(nodes).max(1),
+        ShownNodes::All | ShownNodes::Node(_) => nodes.max(1),
     }
 }

@@ -22,20 +22,20 @@ pub use shape::Explanation;
 
 use super::ledger::Ledger;
 use crate::ids::{NodeName, PodUid};
-use facts::{Facts, Particulars};
-use nodes::Outline;
+use facts::{Facts, NodeDetails};
+use nodes::NodeOutline;
 use shape::NodePart;
 
 /// Which nodes are shown in detail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Options {
+pub enum ShownNodes {
     /// The best so many that fit; those that do not are grouped if they are many.
     Best(usize),
     All,
     Node(NodeName),
 }
 
-impl Default for Options {
+impl Default for ShownNodes {
     /// As many as a person compares.
     fn default() -> Self {
         Self::Best(10)
@@ -44,11 +44,11 @@ impl Default for Options {
 
 /// How the books are looked into. An explanation takes several short looks and thinks in between, so that whoever keeps the
 /// books behind a lock can let others in.
-pub trait Books {
+pub trait LedgerAccess {
     fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R;
 }
 
-impl Books for Ledger {
+impl LedgerAccess for Ledger {
     fn look<R>(&mut self, look: impl FnOnce(&mut Ledger) -> R) -> R {
         look(self)
     }
@@ -59,7 +59,7 @@ const CHANGES: usize = 3;
 
 /// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
 /// books: whoever has it adds it.
-pub fn explain(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
+pub fn explain(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
     let mut explanation = explain_once(books, uid, options)?;
     for _ in 0..CHANGES {
         // Others may have changed it between two looks.
@@ -71,9 +71,9 @@ pub fn explain(books: &mut impl Books, uid: &PodUid, options: &Options) -> Optio
     Some(explanation)
 }
 
-fn explain_once(books: &mut impl Books, uid: &PodUid, options: &Options) -> Option<Explanation> {
+fn explain_once(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
     let facts = books.look(|ledger| Facts::take(ledger, uid))?.seen_by_the_pod();
-    let outline = Outline::of(&facts, options);
+    let outline = NodeOutline::of(&facts, options);
     let verdict = place::verdict(&facts, outline.counts.fit);
     let nodes = shown(books, &facts, &outline, options);
     Some(Explanation {
@@ -93,8 +93,13 @@ fn explain_once(books: &mut impl Books, uid: &PodUid, options: &Options) -> Opti
     })
 }
 
-fn shown(books: &mut impl Books, facts: &Facts, outline: &Outline, options: &Options) -> Vec<NodePart> {
-    if let Options::Node(name) = options
+fn shown(
+    books: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+    options: &ShownNodes,
+) -> Vec<NodePart> {
+    if let ShownNodes::Node(name) = options
         && facts.snapshot.node(name.as_str()).is_none()
     {
         return vec![nodes::unknown(name)];
@@ -102,7 +107,7 @@ fn shown(books: &mut impl Books, facts: &Facts, outline: &Outline, options: &Opt
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
         let known =
-            books.look(|ledger| Particulars::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
+            books.look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
         outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()

@@ -1,26 +1,26 @@
 //! Every node's verdict, which of them are worth showing, and what is shown of one.
 
-use super::Options;
-use super::facts::{Facts, Guests, Particulars, best_shown};
+use super::ShownNodes;
+use super::facts::{Facts, GpuOccupants, NodeDetails, best_shown};
 use super::obstacle::{Obstacle, obstacles};
 use super::shape::{
-    Counts, DevicesPart, GpuPart, Group, NodePart, OccupantPart, Reason, ScorePart, WeightedPart,
+    Counts, DevicesPart, GpuPart, NodePart, OccupantPart, Reason, RefusalGroup, ScorePart, WeightedPart,
 };
 use crate::ids::NodeName;
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
-use crate::scheduling::pack::{self, Choice};
+use crate::scheduling::pack::{self, GpuChoice};
 use crate::scheduling::plugin::{Ask, PluginShare};
 use crate::scheduling::policy::Weights;
-use crate::scheduling::rank::{self, Candidate, Parts, Shortlist, shortlist};
+use crate::scheduling::rank::{self, Candidate, ScoreParts, Shortlist, shortlist};
 use crate::scheduling::request::{Demand, MAX_GPUS};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the filter would say of each node, with those that do not fit from the nearest to the furthest.
-pub struct Outline {
+pub struct NodeOutline {
     list: Shortlist,
     /// Places in the snapshot.
     refused: Vec<(usize, Misfit)>,
@@ -30,8 +30,8 @@ pub struct Outline {
 /// Refused nodes are shown one by one up to this many; more are grouped by reason.
 const REFUSED_SHOWN: usize = 10;
 
-impl Outline {
-    pub fn of(facts: &Facts, options: &Options) -> Self {
+impl NodeOutline {
+    pub fn of(facts: &Facts, options: &ShownNodes) -> Self {
         let nodes = facts.snapshot.nodes();
         let attempt = facts.attempt(best_shown(options, nodes.len()));
         let names = nodes.iter().map(|node| node.name.as_str());
@@ -54,30 +54,30 @@ impl Outline {
     }
 
     /// The nodes to show, by place: those that fit, best first, then of the others the nearest.
-    pub fn shown(&self, facts: &Facts, options: &Options) -> Vec<usize> {
+    pub fn shown(&self, facts: &Facts, options: &ShownNodes) -> Vec<usize> {
         let best = self.list.best.iter().map(|candidate| candidate.node);
         let refused = self.refused.iter().map(|(place, _)| *place);
         match options {
-            Options::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
-            Options::All => best.chain(refused).collect(),
-            Options::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
-            Options::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
-            Options::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
+            ShownNodes::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
+            ShownNodes::All => best.chain(refused).collect(),
+            ShownNodes::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
+            ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
+            ShownNodes::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
         }
     }
 
     /// The reasons of refused nodes, if those are not all shown.
-    pub fn groups(&self, facts: &Facts, options: &Options) -> Vec<Group> {
-        if !matches!(options, Options::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
+    pub fn groups(&self, facts: &Facts, options: &ShownNodes) -> Vec<RefusalGroup> {
+        if !matches!(options, ShownNodes::Best(_)) || self.refused.len() <= REFUSED_SHOWN {
             return Vec::new();
         }
-        let group = |(place, misfit, count): (usize, Misfit, u32)| Group {
+        let group = |(place, misfit, count): (usize, Misfit, u32)| RefusalGroup {
             code: misfit.code().into(),
             count,
             example: facts.snapshot.nodes()[place].name.clone(),
             text: misfit.to_string(),
         };
-        let mut groups: Vec<Group> = self.examples().into_iter().map(group).collect();
+        let mut groups: Vec<RefusalGroup> = self.examples().into_iter().map(group).collect();
         groups.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.code.cmp(&b.code)));
         groups
     }
@@ -103,7 +103,7 @@ impl Outline {
     }
 
     /// What is shown of the node at `place`.
-    pub fn part(&self, place: usize, facts: &Facts, known: &Particulars) -> NodePart {
+    pub fn part(&self, place: usize, facts: &Facts, known: &NodeDetails) -> NodePart {
         let node = &facts.snapshot.nodes()[place];
         let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
         let rank = self.list.best.iter().position(|candidate| candidate.node == place);
@@ -169,7 +169,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
         return (shut(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
     }
     let one = |gpu: &Gpu| {
-        let against = obstacles(gpu, demand, Guests::nobody(facts));
+        let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
         // The sum tells one small obstacle from two.
         let weight: u8 = against.iter().map(Obstacle::weight).sum();
         (weight, against.iter().map(Obstacle::short).max().unwrap_or_default())
@@ -183,7 +183,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
     let appraisal = facts.snapshot.appraise(candidate.node, facts.demand());
-    let choice = Choice::of(&appraisal.compare(), candidate.gpus);
+    let choice = GpuChoice::of(&appraisal.compare(), candidate.gpus);
     let parts = rank::parts(&appraisal, node, choice, &facts.policy);
     ScorePart {
         rank,
@@ -195,7 +195,7 @@ fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScoreP
     }
 }
 
-fn weighted(parts: &Parts, weights: &Weights) -> Vec<WeightedPart> {
+fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
     let named = [
         ("packing", parts.packing, weights.packing),
         ("kvHeadroom", parts.kv_headroom, weights.kv_headroom),
@@ -213,7 +213,7 @@ fn weighted(parts: &Parts, weights: &Weights) -> Vec<WeightedPart> {
     named.map(part).into()
 }
 
-fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<GpuPart> {
+fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
         let guests = known.on(&node.devices, place, facts);
@@ -222,7 +222,7 @@ fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &Particulars) -> Vec<
     .collect()
 }
 
-fn gpu_part(gpu: &Gpu, device: &Device, guests: Guests<'_>, chosen: bool, facts: &Facts) -> GpuPart {
+fn gpu_part(gpu: &Gpu, device: &Device, guests: GpuOccupants<'_>, chosen: bool, facts: &Facts) -> GpuPart {
     // A pod on its node has nothing in its way, and least of all itself.
     let is_placed = facts.entry.node().is_some();
     // And the GPU of one that asks a device plugin is the kubelet's to pick.

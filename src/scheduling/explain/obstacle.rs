@@ -1,9 +1,9 @@
 //! What keeps a pod off one GPU, by how much, and who is behind it. A GPU has no obstacle exactly if the pod fits on it.
 
-use super::facts::Guests;
+use super::facts::GpuOccupants;
 use super::words::length;
 use crate::scheduling::device::{Gpu, Health};
-use crate::scheduling::ledger::Presence;
+use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub enum Obstacle {
 }
 
 /// All that keeps `demand` off this GPU.
-pub fn obstacles(gpu: &Gpu, demand: &Demand, guests: Guests<'_>) -> Vec<Obstacle> {
+pub fn obstacles(gpu: &Gpu, demand: &Demand, guests: GpuOccupants<'_>) -> Vec<Obstacle> {
     let unhealthy = (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health });
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
     let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: guests.alone() });
@@ -61,9 +61,9 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
     (needs_bytes > free_bytes).then_some(Obstacle::Short { needs_bytes, free_bytes, short_bytes })
 }
 
-fn not_empty(gpu: &Gpu, demand: &Demand, guests: Guests<'_>) -> Option<Obstacle> {
+fn not_empty(gpu: &Gpu, demand: &Demand, guests: GpuOccupants<'_>) -> Option<Obstacle> {
     let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
-    let names = || guests.named(|guest| guest.presence != Presence::Offered);
+    let names = || guests.named(|guest| guest.presence != OccupantPhase::Offered);
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 

@@ -1,45 +1,45 @@
 //! Where a pod stands on its way: waiting, holding room, on its way to its node, or there.
 
 use super::facts::Facts;
-use super::shape::{Place, RefusedPart, Verdict};
+use super::shape::{PodStage, PodVerdict, RefusedPart};
 use crate::ids::GpuUuid;
-use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Bound, Phase, Refused, Waiting};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::{BoundPod, FilterRefusal, PodPhase, WaitingPod};
 use crate::scheduling::node::Node;
 use crate::units::{Bytes, Moment};
 
-pub fn place(facts: &Facts) -> Place {
+pub fn place(facts: &Facts) -> PodStage {
     match &facts.entry.phase {
-        Phase::Bound(bound) => bound_place(facts, bound),
-        Phase::Assumed(assumed) => Place::Assumed {
+        PodPhase::Bound(bound) => bound_place(facts, bound),
+        PodPhase::Assumed(assumed) => PodStage::Assumed {
             node: assumed.placement.node.clone(),
             gpus: assumed.placement.devices.to_vec(),
             granted_bytes: assumed.placement.granted,
         },
-        Phase::Waiting(Waiting { hold: Some(hold), .. }) => holding(facts, hold),
-        Phase::Waiting(waiting) => waiting_place(facts, waiting),
+        PodPhase::Waiting(WaitingPod { hold: Some(hold), .. }) => holding(facts, hold),
+        PodPhase::Waiting(waiting) => waiting_place(facts, waiting),
     }
 }
 
-pub fn verdict(facts: &Facts, fitting: u32) -> Verdict {
+pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
     match &facts.entry.phase {
-        Phase::Bound(_) => Verdict::Bound,
-        Phase::Assumed(_) => Verdict::Assumed,
+        PodPhase::Bound(_) => PodVerdict::Bound,
+        PodPhase::Assumed(_) => PodVerdict::Assumed,
         // As soon as the room is free, it fits.
-        Phase::Waiting(_) if fitting > 0 => Verdict::Fits,
-        Phase::Waiting(waiting) if waiting.hold.is_some() => Verdict::Holding,
-        Phase::Waiting(_) => Verdict::DoesNotFit,
+        PodPhase::Waiting(_) if fitting > 0 => PodVerdict::Fits,
+        PodPhase::Waiting(waiting) if waiting.hold.is_some() => PodVerdict::Holding,
+        PodPhase::Waiting(_) => PodVerdict::DoesNotFit,
     }
 }
 
-fn bound_place(facts: &Facts, bound: &Bound) -> Place {
+fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
     let gate: Option<Moment> = facts.entry.starting;
     let gpus: Option<Vec<GpuUuid>> = match &facts.own_room {
         // By index only, where no agent has reported yet.
         Some((_, Ok(_))) => facts.entry.devices().map(|devices| devices.to_vec()),
         _ => None,
     };
-    Place::Bound {
+    PodStage::Bound {
         node: bound.node.clone(),
         gpus,
         granted_bytes: granted(facts),
@@ -60,8 +60,8 @@ fn granted(facts: &Facts) -> Bytes {
     facts.entry.node().and_then(|node| facts.snapshot.node(node.as_str())).map_or(demand.vram(), on)
 }
 
-fn holding(facts: &Facts, hold: &Hold) -> Place {
-    Place::Holding {
+fn holding(facts: &Facts, hold: &Reservation) -> PodStage {
+    PodStage::Holding {
         node: hold.node.clone(),
         gpus: hold.devices.to_vec(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
@@ -70,14 +70,14 @@ fn holding(facts: &Facts, hold: &Hold) -> Place {
     }
 }
 
-fn waiting_place(facts: &Facts, waiting: &Waiting) -> Place {
-    let refused = |refused: &Refused| RefusedPart {
+fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
+    let refused = |refused: &FilterRefusal| RefusedPart {
         ago_millis: facts.now.since(refused.at),
         asked_about: facts.open_places().count() as u32,
         woken: refused.unanswered,
         in_vain: waiting.in_vain,
     };
-    Place::Waiting {
+    PodStage::Waiting {
         offered: waiting.offered.clone(),
         offer_lasts_millis: waiting.hint.as_ref().map(|hint| hint.expires.since(facts.now)),
         tries: waiting.tries,

@@ -1,10 +1,10 @@
 //! Whatever the cluster is like: an explanation says what the filter says, and what it proposes helps when it is done.
 
 use super::obstacle::Obstacle;
-use super::remedy::{Change, Needs, Seat};
-use super::shape::Verdict;
-use super::world::{Sketch, World, name, pod};
-use super::{Explanation, Options, explain};
+use super::remedy::{GpuCandidate, PreemptionNeeds, RemedyChange};
+use super::shape::PodVerdict;
+use super::world::{ExplainedCluster, Sketch, name, pod};
+use super::{Explanation, ShownNodes, explain};
 use crate::ids::PodUid;
 use crate::scheduling::fit::{Misfit, fit, usable};
 use crate::scheduling::policy::Policy;
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 /// A cluster that can be built again, to try a remedy in.
 #[derive(Debug, Clone)]
-struct Plan {
+struct ExplainedPlan {
     /// GPUs of each node, with the KV cache on each in per cent.
     nodes: Vec<Vec<u8>>,
     /// GiB, GPUs, alone, priority, node.
@@ -22,12 +22,12 @@ struct Plan {
     passed: u64,
 }
 
-fn plan() -> impl Strategy<Value = Plan> {
+fn plan() -> impl Strategy<Value = ExplainedPlan> {
     let kv = prop_oneof![3 => Just(0u8), 1 => 60u8..=100];
     let nodes = prop::collection::vec(prop::collection::vec(kv, 0..4), 1..4);
     let pod = (1u64..70, 1u32..3, proptest::bool::weighted(0.2), -3i32..3, 0usize..4);
     (nodes, prop::collection::vec(pod, 0..8), prop_oneof![Just(0u64), Just(3600)])
-        .prop_map(|(nodes, pods, passed)| Plan { nodes, pods, passed })
+        .prop_map(|(nodes, pods, passed)| ExplainedPlan { nodes, pods, passed })
 }
 
 fn wanted() -> impl Strategy<Value = Sketch> {
@@ -46,9 +46,9 @@ fn node_name(place: usize) -> String {
     format!("node-{place}")
 }
 
-impl Plan {
-    fn build(&self) -> World {
-        let mut world = World::new(Policy::default());
+impl ExplainedPlan {
+    fn build(&self) -> ExplainedCluster {
+        let mut world = ExplainedCluster::new(Policy::default());
         for (place, gpus) in self.nodes.iter().enumerate() {
             world = world.node(&node_name(place), gpus.len());
         }
@@ -75,7 +75,7 @@ impl Plan {
     }
 
     /// All agents report, but that of `calm` has nothing to do.
-    fn report(&self, world: &mut World, calm: Option<&str>) {
+    fn report(&self, world: &mut ExplainedCluster, calm: Option<&str>) {
         for (place, gpus) in self.nodes.iter().enumerate() {
             let busy: Vec<_> = gpus.iter().enumerate().map(|(gpu, kv)| (gpu, *kv, 0)).collect();
             let node = node_name(place);
@@ -85,7 +85,7 @@ impl Plan {
     }
 }
 
-fn release(world: &mut World, keys: &[String]) {
+fn release(world: &mut ExplainedCluster, keys: &[String]) {
     for key in keys {
         let uid = PodUid::parse(key.rsplit('/').next().unwrap()).unwrap();
         world.ledger.release(&uid).expect("who is named is there");
@@ -93,28 +93,28 @@ fn release(world: &mut World, keys: &[String]) {
 }
 
 /// Whether the pod fits on the seat's node, asked of the core itself.
-fn fits(world: &mut World, pod: &Sketch, seat: &Seat) -> bool {
+fn fits(world: &mut ExplainedCluster, pod: &Sketch, seat: &GpuCandidate) -> bool {
     let demand = pod.demand(&Policy::default());
     let snapshot = world.ledger.snapshot();
     fit(snapshot.node(seat.node.as_str()).unwrap(), &demand).is_ok()
 }
 
-fn fits_anywhere(world: &mut World, pod: &Sketch) -> bool {
+fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
     let demand = pod.demand(&Policy::default());
     world.ledger.snapshot().nodes().iter().any(|node| fit(node, &demand).is_ok())
 }
 
 /// Does what is proposed in a cluster built anew; `None` if it cannot be done in this little world.
-fn helps(plan: &Plan, wanted: &Sketch, change: &Change) -> Option<bool> {
+fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
     let seat = change.seat()?;
     match change {
-        Change::AskLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
-        Change::OtherCount { gpus, .. } => other.gpus = Some(*gpus),
-        Change::Share { .. } => other.exclusive = false,
-        Change::Preempt { victims, needs, .. } => {
-            if let Needs::Priority(least) = needs {
+        RemedyChange::AskLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
+        RemedyChange::OtherCount { gpus, .. } => other.gpus = Some(*gpus),
+        RemedyChange::Share { .. } => other.exclusive = false,
+        RemedyChange::Preempt { victims, needs, .. } => {
+            if let PreemptionNeeds::Priority(least) = needs {
                 other.priority = *least;
             }
             release(&mut world, &victims.iter().map(|victim| victim.pod.clone()).collect::<Vec<_>>());
@@ -126,12 +126,12 @@ fn helps(plan: &Plan, wanted: &Sketch, change: &Change) -> Option<bool> {
             let calm = seat.node.as_str();
             plan.report(&mut world, Some(calm));
         }
-        Change::WaitForGate { opens_in_millis, .. } => {
+        RemedyChange::WaitForGate { opens_in_millis, .. } => {
             world.pass((*opens_in_millis)?);
             plan.report(&mut world, None);
         }
-        Change::CalmEngines { .. } => plan.report(&mut world, Some(seat.node.as_str())),
-        Change::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
+        RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(seat.node.as_str())),
+        RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
             // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
             let rest = asked.minus(*short_bytes);
@@ -140,7 +140,7 @@ fn helps(plan: &Plan, wanted: &Sketch, change: &Change) -> Option<bool> {
             }
             other.vram = rest.0.to_string();
         }
-        Change::Empty { by, .. } => {
+        RemedyChange::Empty { by, .. } => {
             release(&mut world, by);
             plan.report(&mut world, Some(seat.node.as_str()));
         }
@@ -149,10 +149,10 @@ fn helps(plan: &Plan, wanted: &Sketch, change: &Change) -> Option<bool> {
     Some(fits(&mut world, &other, seat))
 }
 
-fn explained(plan: &Plan, wanted: &Sketch) -> (World, Explanation) {
+fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explanation) {
     let mut world = plan.build();
     let uid = world.wait(wanted);
-    let explanation = explain(&mut world.ledger, &uid, &Options::All).unwrap();
+    let explanation = explain(&mut world.ledger, &uid, &ShownNodes::All).unwrap();
     (world, explanation)
 }
 
@@ -184,7 +184,7 @@ proptest! {
             }
         }
         let fits = snapshot.nodes().iter().any(|node| fit(node, &demand).is_ok());
-        prop_assert_eq!(explanation.verdict, if fits { Verdict::Fits } else { Verdict::DoesNotFit });
+        prop_assert_eq!(explanation.verdict, if fits { PodVerdict::Fits } else { PodVerdict::DoesNotFit });
         prop_assert!(!explanation.remedies.is_empty());
     }
 
@@ -201,10 +201,10 @@ proptest! {
         let (mut world, explanation) = explained(&plan, &wanted);
         let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
         let proposed = explanation.remedies.iter().find_map(|remedy| match remedy.change {
-            Change::AskLess { vram_bytes, .. } => Some(vram_bytes),
+            RemedyChange::AskLess { vram_bytes, .. } => Some(vram_bytes),
             _ => None,
         });
-        if explanation.verdict == Verdict::DoesNotFit {
+        if explanation.verdict == PodVerdict::DoesNotFit {
             let least = proposed.unwrap_or_default();
             let larger = (1..120).map(|gib| least + Bytes::gib(gib)).filter(|larger| *larger < asked);
             for larger in larger {

@@ -4,11 +4,11 @@
 use super::obstacle::Obstacle;
 use super::remedy::Remedy;
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
-use crate::scheduling::conflicts::Conflict;
+use crate::scheduling::conflicts::GpuConflict;
 use crate::scheduling::device::Health;
-use crate::scheduling::ledger::{Gate, Presence};
-use crate::scheduling::loading::Tier;
-use crate::scheduling::policy::{Borrowing, Limit, Mode, Usage};
+use crate::scheduling::ledger::{OccupantPhase, SchedulingGate};
+use crate::scheduling::loading::ModelTier;
+use crate::scheduling::policy::{Borrowing, Mode, TenantLimit, TenantUsage};
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Millis, Percent};
@@ -20,18 +20,18 @@ use serde::{Deserialize, Serialize};
 pub struct Explanation {
     pub pod: PodKey,
     pub uid: PodUid,
-    pub verdict: Verdict,
-    pub asks: Asks,
+    pub verdict: PodVerdict,
+    pub asks: RequestPart,
     pub class: ClassPart,
     /// `None` if no tenant has its namespace.
     pub tenant: Option<TenantPart>,
     pub policy: PolicyPart,
-    pub place: Place,
+    pub place: PodStage,
     pub counts: Counts,
     /// In detail: the nodes that fit, best first; then the nearest of those that do not.
     pub nodes: Vec<NodePart>,
     /// The nodes that do not fit and are not all in `nodes`, by reason.
-    pub groups: Vec<Group>,
+    pub groups: Vec<RefusalGroup>,
     /// What would have to change, the easiest first; or, for a pod that fits, what to look at next.
     pub remedies: Vec<Remedy>,
     /// What the continuous audit finds: promises of a GPU of its that cannot all be kept. The books do not know of it.
@@ -44,19 +44,19 @@ pub struct Explanation {
 #[serde(rename_all = "camelCase")]
 pub struct ConflictPart {
     #[serde(flatten)]
-    pub conflict: Conflict,
+    pub conflict: GpuConflict,
     pub text: String,
 }
 
-impl From<&Conflict> for ConflictPart {
-    fn from(conflict: &Conflict) -> Self {
+impl From<&GpuConflict> for ConflictPart {
+    fn from(conflict: &GpuConflict) -> Self {
         Self { conflict: conflict.clone(), text: conflict.to_string() }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum PodVerdict {
     /// It is on its node.
     Bound,
     /// Its GPUs are promised, and its Binding is on its way.
@@ -72,7 +72,7 @@ pub enum Verdict {
 /// What the pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Asks {
+pub struct RequestPart {
     /// Over all its GPUs.
     pub vram_bytes: Bytes,
     pub bytes_per_gpu: Bytes,
@@ -126,12 +126,12 @@ pub struct PassedOver {
 #[serde(rename_all = "camelCase")]
 pub struct TenantPart {
     pub name: String,
-    pub used: Amount,
-    pub guarantee: Amount,
+    pub used: ShareAmount,
+    pub guarantee: ShareAmount,
     /// What it may use at most, with what its borrowing says.
-    pub limit: Amount,
+    pub limit: ShareAmount,
     /// What this pod may still take of it.
-    pub left: Amount,
+    pub left: ShareAmount,
     pub borrowing: Borrowing,
     pub weight: u32,
     /// The weighted dominant share of what it borrows, in millionths of the cluster.
@@ -141,24 +141,24 @@ pub struct TenantPart {
 /// A part of the cluster; `None` where nothing is said of it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Amount {
+pub struct ShareAmount {
     pub vram_bytes: Option<Bytes>,
     pub milli_gpus: Option<u64>,
 }
 
-impl From<Limit> for Amount {
-    fn from(Limit { vram, milli_gpus }: Limit) -> Self {
+impl From<TenantLimit> for ShareAmount {
+    fn from(TenantLimit { vram, milli_gpus }: TenantLimit) -> Self {
         Self { vram_bytes: vram, milli_gpus }.where_bounded()
     }
 }
 
-impl From<Usage> for Amount {
-    fn from(Usage { vram, milli_gpus }: Usage) -> Self {
+impl From<TenantUsage> for ShareAmount {
+    fn from(TenantUsage { vram, milli_gpus }: TenantUsage) -> Self {
         Self { vram_bytes: Some(vram), milli_gpus: Some(milli_gpus) }.where_bounded()
     }
 }
 
-impl Amount {
+impl ShareAmount {
     /// `u64::MAX` stands for no bound in the policy.
     fn where_bounded(self) -> Self {
         Self {
@@ -179,7 +179,7 @@ pub struct PolicyPart {
 /// Where the pod stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "state")]
-pub enum Place {
+pub enum PodStage {
     Bound {
         node: NodeName,
         /// `None` if nobody knows on which GPUs it is.
@@ -215,7 +215,7 @@ pub enum Place {
         /// On how many nodes the scheduler last asked who could leave for it.
         offered_to_preempt: Option<u32>,
         /// What keeps the scheduler from it.
-        gate: Gate,
+        gate: SchedulingGate,
         /// How often in a row the planner looked for a place for it and found none.
         sought_in_vain: u32,
     },
@@ -263,7 +263,7 @@ pub struct NodePart {
     /// Since the latest report's figures were sampled.
     pub report_age_millis: Option<Millis>,
     /// Where the pod's model is on this node; `None` if it is not, or the pod names none.
-    pub tier: Option<Tier>,
+    pub tier: Option<ModelTier>,
     /// From binding until the model answers; `None` for a pod that names no model.
     pub ready_in_millis: Option<Millis>,
     pub score: Option<ScorePart>,
@@ -357,7 +357,7 @@ pub struct OccupantPart {
     pub pod: PodKey,
     pub class: String,
     pub priority: i32,
-    pub presence: Presence,
+    pub presence: OccupantPhase,
     /// What it counts for on this GPU.
     pub bytes: Bytes,
     /// While its engine starts: how long it still keeps others from starting here, at most.
@@ -370,7 +370,7 @@ pub struct OccupantPart {
 /// Nodes that do not fit for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Group {
+pub struct RefusalGroup {
     pub code: String,
     pub count: u32,
     /// The nearest of them to fitting, and its reason with figures.

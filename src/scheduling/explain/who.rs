@@ -1,15 +1,15 @@
 //! Who a pod is: its class and the rule that chose it, its tenant, and the policy that says so.
 
 use super::facts::Facts;
-use super::shape::{Asks, ClassPart, Condition, PassedOver, PolicyPart, TenantPart};
+use super::shape::{ClassPart, Condition, PassedOver, PolicyPart, RequestPart, TenantPart};
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Class, Eviction, Match, Subject, Traits, Unmet};
+use crate::scheduling::policy::{Class, ExpressionPod, Match, PodTraits, Preemptibility, Unmet};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
 use std::ops::RangeInclusive;
 
-pub fn asks(demand: &Demand) -> Asks {
-    Asks {
+pub fn asks(demand: &Demand) -> RequestPart {
+    RequestPart {
         vram_bytes: asked_vram(demand),
         bytes_per_gpu: demand.per_gpu,
         gpus: demand.gpus,
@@ -35,7 +35,7 @@ pub fn asked_vram(demand: &Demand) -> Bytes {
 
 pub fn class(facts: &Facts) -> ClassPart {
     let (policy, demand) = (&facts.policy, facts.demand());
-    let (class, subject) = (policy.class(demand.class), Subject::new(&demand.traits));
+    let (class, subject) = (policy.class(demand.class), ExpressionPod::new(&demand.traits));
     let before = policy.classes().iter().take(demand.class.place());
     ClassPart {
         name: class.name.clone(),
@@ -45,7 +45,7 @@ pub fn class(facts: &Facts) -> ClassPart {
         kv_cache_limit_percent: class.kv_cache_limit,
         queue_limit: class.queue_limit,
         shares_with: class.shares_with.clone(),
-        preemptible: class.eviction == Eviction::ForHigherPriority,
+        preemptible: class.eviction == Preemptibility::ForHigherPriority,
     }
 }
 
@@ -68,13 +68,13 @@ pub fn policy(facts: &Facts) -> PolicyPart {
     PolicyPart { digest: policy.digest.to_string(), version: policy.version, mode: policy.mode }
 }
 
-fn passed_over(class: &Class, subject: &Subject<'_>, traits: &Traits) -> Option<PassedOver> {
+fn passed_over(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Option<PassedOver> {
     let unmet = condition(&class.matches, class.matches.unmet_by(subject)?, subject, traits);
     Some(PassedOver { class: class.name.clone(), unmet })
 }
 
 /// All conditions that the class sets.
-fn conditions(class: &Class, subject: &Subject<'_>, traits: &Traits) -> Vec<Condition> {
+fn conditions(class: &Class, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Vec<Condition> {
     let matches = &class.matches;
     let set = [
         (Unmet::Sharing, matches.sharing.is_some()),
@@ -89,7 +89,7 @@ fn conditions(class: &Class, subject: &Subject<'_>, traits: &Traits) -> Vec<Cond
     set.map(|(which, _)| condition(matches, which, subject, traits)).collect()
 }
 
-fn condition(matches: &Match, which: Unmet, subject: &Subject<'_>, traits: &Traits) -> Condition {
+fn condition(matches: &Match, which: Unmet, subject: &ExpressionPod<'_>, traits: &PodTraits) -> Condition {
     let (field, wants, has) = match which {
         Unmet::Sharing => (
             "sharing",
@@ -116,7 +116,7 @@ fn condition(matches: &Match, which: Unmet, subject: &Subject<'_>, traits: &Trai
 }
 
 /// Of labels that are missing or other ones, those are named.
-fn labels(matches: &Match, traits: &Traits) -> (&'static str, String, String) {
+fn labels(matches: &Match, traits: &PodTraits) -> (&'static str, String, String) {
     let is_met = |(key, value): &(&String, &String)| traits.labels.get(*key) == Some(*value);
     let (met, unmet): (Vec<_>, Vec<_>) = matches.labels.iter().partition(is_met);
     let meant = if unmet.is_empty() { met } else { unmet };
@@ -128,7 +128,7 @@ fn labels(matches: &Match, traits: &Traits) -> (&'static str, String, String) {
     ("labels", wants.join(", "), has.collect::<Vec<_>>().join(", "))
 }
 
-fn expression(matches: &Match, subject: &Subject<'_>) -> (&'static str, String, String) {
+fn expression(matches: &Match, subject: &ExpressionPod<'_>) -> (&'static str, String, String) {
     let Some(expression) = &matches.expression else { return ("expression", String::new(), String::new()) };
     let has = match expression.holds_for(subject) {
         Ok(true) => "it says yes".into(),

@@ -1,6 +1,6 @@
 //! Figures as a person reads and writes them.
 
-use super::shape::Amount;
+use super::shape::ShareAmount;
 use crate::units::{Bytes, Millis};
 
 /// `1.2 s`, `3 min`, `2 h 5 min`, `4 days`: as exact as anyone wants it.
@@ -31,7 +31,7 @@ pub fn gpus(milli: u64) -> String {
 }
 
 /// `2.0 GiB and 0.5 GPUs`; `nothing` stands for a bound that is not there.
-pub fn amount(amount: Amount, nothing: &str) -> String {
+pub fn amount(amount: ShareAmount, nothing: &str) -> String {
     let vram = amount.vram_bytes.map(|vram| vram.to_string());
     let gpus = amount.milli_gpus.map(|milli| format!("{} GPUs", gpus(milli)));
     match (vram, gpus) {

@@ -2,13 +2,13 @@
 
 use crate::ids::{GpuModel, GpuUuid, ModelId, NodeName, PodKey, PodUid};
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::explain::{Explanation, Options, explain};
-use crate::scheduling::ledger::{Ledger, Presence, Seen, SeenState, SeenWaiting};
-use crate::scheduling::loading::{Holding, Tier};
+use crate::scheduling::explain::{Explanation, ShownNodes, explain};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, OccupantPhase, PodObservation};
+use crate::scheduling::loading::{ModelTier, NodeModel};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::request::{ContainerRequest, Demand, PluginAmount, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Far from the beginning, so that pods can have run for days before it.
 const START: Moment = Moment(365 * 24 * 3600 * 1000);
 
-pub struct World {
+pub struct ExplainedCluster {
     pub ledger: Ledger,
 }
 
@@ -83,7 +83,7 @@ fn uuid(node: &str, gpu: usize) -> GpuUuid {
     GpuUuid::parse(&format!("GPU-{node}-{gpu}")).unwrap()
 }
 
-impl World {
+impl ExplainedCluster {
     pub fn new(policy: Policy) -> Self {
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(START);
@@ -133,12 +133,13 @@ impl World {
     }
 
     /// Its agent reports: pods use what they were promised, and the engines on some GPUs have this KV cache and this queue.
-    pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, Tier)]) {
+    pub fn report(&mut self, node: &str, busy: &[(usize, u8, u32)], models: &[(&str, ModelTier)]) {
         let occupants = self.ledger.occupants_of(&name(node));
         let count = self.ledger.node(&name(node)).unwrap().devices.len();
         let gpu = |place: usize| {
             let here = occupants.iter().filter(|guest| {
-                guest.gpus.contains(place) && matches!(guest.presence, Presence::Bound | Presence::Assumed)
+                guest.gpus.contains(place)
+                    && matches!(guest.presence, OccupantPhase::Bound | OccupantPhase::Assumed)
             });
             let mut attributed: Vec<(PodUid, Bytes)> =
                 here.map(|guest| (guest.uid.clone(), guest.per_gpu)).collect();
@@ -148,16 +149,17 @@ impl World {
                 uuid: uuid(node, place),
                 used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
                 attributed,
-                pressure: pressure
-                    .map_or(Pressure::NONE, |(_, kv, queue)| Pressure::of(Percent::new(*kv), Some(*queue))),
+                pressure: pressure.map_or(EngineLoad::NONE, |(_, kv, queue)| {
+                    EngineLoad::of(Percent::new(*kv), Some(*queue))
+                }),
             }
         };
-        let holding = |(model, tier): &(&str, Tier)| Holding {
+        let holding = |(model, tier): &(&str, ModelTier)| NodeModel {
             model: ModelId::parse(model).unwrap(),
             tier: *tier,
             bytes: Bytes::ZERO,
         };
-        let reading = Reading {
+        let reading = NodeReading {
             sampled: self.ledger.now(),
             gpus: (0..count).map(gpu).collect(),
             holdings: models.iter().map(holding).collect(),
@@ -173,7 +175,7 @@ impl World {
     }
 
     pub fn wait(&mut self, pod: &Sketch) -> PodUid {
-        self.see(pod, SeenState::Waiting(SeenWaiting::default()))
+        self.see(pod, ObservedPhase::Waiting(ObservedWaiting::default()))
     }
 
     /// A pod that has run there for an hour.
@@ -185,17 +187,17 @@ impl World {
     pub fn bound(&mut self, pod: &Sketch, node: &str, gpus: &[usize], starting: bool) {
         let devices = Some(gpus.iter().map(|gpu| uuid(node, *gpu)).collect());
         let ran = if starting { None } else { Some(Millis::seconds(3600)) };
-        self.see(pod, SeenState::Bound { node: name(node), devices, starting, ran });
+        self.see(pod, ObservedPhase::Bound { node: name(node), devices, starting, ran });
     }
 
-    fn see(&mut self, pod: &Sketch, state: SeenState) -> PodUid {
+    fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
         let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(Seen { uid: pod.uid(), key: pod.key(), demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, shown: None });
         pod.uid()
     }
 
     /// The pod waits, and is explained.
-    pub fn explained(&mut self, pod: &Sketch, options: &Options) -> Explanation {
+    pub fn explained(&mut self, pod: &Sketch, options: &ShownNodes) -> Explanation {
         let uid = self.wait(pod);
         explain(&mut self.ledger, &uid, options).unwrap()
     }

@@ -5,10 +5,10 @@
 //! late, and only a write that ends it settles that. Nothing here knows a Lease or a condition.
 
 use super::Ledger;
-use super::entry::{Phase, PodEntry};
+use super::entry::{PodPhase, PodState};
 use super::sight::is_news;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::units::Moment;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -46,7 +46,7 @@ impl Ledger {
     }
 
     /// What a pod shows of a hold, as far as it counts: a leader has made every hold that it does not end.
-    pub(super) fn believed(&mut self, uid: &PodUid, shown: Option<Hold>) -> Option<Hold> {
+    pub(super) fn believed(&mut self, uid: &PodUid, shown: Option<Reservation>) -> Option<Reservation> {
         let shown = shown?;
         let is_known = self.entries.get(uid).is_some_and(|entry| entry.knows(&shown));
         if self.leader.is_none() || is_known {
@@ -56,7 +56,7 @@ impl Ledger {
         None
     }
 
-    fn adopt_holds(&mut self, concerns: impl Fn(&Hold) -> bool) {
+    fn adopt_holds(&mut self, concerns: impl Fn(&Reservation) -> bool) {
         let holders: BTreeSet<&PodUid> = self.deadlines.iter().map(|(_, uid)| uid).collect();
         let held = |uid: &PodUid| {
             let entry = self.entries.get(uid)?;
@@ -75,12 +75,12 @@ impl Ledger {
         }
         // Only now: a hold that falls must not stand in the way of one that could stand.
         for (uid, hold) in fallen {
-            self.set_hold(&uid, Some(Hold { deadline: Moment::default(), ..hold }));
+            self.set_hold(&uid, Some(Reservation { deadline: Moment::default(), ..hold }));
         }
     }
 
     /// Whether the hold would be made now, of those of its victims that are still there.
-    fn may_stand(&self, uid: &PodUid, hold: &Hold) -> bool {
+    fn may_stand(&self, uid: &PodUid, hold: &Reservation) -> bool {
         let Some(book) = self.books.get(&hold.node).filter(|book| book.exists) else { return false };
         // Until the agent reports, nobody may know which GPUs it names.
         if !book.reported && book.resolve(&hold.devices).is_none() {
@@ -88,7 +88,7 @@ impl Ledger {
         }
         let is_there = |victim: &&PodUid| self.entries.contains_key(victim);
         let remaining = hold.victims.iter().filter(is_there).cloned().collect();
-        let remaining = Hold { victims: remaining, ..hold.clone() };
+        let remaining = Reservation { victims: remaining, ..hold.clone() };
         let claim = self.claim_without_price(uid).adopting();
         let stands = self.check_hold(&claim, uid, &remaining);
         // It may have been made for pods that have room elsewhere.
@@ -96,11 +96,11 @@ impl Ledger {
     }
 }
 
-impl PodEntry {
+impl PodState {
     /// Whether a hold that the pod shows is the one that it has, or had and gave up.
-    fn knows(&self, shown: &Hold) -> bool {
+    fn knows(&self, shown: &Reservation) -> bool {
         match &self.phase {
-            Phase::Waiting(waiting) => !is_news(shown, waiting),
+            PodPhase::Waiting(waiting) => !is_news(shown, waiting),
             // What is seen is older than what is known.
             _ => true,
         }

@@ -5,19 +5,19 @@
 //! pods do: what only pods change is kept for them.
 
 use super::devices::GainLimit;
-use super::entry::{Phase, PodEntry};
-use super::measured::Unexplained;
-use super::shared::Entries;
+use super::entry::{PodPhase, PodState};
+use super::measured::UnaccountedVram;
+use super::shared::PodStates;
 use crate::ids::{GpuUuid, ModelId, NodeName, PodUid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::fit::{shut, usable};
-use crate::scheduling::loading::Holdings;
+use crate::scheduling::loading::NodeModelSet;
 use crate::scheduling::node::{Node, NodeIdentity, NodeKind};
 use crate::scheduling::plugin::{PluginDevices, PluginShare};
-use crate::scheduling::policy::{Admission, ClassId, Policy, TenantId, Usage};
-use crate::scheduling::preempt::Bar;
-use crate::scheduling::reading::{Freshness, Reading};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::policy::{ClassId, Policy, PoolAdmission, TenantId, TenantUsage};
+use crate::scheduling::preempt::ClassExclusion;
+use crate::scheduling::reading::{Freshness, NodeReading};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,9 +29,9 @@ const MAX_DEPARTED: usize = 256;
 const FIRST_REPORT_WITHIN: Millis = Millis::seconds(10);
 
 /// What a demand takes of these GPUs, as its tenant is charged for it.
-pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> Usage {
+pub fn used_on(gpus: &[Gpu], demand: &Demand, chosen: GpuSet) -> TenantUsage {
     if chosen.is_empty() {
-        return Usage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+        return TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
     }
     chosen.iter().map(|place| gpus[place].part_of(demand)).sum()
 }
@@ -42,14 +42,14 @@ fn card(device: &Device) -> &GpuUuid {
 }
 
 #[derive(Debug, Clone)]
-pub(super) struct Book {
+pub(super) struct NodeState {
     /// Whether the node exists. Pods may be seen before their node, and outlive it.
     pub exists: bool,
     /// Who hands its GPUs out, as the node shows it.
     pub kind: NodeKind,
     pub labels: Arc<BTreeMap<String, String>>,
     /// What its pool says, and what follows for who hands its GPUs out.
-    pub admission: Admission,
+    pub admission: PoolAdmission,
     /// Which Node object it is, if anybody said.
     pub identity: Option<NodeIdentity>,
     /// Whether an agent has said what its devices are.
@@ -60,30 +60,30 @@ pub(super) struct Book {
     pub offered: PluginDevices,
     pub plugin: Vec<PluginShare>,
     /// The latest of its agent's readings, and how far it may be believed by now.
-    pub reading: Option<Reading>,
+    pub reading: Option<NodeReading>,
     pub freshness: Freshness,
     /// Of each GPU, what the last readings could not explain.
-    pub unexplained: Vec<(GpuUuid, Unexplained)>,
+    pub unexplained: Vec<(GpuUuid, UnaccountedVram)>,
     /// Pods that have ended here, and when, until a reading sampled later shows nothing of them.
     departed: Vec<(PodUid, Moment)>,
     /// Everyone with anything here: pods, holds and hints.
     pub pods: BTreeSet<PodUid>,
     /// Those of them that are charged here, in order of UID, as the last change left them.
-    pub tenants: Vec<Tenant>,
+    pub tenants: Vec<ResidentPod>,
     /// Pods that are to come here and are not bound yet, as the last change left them: assumed, or with room held.
     pub coming: Vec<PodUid>,
     /// What promises leave of each GPU, as the last change left it.
     promised: Vec<Gpu>,
     /// What each tenant's pods and holds use here, as the last change left it.
-    pub usage: Vec<(TenantId, Usage)>,
+    pub usage: Vec<(TenantId, TenantUsage)>,
     /// CPU and memory that nobody who is bound here has, as far as anybody said.
-    pub unbound: Option<Companion>,
+    pub unbound: Option<HostResources>,
     pub view: Node,
 }
 
 /// What one placed pod takes, and where.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Charge {
+pub(super) struct PodCharge {
     pub gpus: GpuSet,
     /// False if nobody knows on which GPUs it really is, so that all of them are charged. Where a device plugin picks them,
     /// nobody needs to know: it is charged on none.
@@ -92,7 +92,7 @@ pub(super) struct Charge {
 
 /// What there is to know of a charged pod when a report comes in, or when room is sought.
 #[derive(Debug, Clone)]
-pub(super) struct Tenant {
+pub(super) struct ResidentPod {
     pub uid: PodUid,
     pub gpus: GpuSet,
     /// Whether anybody knows on which GPUs it is.
@@ -113,14 +113,14 @@ pub(super) struct Tenant {
     pub is_leaving: bool,
 }
 
-impl Book {
+impl NodeState {
     pub fn new(name: NodeName) -> Self {
         let view = Node::named(name);
         Self {
             exists: false,
             kind: NodeKind::default(),
             labels: Arc::default(),
-            admission: Admission::default(),
+            admission: PoolAdmission::default(),
             identity: None,
             reported: false,
             gain_limit: GainLimit::default(),
@@ -142,10 +142,10 @@ impl Book {
     }
 
     /// What its agent found of models, as long as it may be believed at all.
-    pub fn holdings(&self) -> Holdings {
+    pub fn holdings(&self) -> NodeModelSet {
         match (self.freshness, &self.reading) {
             (Freshness::Fresh | Freshness::Stale, Some(reading)) => reading.holdings.clone(),
-            _ => Holdings::default(),
+            _ => NodeModelSet::default(),
         }
     }
 
@@ -173,16 +173,16 @@ impl Book {
     }
 
     /// Where `entry` counts on this node, if it is here.
-    pub fn charge_of(&self, entry: &PodEntry) -> Option<Charge> {
+    pub fn charge_of(&self, entry: &PodState) -> Option<PodCharge> {
         if entry.node() != Some(&self.view.name) {
             return None;
         }
         if entry.demand.asks_plugin() {
-            return Some(Charge { gpus: GpuSet::EMPTY, placed: true });
+            return Some(PodCharge { gpus: GpuSet::EMPTY, placed: true });
         }
         let gpus = entry.devices().and_then(|devices| self.resolve(devices));
         let everywhere = GpuSet::first(self.devices.len());
-        Some(Charge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
+        Some(PodCharge { gpus: gpus.unwrap_or(everywhere), placed: gpus.is_some() })
     }
 
     /// Whether it makes sense that pods leave the node for such a one. Where an agent has fallen silent nobody would say that
@@ -214,7 +214,7 @@ impl Book {
     }
 
     /// Forgets whom a reading shows to be gone.
-    pub fn look_after_departed(&mut self, reading: &Reading) {
+    pub fn look_after_departed(&mut self, reading: &NodeReading) {
         self.departed.retain(|(uid, at)| reading.sampled < *at || reading.shows(uid));
     }
 
@@ -232,7 +232,7 @@ impl Book {
     }
 
     /// Adds up anew what pods take. To be called after every change of an entry or a device here.
-    pub fn recount(&mut self, entries: &Entries, policy: &Policy) {
+    pub fn recount(&mut self, entries: &PodStates, policy: &Policy) {
         self.promised = self.promised(entries, policy, None);
         self.tenants = self.pods.iter().filter_map(|uid| self.tenant(uid, &entries[uid])).collect();
         self.coming =
@@ -249,14 +249,14 @@ impl Book {
     }
 
     /// What is left of each GPU, as everyone but `except` sees it.
-    pub fn gpus_without(&self, except: &PodUid, entries: &Entries, policy: &Policy) -> Vec<Gpu> {
+    pub fn gpus_without(&self, except: &PodUid, entries: &PodStates, policy: &Policy) -> Vec<Gpu> {
         let mut gpus = self.promised(entries, policy, Some(except));
         self.add_measured(&policy.telemetry, &mut gpus);
         gpus
     }
 
     /// Pods of each model that are here or on their way, in order of model.
-    pub fn replicas(&self, entries: &Entries) -> Vec<(ModelId, u16)> {
+    pub fn replicas(&self, entries: &PodStates) -> Vec<(ModelId, u16)> {
         let mut counts: BTreeMap<&ModelId, u16> = BTreeMap::new();
         let here = self.pods.iter().map(|uid| &entries[uid]);
         for model in here.filter_map(|entry| self.charge_of(entry).and(entry.demand.model.as_ref())) {
@@ -266,10 +266,10 @@ impl Book {
     }
 
     /// CPU and memory that pods may still have, once those that are on their way have come.
-    pub fn spare(&self, entries: &Entries) -> Option<Companion> {
+    pub fn spare(&self, entries: &PodStates) -> Option<HostResources> {
         let here = self.pods.iter().map(|uid| &entries[uid]);
         let coming = here.filter(|entry| entry.is_assumed() && entry.node() == Some(&self.view.name));
-        let less = |spare: Companion, entry: &PodEntry| Companion {
+        let less = |spare: HostResources, entry: &PodState| HostResources {
             cpu: MilliCpu(spare.cpu.0.saturating_sub(entry.demand.companion.cpu.0)),
             memory: spare.memory.minus(entry.demand.companion.memory),
         };
@@ -277,28 +277,28 @@ impl Book {
     }
 
     /// Who keeps classes off which GPUs, as `except` sees it.
-    pub fn bars(&self, except: &PodUid, entries: &Entries) -> Vec<Bar> {
+    pub fn bars(&self, except: &PodUid, entries: &PodStates) -> Vec<ClassExclusion> {
         let others = self.pods.iter().filter(|uid| *uid != except);
         others.filter_map(|uid| self.bar(uid, &entries[uid])).collect()
     }
 
     /// The classes that a pod, or one that room is held for, keeps off its GPUs here, if there are any.
-    pub fn bar(&self, uid: &PodUid, entry: &PodEntry) -> Option<Bar> {
+    pub fn bar(&self, uid: &PodUid, entry: &PodState) -> Option<ClassExclusion> {
         let classes = entry.demand.terms.bars;
         if classes.is_empty() {
             return None;
         }
         let held = || self.resolve(&entry.hold().filter(|hold| hold.node == self.view.name)?.devices);
         let gpus = self.charge_of(entry).map(|charge| charge.gpus).or_else(held)?;
-        Some(Bar { uid: uid.clone(), gpus, classes })
+        Some(ClassExclusion { uid: uid.clone(), gpus, classes })
     }
 
     /// What each tenant's pods and holds use here.
-    fn usage(&self, entries: &Entries, policy: &Policy) -> Vec<(TenantId, Usage)> {
+    fn usage(&self, entries: &PodStates, policy: &Policy) -> Vec<(TenantId, TenantUsage)> {
         if policy.tenants().is_empty() {
             return Vec::new();
         }
-        let mut usage: BTreeMap<TenantId, Usage> = BTreeMap::new();
+        let mut usage: BTreeMap<TenantId, TenantUsage> = BTreeMap::new();
         for entry in self.pods.iter().map(|uid| &entries[uid]) {
             if let Some((tenant, used)) = entry.demand.tenant.zip(self.use_of(entry)) {
                 *usage.entry(tenant).or_default() += used;
@@ -308,7 +308,7 @@ impl Book {
     }
 
     /// What a pod, or the room held for one, takes of this node; `None` if it is not here.
-    pub fn use_of(&self, entry: &PodEntry) -> Option<Usage> {
+    pub fn use_of(&self, entry: &PodState) -> Option<TenantUsage> {
         let held = || entry.hold().filter(|hold| hold.node == self.view.name);
         let gpus = match self.charge_of(entry) {
             // One that could be anywhere is somewhere: it is charged everywhere, and uses what it asked for.
@@ -320,30 +320,30 @@ impl Book {
     }
 
     /// What a pod takes of this node that is placed on these GPUs.
-    pub fn use_on(&self, entry: &PodEntry, gpus: GpuSet) -> Usage {
+    pub fn use_on(&self, entry: &PodState, gpus: GpuSet) -> TenantUsage {
         used_on(&self.promised, &entry.demand, gpus)
     }
 
     /// The most that a demand may use here, on whichever GPUs.
-    pub fn most_used_by(&self, demand: &Demand) -> Usage {
+    pub fn most_used_by(&self, demand: &Demand) -> TenantUsage {
         if demand.asks_plugin() {
             return used_on(&self.promised, demand, GpuSet::EMPTY);
         }
         let could_hold = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
         let parts = self.promised.iter().filter(could_hold).map(|gpu| gpu.part_of(demand));
-        let on_one = parts.fold(Usage::default(), Usage::most);
+        let on_one = parts.fold(TenantUsage::default(), TenantUsage::most);
         (0..demand.gpus).map(|_| on_one).sum()
     }
 
-    fn tenant(&self, uid: &PodUid, entry: &PodEntry) -> Option<Tenant> {
+    fn tenant(&self, uid: &PodUid, entry: &PodState) -> Option<ResidentPod> {
         let bound = match &entry.phase {
-            Phase::Bound(bound) => Some(bound),
+            PodPhase::Bound(bound) => Some(bound),
             _ => None,
         };
         let is_sought = !entry.demand.asks_plugin()
             && bound.is_some_and(|bound| !bound.is_recorded() && bound.located.is_none());
-        let Charge { gpus, placed } = self.charge_of(entry)?;
-        Some(Tenant {
+        let PodCharge { gpus, placed } = self.charge_of(entry)?;
+        Some(ResidentPod {
             uid: uid.clone(),
             gpus,
             placed,
@@ -361,16 +361,16 @@ impl Book {
     }
 
     /// What its stake says has changed, and nothing that takes room.
-    pub fn note_stake(&mut self, uid: &PodUid, entry: &PodEntry) {
+    pub fn note_stake(&mut self, uid: &PodUid, entry: &PodState) {
         if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
-            let is_leaving = matches!(&entry.phase, Phase::Bound(bound) if bound.leaving.is_some());
+            let is_leaving = matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_some());
             let tenant = &mut self.tenants[found];
             (tenant.unsaved_since, tenant.is_leaving) = (entry.unsaved_since(), is_leaving);
         }
     }
 
     /// What promises leave of each GPU.
-    fn promised(&self, entries: &Entries, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
+    fn promised(&self, entries: &PodStates, policy: &Policy, except: Option<&PodUid>) -> Vec<Gpu> {
         let mut gpus: Vec<Gpu> =
             self.devices.iter().map(|device| Gpu::of(device, &policy.headroom)).collect();
         let here = || self.pods.iter().filter(|uid| Some(*uid) != except).map(|uid| &entries[uid]);
@@ -391,12 +391,12 @@ impl Book {
     }
 
     /// A hold takes what its victims do not take already: their room is its room as they leave.
-    fn charge_hold(&self, holder: &PodEntry, entries: &Entries, gpus: &mut [Gpu]) {
+    fn charge_hold(&self, holder: &PodState, entries: &PodStates, gpus: &mut [Gpu]) {
         let Some(hold) = holder.hold().filter(|hold| hold.node == self.view.name) else { return };
         let Some(held) = self.resolve(&hold.devices) else { return };
         for place in held.iter() {
             let gpu = &mut gpus[place];
-            let on_this = |victim: &&PodEntry| self.charge_of(victim).is_some_and(|c| c.gpus.contains(place));
+            let on_this = |victim: &&PodState| self.charge_of(victim).is_some_and(|c| c.gpus.contains(place));
             let victims: Bytes = (hold.victims.iter().filter_map(|uid| entries.get(uid)).filter(on_this))
                 .map(|victim| gpu.price(victim.demand.per_gpu, victim.demand.sharing))
                 .sum();
@@ -410,7 +410,7 @@ impl Book {
         }
     }
 
-    fn add_hint(&self, holder: &PodEntry, gpus: &mut [Gpu]) {
+    fn add_hint(&self, holder: &PodState, gpus: &mut [Gpu]) {
         let Some(hint) = holder.hint().filter(|hint| hint.node == self.view.name) else { return };
         for place in hint.gpus.iter() {
             let gpu = &mut gpus[place];
@@ -422,7 +422,7 @@ impl Book {
 
     /// The devices to keep after a report that lists `reported`: those, and the missing ones that still have pods, as
     /// lost. Devices of which only the index was known become the reported ones of that index.
-    pub fn merge_devices(&self, mut reported: Vec<Device>, entries: &Entries) -> Vec<Device> {
+    pub fn merge_devices(&self, mut reported: Vec<Device>, entries: &PodStates) -> Vec<Device> {
         let missing = self.devices.iter().enumerate().filter(|(_, device)| {
             device.uuid.index().is_none() && !reported.iter().any(|new| new.uuid == device.uuid)
         });
@@ -442,7 +442,7 @@ impl Book {
         reported
     }
 
-    fn is_recorded_on(&self, place: usize, entries: &Entries) -> bool {
+    fn is_recorded_on(&self, place: usize, entries: &PodStates) -> bool {
         self.pods
             .iter()
             .filter_map(|uid| self.charge_of(&entries[uid]))

@@ -3,14 +3,14 @@
 //! They are kept, not interpreted: who may leave is for the price of a victim set to say.
 
 use super::Ledger;
-use super::entry::PodEntry;
+use super::entry::PodState;
 use crate::ids::PodUid;
-use crate::scheduling::budget::{Budget, BudgetSight};
+use crate::scheduling::budget::{BudgetVisibility, DisruptionBudget};
 use std::sync::Arc;
 
 impl Ledger {
     /// A budget as it is now, in place of the one of that name.
-    pub fn set_budget(&mut self, budget: Budget) {
+    pub fn set_budget(&mut self, budget: DisruptionBudget) {
         match self.place_of_budget(&budget.namespace, &budget.name) {
             Ok(place) => Arc::make_mut(&mut self.budgets)[place] = budget,
             Err(place) => Arc::make_mut(&mut self.budgets).insert(place, budget),
@@ -24,23 +24,23 @@ impl Ledger {
     }
 
     /// In order of namespace and name.
-    pub fn budgets(&self) -> &[Budget] {
+    pub fn budgets(&self) -> &[DisruptionBudget] {
         &self.budgets
     }
 
     /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
     /// nobody is evicted.
     pub fn budgets_known(&self) -> bool {
-        self.budget_sight == BudgetSight::Complete
+        self.budget_sight == BudgetVisibility::Complete
     }
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
     pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
-        let class = |entry: &PodEntry| self.policy.class(entry.demand.class).honors_budgets();
+        let class = |entry: &PodState| self.policy.class(entry.demand.class).honors_budgets();
         self.entries.get(uid).is_none_or(class)
     }
 
-    pub fn set_budget_sight(&mut self, sight: BudgetSight) {
+    pub fn set_budget_sight(&mut self, sight: BudgetVisibility) {
         self.budget_sight = sight;
     }
 
@@ -54,8 +54,13 @@ mod tests {
     use super::*;
     use crate::scheduling::selector::Selector;
 
-    fn budget(namespace: &str, name: &str, allowed: u32) -> Budget {
-        Budget { namespace: namespace.into(), name: name.into(), selector: Selector::EVERYTHING, allowed }
+    fn budget(namespace: &str, name: &str, allowed: u32) -> DisruptionBudget {
+        DisruptionBudget {
+            namespace: namespace.into(),
+            name: name.into(),
+            selector: Selector::EVERYTHING,
+            allowed,
+        }
     }
 
     #[test]
@@ -65,7 +70,8 @@ mod tests {
         ledger.set_budget(budget("a", "y", 2));
         ledger.set_budget(budget("a", "x", 3));
         ledger.set_budget(budget("b", "x", 0));
-        let named = |budget: &Budget| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
+        let named =
+            |budget: &DisruptionBudget| (budget.namespace.clone(), budget.name.clone(), budget.allowed);
         let all: Vec<_> = ledger.budgets().iter().map(named).collect();
         assert_eq!(
             all,
@@ -80,7 +86,7 @@ mod tests {
     fn budgets_are_known_until_reading_them_is_refused() {
         let mut ledger = Ledger::default();
         assert!(ledger.budgets_known());
-        ledger.set_budget_sight(BudgetSight::Forbidden);
+        ledger.set_budget_sight(BudgetVisibility::Forbidden);
         assert!(!ledger.budgets_known());
     }
 }

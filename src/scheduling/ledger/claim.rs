@@ -1,12 +1,12 @@
 //! One pod's claim to room that others have: what it brings to every node, worked out once, and who may leave for it.
 
 use super::Ledger;
-use super::entry::{Bound, Phase, PodEntry};
-use super::tenancy::{Bond, Tenancy};
+use super::entry::{BoundPod, PodPhase, PodState};
+use super::tenancy::{TenantHold, TenantShares};
 use crate::ids::{ModelId, PodUid};
-use crate::scheduling::loading::Holding;
-use crate::scheduling::policy::{Eviction, Usage};
-use crate::scheduling::preempt::TenantRoom;
+use crate::scheduling::loading::NodeModel;
+use crate::scheduling::policy::{Preemptibility, TenantUsage};
+use crate::scheduling::preempt::TenantQuota;
 use crate::scheduling::request::Demand;
 use crate::scheduling::stake::GroupKey;
 use crate::units::Millis;
@@ -15,27 +15,27 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Of each model, what is nearest to a GPU on any node.
-pub type Soonest = Arc<FxHashMap<ModelId, Holding>>;
+pub type NearestModels = Arc<FxHashMap<ModelId, NodeModel>>;
 
 /// What one pod that wants room brings to every node. It is of the moment at which it was made.
 #[derive(Debug, Default)]
-pub struct Claim {
+pub struct Preemptor {
     pub(super) uid: Option<PodUid>,
-    pub tenancy: Tenancy,
+    pub tenancy: TenantShares,
     /// Victims of other pods' holds: their room is not to be had a second time.
     pub(super) spoken_for: BTreeSet<PodUid>,
-    pub(super) soonest: Soonest,
-    pub(super) tenant: TenantRoom,
+    pub(super) soonest: NearestModels,
+    pub(super) tenant: TenantQuota,
     /// Nobody loses its place: whose share it lives on does not matter, nor whether the pod preempts.
     pub(super) moves: bool,
     /// It is for a hold that an earlier leader made: its victims may have begun to leave.
     pub(super) adopts: bool,
 }
 
-impl Claim {
+impl Preemptor {
     /// The same, if whoever leaves has room elsewhere.
     pub fn moving(self) -> Self {
-        Self { tenancy: Tenancy::off(), moves: true, ..self }
+        Self { tenancy: TenantShares::off(), moves: true, ..self }
     }
 
     pub(super) fn adopting(self) -> Self {
@@ -45,7 +45,7 @@ impl Claim {
 
 /// Why a pod does not leave for another.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Stays {
+pub enum KeepReason {
     #[error("it is not bound yet")]
     NotBound,
     #[error("nobody knows on which GPUs it is")]
@@ -81,24 +81,24 @@ pub(super) enum Departure {
 
 impl Ledger {
     /// The claim of a pod that waits.
-    pub fn claim(&self, uid: &PodUid) -> Claim {
+    pub fn claim(&self, uid: &PodUid) -> Preemptor {
         self.claim_by(uid, self.soonest())
     }
 
     /// The same, for one who knows already where models are.
-    pub fn claim_by(&self, uid: &PodUid, soonest: Soonest) -> Claim {
-        Claim { soonest, ..self.claim_without_price(uid) }
+    pub fn claim_by(&self, uid: &PodUid, soonest: NearestModels) -> Preemptor {
+        Preemptor { soonest, ..self.claim_without_price(uid) }
     }
 
     /// The same, by which nothing is priced.
-    pub(super) fn claim_without_price(&self, uid: &PodUid) -> Claim {
+    pub(super) fn claim_without_price(&self, uid: &PodUid) -> Preemptor {
         let holds = self.deadlines.iter().filter(|(_, holder)| holder != uid);
         let holds = holds.filter_map(|(_, holder)| self.entries.get(holder)?.hold());
-        Claim {
+        Preemptor {
             uid: Some(uid.clone()),
             tenancy: self.tenancy(uid),
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
-            soonest: Soonest::default(),
+            soonest: NearestModels::default(),
             tenant: self.tenant_room(uid),
             moves: false,
             adopts: false,
@@ -109,56 +109,56 @@ impl Ledger {
     pub(super) fn stays(
         &self,
         uid: &PodUid,
-        entry: &PodEntry,
+        entry: &PodState,
         preemptor: &Demand,
-        wanted: Usage,
-        claim: &Claim,
-    ) -> Option<Stays> {
+        wanted: TenantUsage,
+        claim: &Preemptor,
+    ) -> Option<KeepReason> {
         let stays = self.stays_whoever_asks(entry, preemptor);
-        stays.or_else(|| claim.spoken_for.contains(uid).then_some(Stays::SpokenFor)).or_else(|| {
+        stays.or_else(|| claim.spoken_for.contains(uid).then_some(KeepReason::SpokenFor)).or_else(|| {
             let goes = match claim.tenancy.bond(uid, entry) {
-                Bond::Loose => true,
-                Bond::Borrowed => claim.tenancy.may_reclaim(wanted),
-                Bond::Kept => false,
+                TenantHold::Loose => true,
+                TenantHold::Borrowed => claim.tenancy.may_reclaim(wanted),
+                TenantHold::Kept => false,
             };
-            (!goes).then_some(Stays::Tenant)
+            (!goes).then_some(KeepReason::Tenant)
         })
     }
 
     /// What the policy and the pod itself say.
-    pub(super) fn stays_whoever_asks(&self, entry: &PodEntry, preemptor: &Demand) -> Option<Stays> {
+    pub(super) fn stays_whoever_asks(&self, entry: &PodState, preemptor: &Demand) -> Option<KeepReason> {
         let class = self.policy.class(entry.demand.class);
-        let Phase::Bound(bound) = &entry.phase else { return Some(Stays::NotBound) };
+        let PodPhase::Bound(bound) = &entry.phase else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);
         let reasons = [
-            (bound.leaving.is_some(), Stays::Leaving),
-            (class.eviction == Eviction::Never, Stays::Class),
-            (entry.demand.priority >= preemptor.priority, Stays::Priority),
-            (entry.stake.do_not_disrupt && class.honors_do_not_disrupt(), Stays::DoNotDisrupt),
-            (entry.stake.queue_managed, Stays::QueueManaged),
-            (ran < class.min_runtime, Stays::MinRuntime { ran, least: class.min_runtime }),
+            (bound.leaving.is_some(), KeepReason::Leaving),
+            (class.eviction == Preemptibility::Never, KeepReason::Class),
+            (entry.demand.priority >= preemptor.priority, KeepReason::Priority),
+            (entry.stake.do_not_disrupt && class.honors_do_not_disrupt(), KeepReason::DoNotDisrupt),
+            (entry.stake.queue_managed, KeepReason::QueueManaged),
+            (ran < class.min_runtime, KeepReason::MinRuntime { ran, least: class.min_runtime }),
         ];
         reasons.into_iter().find(|(applies, _)| *applies).map(|(_, why)| why)
     }
 
-    pub(super) fn departure(&self, bound: &Bound) -> Option<Departure> {
+    pub(super) fn departure(&self, bound: &BoundPod) -> Option<Departure> {
         let by = bound.leaving?;
         let is_soon = self.now <= by + self.policy.hold_slack;
         Some(if is_soon { Departure::Soon(by.since(self.now)) } else { Departure::Stuck })
     }
 
     /// How a pod that is being deleted leaves, if it is one.
-    pub(super) fn departure_of(&self, entry: &PodEntry) -> Option<Departure> {
+    pub(super) fn departure_of(&self, entry: &PodState) -> Option<Departure> {
         match &entry.phase {
-            Phase::Bound(bound) => self.departure(bound),
+            PodPhase::Bound(bound) => self.departure(bound),
             _ => None,
         }
     }
 
     /// Looks at every node.
-    pub fn soonest(&self) -> Soonest {
-        let mut soonest: FxHashMap<ModelId, Holding> = FxHashMap::default();
-        let rank = |holding: &Holding| (holding.tier, holding.bytes);
+    pub fn soonest(&self) -> NearestModels {
+        let mut soonest: FxHashMap<ModelId, NodeModel> = FxHashMap::default();
+        let rank = |holding: &NodeModel| (holding.tier, holding.bytes);
         for holding in
             self.books.values().filter(|book| book.exists).flat_map(|book| book.view.holdings.iter())
         {

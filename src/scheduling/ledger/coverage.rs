@@ -1,8 +1,8 @@
 //! Which disruption budgets cover a pod, found without asking each of them: a decision asks for thousands of pods, and nearly every
 //! budget names a label's value.
 
-use crate::scheduling::budget::Budget;
-use crate::scheduling::policy::Traits;
+use crate::scheduling::budget::DisruptionBudget;
+use crate::scheduling::policy::PodTraits;
 use crate::scheduling::selector::{Rule, Selector};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub const SEVERAL: usize = usize::MAX;
 
 #[derive(Default)]
-pub struct Coverage<'a> {
-    budgets: &'a [Budget],
+pub struct BudgetIndex<'a> {
+    budgets: &'a [DisruptionBudget],
     by_namespace: FxHashMap<&'a str, Namespace<'a>>,
 }
 
@@ -23,8 +23,8 @@ struct Namespace<'a> {
     others: Vec<usize>,
 }
 
-impl<'a> Coverage<'a> {
-    pub fn new(budgets: &'a [Budget]) -> Self {
+impl<'a> BudgetIndex<'a> {
+    pub fn new(budgets: &'a [DisruptionBudget]) -> Self {
         let mut coverage = Self { budgets, ..Self::default() };
         for (place, budget) in budgets.iter().enumerate() {
             let namespace = coverage.by_namespace.entry(&budget.namespace).or_default();
@@ -40,7 +40,7 @@ impl<'a> Coverage<'a> {
     }
 
     /// The budgets that cover a pod, by their places in the list, and [`SEVERAL`] if they are several.
-    pub fn of(&self, pod: &Traits) -> Vec<usize> {
+    pub fn of(&self, pod: &PodTraits) -> Vec<usize> {
         let Some(namespace) = self.by_namespace.get(&*pod.namespace) else { return Vec::new() };
         let by_label = namespace
             .by_label
@@ -83,9 +83,9 @@ mod tests {
             vec![requirement("tier", "Exists", &[]), requirement("app", "In", &["b"])],
         ];
         let selectors = rules.into_iter().map(Selector::All).chain([Selector::Nothing]);
-        let budgets: Vec<Budget> = selectors
+        let budgets: Vec<DisruptionBudget> = selectors
             .flat_map(|selector| {
-                let of = |namespace: &str| Budget {
+                let of = |namespace: &str| DisruptionBudget {
                     namespace: namespace.into(),
                     name: "one".into(),
                     selector: selector.clone(),
@@ -94,11 +94,11 @@ mod tests {
                 [of("here"), of("there")]
             })
             .collect();
-        let coverage = Coverage::new(&budgets);
+        let coverage = BudgetIndex::new(&budgets);
         let labels = [vec![], vec![("app", "a")], vec![("app", "b"), ("tier", "x")], vec![("tier", "y")]];
         for (namespace, labels) in labels.iter().flat_map(|labels| [("here", labels), ("nowhere", labels)]) {
             let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-            let pod = Traits { namespace: namespace.into(), labels, ..Traits::default() };
+            let pod = PodTraits { namespace: namespace.into(), labels, ..PodTraits::default() };
             let mut expected: Vec<usize> =
                 (0..budgets.len()).filter(|place| budgets[*place].covers(&pod)).collect();
             if expected.len() > 1 {

@@ -2,39 +2,39 @@
 //! mix, and brings a worth.
 
 use super::Ledger;
-use super::entry::{Phase, PodEntry};
+use super::entry::{PodPhase, PodState};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{Learning, Packing, PackingPolicy};
-use crate::scheduling::request::{Companion, Demand};
-use crate::scheduling::worth::{Mix, Wish, Worth};
+use crate::scheduling::policy::{LearningMode, PackingPolicy, PackingRules};
+use crate::scheduling::request::{Demand, HostResources};
+use crate::scheduling::worth::{DemandHistory, DemandShape, PackingModel};
 use std::sync::Arc;
 
 impl Ledger {
     /// The demand seen lately.
-    pub fn mix(&self) -> &Arc<Mix> {
+    pub fn mix(&self) -> &Arc<DemandHistory> {
         &self.mix
     }
 
     /// The same, with those who were refused and still wait: to be learned from.
-    pub fn mix_to_learn(&self) -> Mix {
+    pub fn mix_to_learn(&self) -> DemandHistory {
         let refused = self.refused.iter().filter_map(|uid| self.entries.get(uid));
         let refused = refused.filter(|entry| entry.refused().is_some() && !entry.demand.asks_plugin());
-        Mix::clone(&self.mix).with_waiting(refused.map(|entry| entry.demand.vram()).sum())
+        DemandHistory::clone(&self.mix).with_waiting(refused.map(|entry| entry.demand.vram()).sum())
     }
 
-    pub fn worth(&self) -> &Arc<Worth> {
+    pub fn worth(&self) -> &Arc<PackingModel> {
         &self.worth
     }
 
     /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
     pub fn is_worth_due(&self) -> bool {
-        let Packing { policy, learning, .. } = self.policy.packing;
-        let is_wanted = policy == PackingPolicy::Worth && learning == Learning::Continuous;
+        let PackingRules { policy, learning, .. } = self.policy.packing;
+        let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
         is_wanted && self.mix.is_due(self.worth.learned_at())
     }
 
     /// From now on free VRAM is worth this.
-    pub fn set_worth(&mut self, worth: Worth) {
+    pub fn set_worth(&mut self, worth: PackingModel) {
         let worth = Arc::new(worth.with_generation(self.worth.generation() + 1));
         self.worth = worth.clone();
         self.generation += 1;
@@ -45,13 +45,13 @@ impl Ledger {
     pub(super) fn take_packing(&mut self) {
         Arc::make_mut(&mut self.mix).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.worth.is_learned() {
-            self.set_worth(Worth::default());
+            self.set_worth(PackingModel::default());
         }
     }
 
     /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
     /// on their way are taken off here.
-    pub fn set_spare(&mut self, name: &NodeName, spare: Option<Companion>) {
+    pub fn set_spare(&mut self, name: &NodeName, spare: Option<HostResources>) {
         let Some(book) = self.books.get_mut(name) else { return };
         book.unbound = spare;
         let spare = book.spare(&self.entries);
@@ -66,18 +66,18 @@ impl Ledger {
     /// A pod that was never seen before came.
     pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
         if !self.entries.contains_key(uid)
-            && let Some(wish) = Wish::of(demand)
+            && let Some(wish) = DemandShape::of(demand)
         {
             Arc::make_mut(&mut self.mix).arrive(wish);
         }
     }
 
     /// A pod is gone.
-    pub(super) fn note_departure(&mut self, entry: &PodEntry) {
+    pub(super) fn note_departure(&mut self, entry: &PodState) {
         if entry.demand.asks_plugin() {
             return;
         }
-        if matches!(entry.phase, Phase::Bound(_)) {
+        if matches!(entry.phase, PodPhase::Bound(_)) {
             Arc::make_mut(&mut self.mix).depart();
         } else if entry.refused().is_some() {
             Arc::make_mut(&mut self.mix).turn_away(entry.demand.vram());
@@ -87,7 +87,7 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Seen, SeenState, SeenWaiting};
+    use super::super::{ObservedPhase, ObservedWaiting, PodObservation};
     use super::*;
     use crate::ids::PodKey;
     use crate::scheduling::proptests::demand_of;
@@ -100,8 +100,8 @@ mod tests {
         for uid in &uids {
             let (key, demand) =
                 (PodKey::parse("llm", uid.as_str()).unwrap(), demand_of(10, 1, Sharing::Shared, 0));
-            let state = SeenState::Waiting(SeenWaiting::default());
-            ledger.see(Seen { uid: uid.clone(), key, demand, state, shown: None });
+            let state = ObservedPhase::Waiting(ObservedWaiting::default());
+            ledger.see(PodObservation { uid: uid.clone(), key, demand, state, shown: None });
         }
         assert_eq!(ledger.mix_to_learn().turned_away(), 0.0, "nobody was refused");
         ledger.note_refused(&uids[0], None);

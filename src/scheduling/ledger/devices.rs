@@ -4,7 +4,7 @@
 //! bounded here; what was measured on the devices is [`super::measured`]'s.
 
 use super::Ledger;
-use super::entry::Phase;
+use super::entry::PodPhase;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::node::NodeIdentity;
@@ -134,7 +134,9 @@ impl Ledger {
     pub(super) fn pin_indices(&mut self, name: &NodeName) {
         let book = &self.books[name];
         let by_index = |uid: &PodUid| match &self.entries[uid].phase {
-            Phase::Bound(bound) if !bound.is_recorded() && bound.located.is_none() && bound.node == *name => {
+            PodPhase::Bound(bound)
+                if !bound.is_recorded() && bound.located.is_none() && bound.node == *name =>
+            {
                 let places = book.resolve(bound.devices.as_ref()?)?;
                 let uuids = places.iter().map(|place| book.devices[place].uuid.clone()).collect();
                 Some((uid.clone(), uuids))

@@ -9,69 +9,69 @@
 //! ```
 
 use crate::ids::{GpuUuid, NodeName, PodKey};
-use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::decision::{Placement, Reservation};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
-use crate::scheduling::stake::{Checkpoint, Stake};
+use crate::scheduling::stake::{Checkpoint, DisruptionInfo};
 use crate::units::Moment;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct PodEntry {
+pub struct PodState {
     pub key: PodKey,
     pub demand: Demand,
     /// What its eviction would depend on, as it was last seen.
-    pub stake: Arc<Stake>,
-    pub phase: Phase,
+    pub stake: Arc<DisruptionInfo>,
+    pub phase: PodPhase,
     /// While its engine starts, until when no other may start on its GPUs.
     pub starting: Option<Moment>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    Waiting(Waiting),
+pub enum PodPhase {
+    Waiting(WaitingPod),
     /// Promised, and the Binding is on its way.
-    Assumed(Assumed),
-    Bound(Bound),
+    Assumed(AssumedPod),
+    Bound(BoundPod),
 }
 
 /// What is remembered of a pod that has no node yet. All but the hold may be lost.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Waiting {
+pub struct WaitingPod {
     /// Filters that passed without a bind after them.
     pub tries: u32,
     /// The node that was ranked first in the latest of them.
     pub offered: Option<NodeName>,
-    pub hint: Option<Hint>,
-    pub hold: Option<Hold>,
-    pub refused: Option<Refused>,
+    pub hint: Option<SoftReservation>,
+    pub hold: Option<Reservation>,
+    pub refused: Option<FilterRefusal>,
     /// How often in a row it was woken, asked, and was refused again.
     pub in_vain: u32,
     /// On how many nodes the scheduler last asked who could leave for it.
     pub offered_to_preempt: Option<u32>,
     /// What keeps it from the scheduler.
-    pub gate: Gate,
+    pub gate: SchedulingGate,
     /// Since when it waits behind that gate, or without one, as far as this ledger knows.
     pub since: Moment,
     /// Where the API server says that it is to go.
     pub nominated: Option<NodeName>,
     /// When the planner last looked for a place for it, and how often in a row it found none.
-    pub sought: Option<Sought>,
+    pub sought: Option<FailedAttempt>,
     /// The API server has shown its hold: it would survive a restart.
     pub hold_shown: bool,
     /// Its latest hold that was given up. What shows it is older than that.
-    pub given_up: Option<Box<Hold>>,
+    pub given_up: Option<Box<Reservation>>,
     /// When room that others left for it was last not taken, and how often that has happened.
-    pub left_in_vain: Option<Sought>,
+    pub left_in_vain: Option<FailedAttempt>,
 }
 
 /// The scheduler does not look at a pod behind a gate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Gate {
+pub enum SchedulingGate {
     #[default]
     Open,
     /// The planner's alone: it is placed first, and let through then.
@@ -82,7 +82,7 @@ pub enum Gate {
 
 /// Something that came to nothing, and how often it did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Sought {
+pub struct FailedAttempt {
     pub at: Moment,
     pub in_vain: u32,
     /// The ledger's generation then: as long as nothing changes, nothing else comes of it.
@@ -91,7 +91,7 @@ pub struct Sought {
 
 /// A filter that passed no node: whom to wake when one would pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct FilterRefusal {
     /// When the pod was last refused, or woken.
     pub at: Moment,
     /// The nodes it asked about; `None` if nobody knows.
@@ -101,22 +101,22 @@ pub struct Refused {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Assumed {
+pub struct AssumedPod {
     pub placement: Placement,
     /// What it goes back to if the Binding fails.
-    pub before: Waiting,
+    pub before: WaitingPod,
 }
 
 /// GPUs that were just offered to a pod, so that the next pod looks elsewhere first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Hint {
+pub struct SoftReservation {
     pub node: NodeName,
     pub gpus: GpuSet,
     pub expires: Moment,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Bound {
+pub struct BoundPod {
     pub node: NodeName,
     /// What its Binding recorded; `None` if someone else bound it.
     pub devices: Option<Arc<[GpuUuid]>>,
@@ -130,7 +130,7 @@ pub struct Bound {
     pub leaving: Option<Moment>,
 }
 
-impl Bound {
+impl BoundPod {
     pub fn new(node: NodeName, devices: Option<Arc<[GpuUuid]>>, since: Moment) -> Self {
         Self { node, devices, located: None, since, started: since, leaving: None }
     }
@@ -141,28 +141,28 @@ impl Bound {
     }
 }
 
-impl PodEntry {
+impl PodState {
     /// Where it is or is about to be.
     pub fn node(&self) -> Option<&NodeName> {
         match &self.phase {
-            Phase::Waiting(_) => None,
-            Phase::Assumed(assumed) => Some(&assumed.placement.node),
-            Phase::Bound(bound) => Some(&bound.node),
+            PodPhase::Waiting(_) => None,
+            PodPhase::Assumed(assumed) => Some(&assumed.placement.node),
+            PodPhase::Bound(bound) => Some(&bound.node),
         }
     }
 
     /// Whether it is to come to a node and is not bound yet.
     pub fn comes_to(&self, node: &NodeName) -> bool {
         match &self.phase {
-            Phase::Waiting(waiting) => waiting.hold.as_ref().is_some_and(|hold| hold.node == *node),
-            Phase::Assumed(assumed) => assumed.placement.node == *node,
-            Phase::Bound(_) => false,
+            PodPhase::Waiting(waiting) => waiting.hold.as_ref().is_some_and(|hold| hold.node == *node),
+            PodPhase::Assumed(assumed) => assumed.placement.node == *node,
+            PodPhase::Bound(_) => false,
         }
     }
 
     /// Since when what it does would be lost: its last checkpoint, or its start.
     pub fn unsaved_since(&self) -> Option<Moment> {
-        let Phase::Bound(bound) = &self.phase else { return None };
+        let PodPhase::Bound(bound) = &self.phase else { return None };
         Some(match self.stake.checkpoint {
             Checkpoint::At(moment) => bound.started.max(moment),
             Checkpoint::Never => bound.started,
@@ -170,19 +170,19 @@ impl PodEntry {
     }
 
     pub fn is_assumed(&self) -> bool {
-        matches!(self.phase, Phase::Assumed(_))
+        matches!(self.phase, PodPhase::Assumed(_))
     }
 
-    pub fn hold(&self) -> Option<&Hold> {
+    pub fn hold(&self) -> Option<&Reservation> {
         match &self.phase {
-            Phase::Waiting(waiting) => waiting.hold.as_ref(),
+            PodPhase::Waiting(waiting) => waiting.hold.as_ref(),
             _ => None,
         }
     }
 
-    pub fn hint(&self) -> Option<&Hint> {
+    pub fn hint(&self) -> Option<&SoftReservation> {
         match &self.phase {
-            Phase::Waiting(waiting) => waiting.hint.as_ref(),
+            PodPhase::Waiting(waiting) => waiting.hint.as_ref(),
             _ => None,
         }
     }
@@ -190,23 +190,23 @@ impl PodEntry {
     /// The devices it counts on: what its placement names, or where it was found.
     pub fn devices(&self) -> Option<&Arc<[GpuUuid]>> {
         match &self.phase {
-            Phase::Waiting(_) => None,
-            Phase::Assumed(assumed) => Some(&assumed.placement.devices),
-            Phase::Bound(bound) => bound.located.as_ref().or(bound.devices.as_ref()),
+            PodPhase::Waiting(_) => None,
+            PodPhase::Assumed(assumed) => Some(&assumed.placement.devices),
+            PodPhase::Bound(bound) => bound.located.as_ref().or(bound.devices.as_ref()),
         }
     }
 
     /// The devices its placement names, if it has one that names any.
     pub fn recorded_devices(&self) -> Option<&Arc<[GpuUuid]>> {
         match &self.phase {
-            Phase::Bound(bound) => bound.devices.as_ref(),
+            PodPhase::Bound(bound) => bound.devices.as_ref(),
             _ => self.devices(),
         }
     }
 
-    pub fn refused(&self) -> Option<&Refused> {
+    pub fn refused(&self) -> Option<&FilterRefusal> {
         match &self.phase {
-            Phase::Waiting(waiting) => waiting.refused.as_ref(),
+            PodPhase::Waiting(waiting) => waiting.refused.as_ref(),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 const REMEMBERED: usize = 100_000;
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Evictions {
+pub(super) struct OwnerEvictions {
     /// Oldest first.
     when: std::collections::VecDeque<(Moment, OwnerUid)>,
     count: BTreeMap<OwnerUid, u64>,
@@ -48,7 +48,7 @@ impl Ledger {
     }
 }
 
-impl Evictions {
+impl OwnerEvictions {
     fn add(&mut self, now: Moment, owner: OwnerUid) {
         let is_full = self.when.len() >= REMEMBERED;
         self.forget(|_| is_full);

@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use crate::ids::PodUid;
-use crate::scheduling::stake::{GroupKey, Stake};
+use crate::scheduling::stake::{DisruptionInfo, GroupKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ impl Ledger {
     }
 
     /// What a pod shows counts from now on.
-    pub(super) fn set_stake(&mut self, uid: &PodUid, stake: Stake) {
+    pub(super) fn set_stake(&mut self, uid: &PodUid, stake: DisruptionInfo) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
         let after = entry.stake.clone();
@@ -31,7 +31,7 @@ impl Ledger {
         }
     }
 
-    pub(super) fn leave_group(&mut self, uid: &PodUid, stake: &Stake) {
+    pub(super) fn leave_group(&mut self, uid: &PodUid, stake: &DisruptionInfo) {
         let Some(group) = &stake.group else { return };
         let groups = Arc::make_mut(&mut self.groups);
         if let Some(members) = groups.get_mut(group) {

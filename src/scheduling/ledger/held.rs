@@ -2,10 +2,10 @@
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
-use super::claim::Stays;
-use super::entry::{Gate, Phase, PodEntry, Waiting};
+use super::claim::KeepReason;
+use super::entry::{PodPhase, PodState, SchedulingGate, WaitingPod};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
@@ -18,14 +18,14 @@ const SAME_DEADLINE: Millis = Millis::seconds(1);
 
 /// A pod that waits with room held for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct ReservationStatus {
     pub uid: PodUid,
     pub key: PodKey,
-    pub hold: Hold,
-    pub gate: Gate,
+    pub hold: Reservation,
+    pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
     /// Victims that have not left yet, in the order of the hold.
-    pub remaining: Vec<Remaining>,
+    pub remaining: Vec<RemainingVictim>,
     /// The last victim has left its node, its memory too, and the room is there; that of all its group's other pods as well.
     pub is_free: bool,
     /// The API server has shown it.
@@ -34,7 +34,7 @@ pub struct Held {
 
 /// A victim that is still there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Remaining {
+pub struct RemainingVictim {
     pub uid: PodUid,
     pub key: PodKey,
     /// It has been told.
@@ -51,23 +51,24 @@ pub struct Remaining {
 
 impl Ledger {
     /// All holds that stand, in order of UID.
-    pub fn held(&self) -> Vec<Held> {
+    pub fn held(&self) -> Vec<ReservationStatus> {
         let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
-        let mut held: Vec<Held> = with_deadline.filter_map(|uid| self.held_by(uid)).collect();
+        let mut held: Vec<ReservationStatus> = with_deadline.filter_map(|uid| self.held_by(uid)).collect();
         held.sort_by(|a, b| a.uid.cmp(&b.uid));
         held.dedup_by(|a, b| a.uid == b.uid);
         held
     }
 
     /// That of one pod.
-    pub fn held_by(&self, uid: &PodUid) -> Option<Held> {
+    pub fn held_by(&self, uid: &PodUid) -> Option<ReservationStatus> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { hold: Some(hold), gate, nominated, hold_shown, .. }) = &entry.phase
+        let PodPhase::Waiting(WaitingPod { hold: Some(hold), gate, nominated, hold_shown, .. }) =
+            &entry.phase
         else {
             return None;
         };
         let book = self.books.get(&hold.node)?;
-        Some(Held {
+        Some(ReservationStatus {
             uid: uid.clone(),
             key: entry.key.clone(),
             hold: hold.clone(),
@@ -82,7 +83,7 @@ impl Ledger {
     }
 
     /// Whether room of another pod of its group is not free yet: a group starts whole.
-    fn has_waiting_fellows(&self, uid: &PodUid, entry: &PodEntry) -> bool {
+    fn has_waiting_fellows(&self, uid: &PodUid, entry: &PodState) -> bool {
         let fellows = entry.stake.group.iter().flat_map(|group| self.members(group));
         fellows
             .filter(|(fellow, _)| *fellow != uid)
@@ -90,11 +91,11 @@ impl Ledger {
             .any(|hold| self.books.get(&hold.node).is_none_or(|book| self.victims_on(hold, book) > 0))
     }
 
-    fn remaining(&self, uid: &PodUid, preemptor: &PodEntry, hold: &Hold) -> Option<Remaining> {
+    fn remaining(&self, uid: &PodUid, preemptor: &PodState, hold: &Reservation) -> Option<RemainingVictim> {
         let victim = self.entries.get(uid)?;
-        let Phase::Bound(bound) = &victim.phase else { return None };
+        let PodPhase::Bound(bound) = &victim.phase else { return None };
         let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
-        Some(Remaining {
+        Some(RemainingVictim {
             uid: uid.clone(),
             key: victim.key.clone(),
             is_leaving: bound.leaving.is_some(),
@@ -102,7 +103,7 @@ impl Ledger {
             with_group: victim.stake.group.clone().filter(|_| bound.node != hold.node),
             is_protected: !matches!(
                 self.stays_whoever_asks(victim, &preemptor.demand),
-                None | Some(Stays::Leaving)
+                None | Some(KeepReason::Leaving)
             ),
             reclaimed_by: tenant
                 .and_then(|id| self.policy.tenant(id))
@@ -114,12 +115,12 @@ impl Ledger {
     pub fn extend_hold(&mut self, uid: &PodUid, until: Moment) {
         let hold = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
         if let Some(hold) = hold.filter(|hold| hold.deadline < until) {
-            self.set_hold(uid, Some(Hold { deadline: until, ..hold }));
+            self.set_hold(uid, Some(Reservation { deadline: until, ..hold }));
         }
     }
 
     /// The API server shows a later deadline than is known: whoever leads has extended the hold.
-    pub(super) fn note_deadline_shown(&mut self, uid: &PodUid, shown: Option<&Hold>) {
+    pub(super) fn note_deadline_shown(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let known = self.entries.get(uid).and_then(|entry| entry.hold());
         let Some((shown, known)) = shown.zip(known) else { return };
         let is_it =

@@ -1,46 +1,51 @@
 //! Holds: made by the checks of one place, and given up. How far a hold is, `held` says; which of an earlier leader's stand, `adopt`.
 
 use super::Ledger;
-use super::book::Book;
-use super::claim::{Claim, Departure, Stays};
-use super::entry::{Phase, PodEntry};
-use super::promise::{Conflict, forget_measured};
+use super::book::NodeState;
+use super::claim::{Departure, KeepReason, Preemptor};
+use super::entry::{PodPhase, PodState};
+use super::promise::{AssumeConflict, forget_measured};
 use super::room::given_back;
 use crate::ids::PodUid;
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::fit::{Misfit, misfit, shut};
-use crate::scheduling::policy::Usage;
-use crate::scheduling::preempt::{Resident, discharge, settle_bars};
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::preempt::{PotentialVictim, discharge, settle_bars};
 use crate::scheduling::request::Demand;
 
 impl Ledger {
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
-    pub fn hold(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+    pub fn hold(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
         let claim = self.claim_without_price(uid);
         self.hold_by(&claim, uid, hold)
     }
 
     /// The same, if its victims have room elsewhere.
-    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
         let claim = self.claim_without_price(uid).moving();
         self.hold_by(&claim, uid, hold)
     }
 
-    fn hold_by(&mut self, claim: &Claim, uid: &PodUid, hold: Hold) -> Result<(), Conflict> {
+    fn hold_by(&mut self, claim: &Preemptor, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
         self.check_hold(claim, uid, &hold)?;
         self.set_hold(uid, Some(hold));
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.hold_shown = false;
         }
         Ok(())
     }
 
     /// Whether the pod may have this hold, in place of none.
-    pub fn check_hold(&self, claim: &Claim, uid: &PodUid, hold: &Hold) -> Result<(), Conflict> {
+    pub fn check_hold(
+        &self,
+        claim: &Preemptor,
+        uid: &PodUid,
+        hold: &Reservation,
+    ) -> Result<(), AssumeConflict> {
         let entry = self.waiting(uid)?;
         if let Some(held) = entry.hold() {
-            return Err(Conflict::AlreadyHolds { node: held.node.clone() });
+            return Err(AssumeConflict::AlreadyHolds { node: held.node.clone() });
         }
         let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
         match shut(&book.view, &entry.demand) {
@@ -53,7 +58,7 @@ impl Ledger {
         }
         let bars = book.bars(uid, &self.entries);
         // A tenant at its limit may put one of its pods in the place of others of its own.
-        let mut given_back = Usage::default();
+        let mut given_back = TenantUsage::default();
         for (resident, returned) in self.leavers(claim, &entry.demand, hold, book)? {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
@@ -72,28 +77,29 @@ impl Ledger {
     /// other nodes nothing is discharged here.
     fn leavers(
         &self,
-        claim: &Claim,
+        claim: &Preemptor,
         demand: &Demand,
-        hold: &Hold,
-        book: &Book,
-    ) -> Result<Vec<(Option<Resident>, Usage)>, Conflict> {
+        hold: &Reservation,
+        book: &NodeState,
+    ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
         let wanted = book.most_used_by(demand);
         let leaver = |victim: &PodUid| {
-            let there = self.entries.get(victim).ok_or(Conflict::VictimGone)?;
-            let home = there.node().and_then(|node| self.books.get(node)).ok_or(Conflict::VictimGone)?;
+            let there = self.entries.get(victim).ok_or(AssumeConflict::VictimGone)?;
+            let home =
+                there.node().and_then(|node| self.books.get(node)).ok_or(AssumeConflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
             match self.stays(victim, there, demand, wanted, claim) {
-                Some(Stays::SpokenFor | Stays::Leaving) if claim.spoken_for.contains(victim) => {
-                    return Err(Conflict::VictimGone);
+                Some(KeepReason::SpokenFor | KeepReason::Leaving) if claim.spoken_for.contains(victim) => {
+                    return Err(AssumeConflict::VictimGone);
                 }
-                Some(Stays::Leaving) if is_soon || claim.adopts => {}
+                Some(KeepReason::Leaving) if is_soon || claim.adopts => {}
                 None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
-                _ => return Err(Conflict::VictimStays),
+                _ => return Err(AssumeConflict::VictimStays),
             }
             let is_here = there.node() == Some(&hold.node);
             let resident = self.resident(victim, there, home).filter(|_| is_here);
             if resident.is_none() && !self.leaves_with_another(there, hold) {
-                return Err(Conflict::VictimGone);
+                return Err(AssumeConflict::VictimGone);
             }
             Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
@@ -101,7 +107,7 @@ impl Ledger {
     }
 
     /// Whether a member of its group leaves the node of the hold.
-    fn leaves_with_another(&self, leaver: &PodEntry, hold: &Hold) -> bool {
+    fn leaves_with_another(&self, leaver: &PodState, hold: &Reservation) -> bool {
         let is_member_there = |uid: &PodUid| {
             let entry = self.entries.get(uid);
             entry.is_some_and(|e| e.node() == Some(&hold.node) && e.stake.group == leaver.stake.group)
@@ -113,7 +119,7 @@ impl Ledger {
     pub fn drop_hold(&mut self, uid: &PodUid) {
         let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
         self.set_hold(uid, None);
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
             waiting.hold_shown = false;
         }

@@ -2,13 +2,13 @@
 //! its model loads again, what its engine works on.
 
 use super::Ledger;
-use super::book::Book;
-use super::claim::Claim;
-use super::entry::PodEntry;
+use super::book::NodeState;
+use super::claim::Preemptor;
+use super::entry::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::policy::{Class, EvictionCosts, Usage};
-use crate::scheduling::preempt::Loss;
+use crate::scheduling::policy::{Class, EvictionCosts, TenantUsage};
+use crate::scheduling::preempt::PodEvictionCost;
 use crate::scheduling::reading::Freshness;
 use crate::units::{Millis, Moment};
 
@@ -17,17 +17,17 @@ impl Ledger {
     pub(super) fn loss(
         &self,
         uid: &PodUid,
-        entry: &PodEntry,
-        book: &Book,
-        used: Usage,
-        claim: &Claim,
-    ) -> Loss {
+        entry: &PodState,
+        book: &NodeState,
+        used: TenantUsage,
+        claim: &Preemptor,
+    ) -> PodEvictionCost {
         let EvictionCosts { per_pod, per_request, .. } = self.policy.eviction_costs;
         let part = used.milli_gpus;
         // Whole seconds, so that pods that began together cost the same.
         let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
         let evictions = entry.stake.owner.as_ref().map_or(0, |owner| self.evictions_of(owner));
-        Loss {
+        PodEvictionCost {
             restart: per_pod.0,
             work: of_its_gpus(self.unsaved(entry)),
             reload: of_its_gpus(self.reload(entry, claim)),
@@ -38,13 +38,13 @@ impl Ledger {
     }
 
     /// How long a pod that is asked to leave may take.
-    pub(super) fn time_to_leave(&self, entry: &PodEntry) -> Millis {
+    pub(super) fn time_to_leave(&self, entry: &PodState) -> Millis {
         entry.demand.grace + self.policy.class(entry.demand.class).drain_time
     }
 
     /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
     /// it: more than the cap counts for nobody.
-    fn unsaved(&self, entry: &PodEntry) -> Millis {
+    fn unsaved(&self, entry: &PodState) -> Millis {
         let class = self.policy.class(entry.demand.class);
         entry.unsaved_since().map_or(Millis::default(), |since| self.work_lost(since, class))
     }
@@ -55,14 +55,14 @@ impl Ledger {
     }
 
     /// How long its model takes to load again, where it is ready soonest; nothing for a pod that has none.
-    fn reload(&self, entry: &PodEntry, claim: &Claim) -> Millis {
+    fn reload(&self, entry: &PodState, claim: &Preemptor) -> Millis {
         let Some(model) = &entry.demand.model else { return Millis::default() };
         time_to_ready(claim.soonest.get(model), entry.demand.weights(), &self.policy.loading)
     }
 }
 
 /// By the latest reading, as long as it may be believed at all.
-fn requests_in_flight(uid: &PodUid, book: &Book) -> u64 {
+fn requests_in_flight(uid: &PodUid, book: &NodeState) -> u64 {
     let is_believed = matches!(book.freshness, Freshness::Fresh | Freshness::Stale);
     let reading = book.reading.as_ref().filter(|_| is_believed);
     reading.and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()

@@ -3,11 +3,11 @@
 //! `free = total − driver's reserve − headroom − Σ max(reserved, attributed) − unexplained`: the ledger's sum counts the
 //! promises, and what is found here is what processes have beyond them. It changes no promise.
 
-use super::book::{Book, Tenant};
+use super::book::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::policy::{Policy, TelemetryRules};
-use crate::scheduling::reading::{Freshness, GpuReading, Reading};
+use crate::scheduling::reading::{Freshness, GpuReading, NodeReading};
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 /// What readings in a row could not explain of a GPU's use. Believed is the least of the last three: an engine that starts
 /// or a process that ends between two samples is over by then.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Unexplained {
+pub(super) struct UnaccountedVram {
     last: [Bytes; 3],
 }
 
-impl Unexplained {
+impl UnaccountedVram {
     pub fn add(&mut self, rest: Bytes) {
         self.last.rotate_right(1);
         self.last[0] = rest;
@@ -30,7 +30,7 @@ impl Unexplained {
     }
 }
 
-impl Book {
+impl NodeState {
     /// How far the reading may be believed at `now`.
     pub fn freshness_at(&self, now: Moment, rules: &TelemetryRules) -> Freshness {
         match self.reading.as_ref().map(|reading| now.since(reading.sampled)) {
@@ -106,7 +106,7 @@ impl Book {
         tenant.map_or(Bytes::ZERO, |found| self.tenants[found].reserved_on(place, capacity))
     }
 
-    fn unexplained_on(&self, place: usize) -> Unexplained {
+    fn unexplained_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unexplained, place, |(known, _)| known == uuid);
         known.map(|(_, unexplained)| *unexplained).unwrap_or_default()
@@ -114,7 +114,7 @@ impl Book {
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
-    pub fn read(&mut self, mut reading: Reading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    pub fn read(&mut self, mut reading: NodeReading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         self.rename(&mut reading);
         let mut unexplained = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
@@ -135,7 +135,7 @@ impl Book {
 
     /// Gives a reading the names that are known here already. What it came with is gone with its report; kept, they would be
     /// new ones for every second of every node, all over the memory.
-    fn rename(&self, reading: &mut Reading) {
+    fn rename(&self, reading: &mut NodeReading) {
         for (place, gpu) in reading.gpus.iter_mut().enumerate() {
             if let Some(device) = near(&self.devices, place, |device| device.uuid == gpu.uuid) {
                 gpu.uuid = device.uuid.clone();
@@ -170,7 +170,7 @@ impl Book {
     }
 
     /// Pods of which no record names GPUs by UUID, and the GPUs on which the reading shows all of them.
-    fn locate(&self, reading: &Reading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
+    fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
         for tenant in &self.tenants {
             let Some(wanted) = tenant.sought_on else { continue };
@@ -184,7 +184,7 @@ impl Book {
     }
 }
 
-impl Tenant {
+impl ResidentPod {
     fn reserved_on(&self, place: usize, capacity: Bytes) -> Bytes {
         match self.sharing {
             _ if !self.gpus.contains(place) => Bytes::ZERO,
@@ -195,7 +195,7 @@ impl Tenant {
 }
 
 /// What a reading says of a GPU, which most often has the same place in both.
-fn seen<'a>(reading: &'a Reading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+fn seen<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
     near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
 }
 

@@ -44,54 +44,57 @@ mod sight;
 mod tenancy;
 mod turns;
 
-pub use claim::{Claim, Soonest, Stays};
-pub use cleared::Cleared;
+pub use claim::{KeepReason, NearestModels, Preemptor};
+pub use cleared::WithoutEvictable;
 pub use devices::DevicesRefused;
-pub use entry::{Assumed, Bound, Gate, Hint, Phase, PodEntry, Refused, Sought, Waiting};
-pub use held::{Held, Remaining};
-pub use occupants::{Occupant, Presence};
-pub use promise::{Assumption, Conflict};
+pub use entry::{
+    AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
+    WaitingPod,
+};
+pub use held::{RemainingVictim, ReservationStatus};
+pub use occupants::{Occupant, OccupantPhase};
+pub use promise::{AssumeConflict, AssumeResult};
 pub use query::Totals;
-pub use queue::{Group, Pending, Way};
-pub use reload::Judgements;
-pub use room::Survey;
-pub use sight::{Remark, Seen, SeenState, SeenWaiting};
-pub use tenancy::Tenancy;
+pub use queue::{PendingPod, PodGroup, WaitKind};
+pub use reload::Classifications;
+pub use room::CandidateSurvey;
+pub use sight::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
+pub use tenancy::TenantShares;
 pub(super) use tenancy::is_allowed;
 
-use super::budget::{Budget, BudgetSight};
-use super::decision::Hold;
+use super::budget::{BudgetVisibility, DisruptionBudget};
+use super::decision::Reservation;
 use super::node::Node;
-use super::policy::{ExpiredRule, Policy, Usage};
+use super::policy::{ExpiredRule, Policy, TenantUsage};
 use super::preempt::ScopeKey;
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
 use super::stake::GroupKey;
-use super::worth::{Mix, Worth};
+use super::worth::{DemandHistory, PackingModel};
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::units::Moment;
 pub(super) use book::used_on;
-use evictions::Evictions;
+use evictions::OwnerEvictions;
 #[cfg(test)]
 pub(crate) use shared::LOOKED_AT;
-use shared::{Books, Entries};
+use shared::{NodeStates, PodStates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use turns::Turns;
+use turns::WaitingQueue;
 
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
     /// What whoever holds the lock takes for the present.
     now: Moment,
-    entries: Entries,
-    books: Books,
+    entries: PodStates,
+    books: NodeStates,
     /// When hints, holds and start gates run out.
     deadlines: BTreeSet<(Moment, PodUid)>,
     /// Pods that were refused and have not asked again since.
     refused: BTreeSet<PodUid>,
     /// Who is due for a look of the planner.
-    turns: Turns,
+    turns: WaitingQueue,
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     generation: u64,
@@ -103,21 +106,21 @@ pub struct Ledger {
     /// How often that happened.
     epoch: u64,
     /// What each tenant uses, by its place in the policy.
-    usage: Vec<Usage>,
+    usage: Vec<TenantUsage>,
     /// Pods that belong together.
     groups: Arc<BTreeMap<GroupKey, BTreeSet<PodUid>>>,
     /// Who lost pods to eviction lately.
-    evictions: Arc<Evictions>,
+    evictions: Arc<OwnerEvictions>,
     /// Whom Stowage had evicted within the last minute.
-    ordered: rates::Ordered,
+    ordered: rates::RecentEvictions,
     /// Scopes of evictions that are kept for pods that need a whole minute's.
-    reserved: BTreeMap<ScopeKey, rates::Reserved>,
+    reserved: BTreeMap<ScopeKey, rates::ScopeReservation>,
     /// In order of namespace and name.
-    budgets: Arc<Vec<Budget>>,
-    budget_sight: BudgetSight,
+    budgets: Arc<Vec<DisruptionBudget>>,
+    budget_sight: BudgetVisibility,
     /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
-    mix: Arc<Mix>,
-    worth: Arc<Worth>,
+    mix: Arc<DemandHistory>,
+    worth: Arc<PackingModel>,
     /// As whom this replica leads, if it does.
     leader: Option<LeaderEpoch>,
     /// Pods that showed a hold which this leader did not make.
@@ -126,7 +129,7 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn new(policy: Arc<Policy>) -> Self {
-        let mix = Arc::new(Mix::of_last(policy.packing.window));
+        let mix = Arc::new(DemandHistory::of_last(policy.packing.window));
         Self { policy, mix, ..Self::default() }
     }
 
@@ -173,7 +176,7 @@ impl Ledger {
             // Who holds room is found by them.
             deadlines: self.deadlines.clone(),
             refused: BTreeSet::new(),
-            turns: Turns::default(),
+            turns: WaitingQueue::default(),
             aging: BTreeSet::new(),
             generation: self.generation,
             published: Arc::default(),
@@ -195,21 +198,23 @@ impl Ledger {
         }
     }
 
-    fn set_hint(&mut self, uid: &PodUid, hint: Option<Hint>) {
-        let Some(Phase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else { return };
+    fn set_hint(&mut self, uid: &PodUid, hint: Option<SoftReservation>) {
+        let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
+            return;
+        };
         if waiting.hint == hint {
             return;
         }
         self.change(uid, |entries| {
-            if let Some(Phase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
                 waiting.hint = hint;
             }
         });
     }
 
-    fn set_hold(&mut self, uid: &PodUid, hold: Option<Hold>) {
+    fn set_hold(&mut self, uid: &PodUid, hold: Option<Reservation>) {
         self.change(uid, |entries| {
-            if let Some(Phase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
                 waiting.hold = hold;
             }
         });
@@ -224,7 +229,7 @@ impl Ledger {
 
     /// Every change of an entry goes through here: the pages it stood on and the pages it stands on now are
     /// brought up to date, and so are its deadlines.
-    fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut Entries)) {
+    fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodStates)) {
         let before = self.entries.get(uid).map(footprint).unwrap_or_default();
         edit(&mut self.entries);
         let after = self.entries.get(uid).map(footprint).unwrap_or_default();
@@ -316,16 +321,16 @@ impl Ledger {
 
 /// Where an entry stands in the books.
 #[derive(Default)]
-struct Footprint {
+struct PodFootprint {
     nodes: BTreeSet<NodeName>,
     deadlines: Vec<Moment>,
 }
 
-fn footprint(entry: &PodEntry) -> Footprint {
+fn footprint(entry: &PodState) -> PodFootprint {
     let hint = entry.hint();
     let hold = entry.hold();
     let nodes = [entry.node(), hint.map(|hint| &hint.node), hold.map(|hold| &hold.node)];
-    Footprint {
+    PodFootprint {
         nodes: nodes.into_iter().flatten().cloned().collect(),
         deadlines: [hint.map(|hint| hint.expires), hold.map(|hold| hold.deadline), entry.starting]
             .into_iter()

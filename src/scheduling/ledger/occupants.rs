@@ -3,7 +3,7 @@
 //! Decisions read snapshots, which know numbers and no names; nothing that decides should come here.
 
 use super::Ledger;
-use super::entry::{Phase, PodEntry};
+use super::entry::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::node::Node;
@@ -23,7 +23,7 @@ pub struct Occupant {
     pub sharing: Sharing,
     /// By their places in the node's list.
     pub gpus: GpuSet,
-    pub presence: Presence,
+    pub presence: OccupantPhase,
     /// While its engine starts, until when no other may start beside it.
     pub starting: Option<Moment>,
     /// It has an engine that starts, or that will when it comes.
@@ -33,7 +33,7 @@ pub struct Occupant {
 /// How an occupant is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Presence {
+pub enum OccupantPhase {
     Bound,
     /// It is on the node, and nobody knows on which GPUs: it counts on each.
     Somewhere,
@@ -73,16 +73,17 @@ impl Ledger {
     pub fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
         let Some(book) = self.books.get(node) else { return Vec::new() };
         let here = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
-        let seats = |entry: &PodEntry| {
+        let seats = |entry: &PodState| {
             let charge = book.charge_of(entry).map(|charge| match (&entry.phase, charge.placed) {
-                (Phase::Assumed(_), _) => (charge.gpus, Presence::Assumed),
-                (_, true) => (charge.gpus, Presence::Bound),
-                (_, false) => (charge.gpus, Presence::Somewhere),
+                (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
+                (_, true) => (charge.gpus, OccupantPhase::Bound),
+                (_, false) => (charge.gpus, OccupantPhase::Somewhere),
             });
             let hold = entry.hold().filter(|hold| hold.node == *node);
-            let held = hold.and_then(|hold| book.resolve(&hold.devices)).map(|gpus| (gpus, Presence::Held));
+            let held =
+                hold.and_then(|hold| book.resolve(&hold.devices)).map(|gpus| (gpus, OccupantPhase::Held));
             let hint = entry.hint().filter(|hint| hint.node == *node);
-            [charge, held, hint.map(|hint| (hint.gpus, Presence::Offered))].into_iter().flatten()
+            [charge, held, hint.map(|hint| (hint.gpus, OccupantPhase::Offered))].into_iter().flatten()
         };
         here.flat_map(|(uid, entry)| seats(entry).map(move |seat| occupant(uid, entry, seat))).collect()
     }
@@ -97,7 +98,7 @@ impl Ledger {
     }
 }
 
-fn occupant(uid: &PodUid, entry: &PodEntry, (gpus, presence): (GpuSet, Presence)) -> Occupant {
+fn occupant(uid: &PodUid, entry: &PodState, (gpus, presence): (GpuSet, OccupantPhase)) -> Occupant {
     let demand = &entry.demand;
     Occupant {
         uid: uid.clone(),

@@ -7,13 +7,13 @@ use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::StartGate;
 use crate::scheduling::proptests::{demand_of, whole_gpu};
 use crate::scheduling::request::Sharing;
-use crate::scheduling::stake::{Leaving, Shown};
+use crate::scheduling::stake::{ObservedDisruptionInfo, PodDeletion};
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 
 /// What can be learned of a pod whose Binding was sent.
 #[derive(Debug, Clone, Copy)]
-enum Event {
+enum BindEvent {
     /// The Binding was written.
     Confirm,
     /// It is on its node, and its engine starts.
@@ -24,12 +24,12 @@ enum Event {
     Leaving(u64),
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = BindEvent> {
     prop_oneof![
-        Just(Event::Confirm),
-        Just(Event::Bound),
-        (1u64..100).prop_map(Event::Ready),
-        (1u64..100).prop_map(Event::Leaving),
+        Just(BindEvent::Confirm),
+        Just(BindEvent::Bound),
+        (1u64..100).prop_map(BindEvent::Ready),
+        (1u64..100).prop_map(BindEvent::Leaving),
     ]
 }
 
@@ -52,26 +52,33 @@ fn assumed() -> Ledger {
     ledger.set_node(&node(), NodeKind::Stowage, None);
     let gpu = whole_gpu(GpuUuid::parse("GPU-a").unwrap(), 0, Bytes(100));
     ledger.report_devices(&node(), vec![gpu]).unwrap();
-    see(&mut ledger, SeenState::Waiting(SeenWaiting::default()), None);
+    see(&mut ledger, ObservedPhase::Waiting(ObservedWaiting::default()), None);
     ledger.assume(&uid(), &node()).unwrap();
     ledger
 }
 
-fn see(ledger: &mut Ledger, state: SeenState, shown: Option<Shown>) {
+fn see(ledger: &mut Ledger, state: ObservedPhase, shown: Option<ObservedDisruptionInfo>) {
     let key = PodKey::parse("default", "pod").unwrap();
-    ledger.see(Seen { uid: uid(), key, demand: demand_of(40, 1, Sharing::Shared, 0), state, shown });
+    ledger.see(PodObservation {
+        uid: uid(),
+        key,
+        demand: demand_of(40, 1, Sharing::Shared, 0),
+        state,
+        shown,
+    });
 }
 
-fn take(ledger: &mut Ledger, event: Event) {
+fn take(ledger: &mut Ledger, event: BindEvent) {
     let devices = || Some([GpuUuid::parse("GPU-a").unwrap()].into());
-    let bound = |starting, ran| SeenState::Bound { node: node(), devices: devices(), starting, ran };
+    let bound = |starting, ran| ObservedPhase::Bound { node: node(), devices: devices(), starting, ran };
     match event {
-        Event::Confirm => ledger.confirm(&uid(), &node(), devices()),
-        Event::Bound => see(ledger, bound(true, None), None),
-        Event::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
-        Event::Leaving(grace) => {
-            let leaving = Leaving { asked_ago: Millis(0), grace: Millis::seconds(grace) };
-            let shown = Shown { leaving: Some(leaving), ..Shown::default() };
+        BindEvent::Confirm => ledger.confirm(&uid(), &node(), devices()),
+        BindEvent::Bound => see(ledger, bound(true, None), None),
+        BindEvent::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
+        BindEvent::Leaving(grace) => {
+            let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(grace) };
+            let shown =
+                ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() };
             see(ledger, bound(true, None), Some(shown));
         }
     }

@@ -4,15 +4,15 @@
 //! none and is hinted none.
 
 use super::Ledger;
-use super::book::Book;
-use super::claim::Claim;
-use super::entry::{Phase, PodEntry};
-use super::shared::Entries;
+use super::book::NodeState;
+use super::claim::Preemptor;
+use super::entry::{PodPhase, PodState};
+use super::shared::PodStates;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::fit::shut;
 use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};
-use crate::scheduling::policy::{Mode, Usage};
-use crate::scheduling::preempt::{Price, Resident};
+use crate::scheduling::policy::{Mode, TenantUsage};
+use crate::scheduling::preempt::{EvictionCost, PotentialVictim};
 use crate::scheduling::request::Demand;
 
 impl Ledger {
@@ -25,17 +25,22 @@ impl Ledger {
 
     /// What it costs if exactly these pods leave `node`, so that the pod whose claim it is, which asks a device plugin, goes there.
     /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
-    pub fn price_of_leaving(&self, claim: &Claim, node: &NodeName, victims: &[PodUid]) -> Option<Price> {
+    pub fn price_of_leaving(
+        &self,
+        claim: &Preemptor,
+        node: &NodeName,
+        victims: &[PodUid],
+    ) -> Option<EvictionCost> {
         let uid = claim.uid.as_ref()?;
         let preemptor = &self.entries.get(uid)?.demand;
         let book = self.books.get(node).filter(|book| book.exists)?;
-        let mut price = Price::default();
+        let mut price = EvictionCost::default();
         let mut leaving = Vec::new();
         for victim in victims {
             match self.leaver(victim, preemptor, book, claim) {
-                Leaver::Stays => return None,
-                Leaver::Unknown => {}
-                Leaver::Goes(entry, resident) => {
+                ProposedVictim::Stays => return None,
+                ProposedVictim::Unknown => {}
+                ProposedVictim::Goes(entry, resident) => {
                     if self.would_break(entry, victims) {
                         return None;
                     }
@@ -47,37 +52,43 @@ impl Ledger {
         self.fits_without(uid, preemptor, book, &leaving).then_some(price)
     }
 
-    fn leaver(&self, victim: &PodUid, preemptor: &Demand, book: &Book, claim: &Claim) -> Leaver<'_> {
+    fn leaver(
+        &self,
+        victim: &PodUid,
+        preemptor: &Demand,
+        book: &NodeState,
+        claim: &Preemptor,
+    ) -> ProposedVictim<'_> {
         // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
-        let Some(entry) = self.entries.get(victim) else { return Leaver::Unknown };
+        let Some(entry) = self.entries.get(victim) else { return ProposedVictim::Unknown };
         let stays = self.stays(victim, entry, preemptor, book.most_used_by(preemptor), claim);
         let resident = || self.priced(victim, entry, book, preemptor, claim);
         match stays.is_none().then(resident).flatten() {
-            Some(resident) => Leaver::Goes(entry, Box::new(resident)),
-            None => Leaver::Stays,
+            Some(resident) => ProposedVictim::Goes(entry, Box::new(resident)),
+            None => ProposedVictim::Stays,
         }
     }
 
     /// Whether a member of its group would stay behind.
-    pub(super) fn would_break(&self, leaver: &PodEntry, leavers: &[PodUid]) -> bool {
+    pub(super) fn would_break(&self, leaver: &PodState, leavers: &[PodUid]) -> bool {
         let Some(group) = &leaver.stake.group else { return false };
         let stays = |uid: &&PodUid| {
             let entry = &self.entries[*uid];
-            let is_there = !matches!(entry.phase, Phase::Waiting(_)) && self.departure_of(entry).is_none();
+            let is_there = !matches!(entry.phase, PodPhase::Waiting(_)) && self.departure_of(entry).is_none();
             is_there && !leavers.contains(uid)
         };
         self.members_of(group).any(|uid| stays(&uid))
     }
 
-    fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &Book, leaving: &[&PodEntry]) -> bool {
+    fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &NodeState, leaving: &[&PodState]) -> bool {
         let Ask::Plugin { resource, count } = &demand.ask else { return false };
         let freed = leaving.iter().map(|entry| match &entry.demand.ask {
             Ask::Plugin { resource: other, count } if other == resource => *count,
             _ => 0,
         });
         let own = leaving.iter().filter(|entry| entry.demand.tenant == demand.tenant);
-        let given_back: Usage = own.filter_map(|entry| book.use_of(entry)).sum();
-        let wanted = Usage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
+        let given_back: TenantUsage = own.filter_map(|entry| book.use_of(entry)).sum();
+        let wanted = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
         shut(&book.view, demand).is_ok()
             && has_room(&book.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
             && self.allowance_beside(uid, demand, given_back).allows(wanted)
@@ -90,17 +101,17 @@ impl Ledger {
 }
 
 /// A pod the scheduler would evict.
-enum Leaver<'a> {
+enum ProposedVictim<'a> {
     /// The policy or its tenant keeps it, or it is not there.
     Stays,
     /// The scheduler knows why it should go, and Stowage nothing.
     Unknown,
-    Goes(&'a PodEntry, Box<Resident>),
+    Goes(&'a PodState, Box<PotentialVictim>),
 }
 
-impl Book {
+impl NodeState {
     /// What device plugins offer here, beside what pods that are here or on their way use.
-    pub(super) fn plugin_shares(&self, entries: &Entries) -> Vec<PluginShare> {
+    pub(super) fn plugin_shares(&self, entries: &PodStates) -> Vec<PluginShare> {
         let mut used = PluginDevices::new();
         for entry in self.pods.iter().map(|uid| &entries[uid]) {
             if let (Ask::Plugin { resource, count }, Some(_)) = (&entry.demand.ask, self.charge_of(entry)) {

@@ -7,10 +7,11 @@ use crate::scheduling::fit::{Misfit, fit};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::testing::placed;
 use crate::scheduling::policy::{
-    Class, Eviction, Headroom, Limit, Match, Pool, StartGate, Tenant, Traits, Usage, Weights,
+    Class, Headroom, Match, PodTraits, Pool, Preemptibility, StartGate, Tenant, TenantLimit, TenantUsage,
+    Weights,
 };
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::rank::{Attempt, shortlist};
+use crate::scheduling::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Percent};
 
@@ -58,7 +59,7 @@ fn add_node(ledger: &mut Ledger, node: &str) {
     ledger.report_devices(&name(node), vec![device(node, 0), device(node, 1)]).unwrap();
 }
 
-fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
+fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
     let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
     demand.take(policy.judge(&traits));
     Demand { traits: Arc::new(traits), ..demand }
@@ -66,11 +67,11 @@ fn demand(policy: &Policy, gib: u64, traits: Traits) -> Demand {
 
 fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
     let key = PodKey::parse("default", pod).unwrap();
-    ledger.see(Seen {
+    ledger.see(PodObservation {
         uid: uid(pod),
         key,
         demand,
-        state: SeenState::Waiting(SeenWaiting::default()),
+        state: ObservedPhase::Waiting(ObservedWaiting::default()),
         shown: None,
     });
 }
@@ -78,12 +79,12 @@ fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
 fn see_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
     let key = PodKey::parse("default", pod).unwrap();
     let devices = Some([device("n", gpu).uuid].into());
-    let state = SeenState::Bound { node: name("n"), devices, starting: false, ran };
-    ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
+    let state = ObservedPhase::Bound { node: name("n"), devices, starting: false, ran };
+    ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown: None });
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
-    demand(policy, gib, Traits { priority: -1, ..Traits::default() })
+    demand(policy, gib, PodTraits { priority: -1, ..PodTraits::default() })
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
@@ -100,17 +101,17 @@ fn with_class(class: Class) -> Policy {
 fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    see_bound(&mut ledger, "service", 0, demand(&old, 20, Traits::default()), None);
-    wait(&mut ledger, "urgent", demand(&old, 70, Traits { priority: 5, ..Traits::default() }));
+    see_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
+    wait(&mut ledger, "urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
     assert_eq!(candidates(&ledger, "urgent"), 0);
 
     let mut harsh = with_class(Class {
         matches: Match { priority: Some(0..=0), ..Match::default() },
-        eviction: Eviction::ForHigherPriority,
+        eviction: Preemptibility::ForHigherPriority,
         ..Class::named("weak")
     });
     harsh.headroom = Headroom::all(Percent::new(20).unwrap());
-    ledger.set_policy(harsh, &Judgements::default());
+    ledger.set_policy(harsh, &Classifications::default());
     assert_eq!(candidates(&ledger, "urgent"), 1);
     let free: Vec<u64> =
         ledger.snapshot().node("n").unwrap().gpus.iter().map(|gpu| gpu.free().0 >> 30).collect();
@@ -118,7 +119,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
     assert_eq!(ledger.policy().version, old.version + 1);
 
     // Someone who was read under the old policy is judged by the new one.
-    wait(&mut ledger, "late", demand(&old, 1, Traits::default()));
+    wait(&mut ledger, "late", demand(&old, 1, PodTraits::default()));
     let late = &ledger.entry(&uid("late")).unwrap().demand;
     assert_eq!(ledger.policy().class(late.class).name, "weak");
 }
@@ -127,14 +128,14 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    wait(&mut ledger, "known", demand(&old, 1, Traits { namespace: "a".into(), ..Traits::default() }));
-    wait(&mut ledger, "missed", demand(&old, 1, Traits { namespace: "b".into(), ..Traits::default() }));
+    wait(&mut ledger, "known", demand(&old, 1, PodTraits { namespace: "a".into(), ..PodTraits::default() }));
+    wait(&mut ledger, "missed", demand(&old, 1, PodTraits { namespace: "b".into(), ..PodTraits::default() }));
     let new = with_class(Class {
         matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
         ..Class::named("ours")
     });
     let traits = ledger.entry(&uid("known")).unwrap().demand.traits.clone();
-    let judged: Judgements = [(traits.clone(), new.judge(&traits))].into_iter().collect();
+    let judged: Classifications = [(traits.clone(), new.judge(&traits))].into_iter().collect();
     ledger.set_policy(new, &judged);
     for pod in ["known", "missed"] {
         let demand = &ledger.entry(&uid(pod)).unwrap().demand;
@@ -147,14 +148,14 @@ fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
 fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
     let policy = with_class(Class {
         matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
-        eviction: Eviction::ForHigherPriority,
+        eviction: Preemptibility::ForHigherPriority,
         min_runtime: Millis::seconds(600),
         ..Class::named("jobs")
     });
     let mut ledger = ledger(policy.clone());
     see_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
     see_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
-    wait(&mut ledger, "urgent", demand(&policy, 60, Traits::default()));
+    wait(&mut ledger, "urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(&ledger, "urgent"), 1);
     ledger.set_now(ledger.now() + Millis::seconds(1));
     assert_eq!(candidates(&ledger, "urgent"), 2);
@@ -164,7 +165,7 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
 fn drain_time_comes_on_top_of_the_grace_period() {
     let policy = with_class(Class {
         matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
-        eviction: Eviction::ForHigherPriority,
+        eviction: Preemptibility::ForHigherPriority,
         drain_time: Millis::seconds(45),
         ..Class::named("jobs")
     });
@@ -183,7 +184,7 @@ fn the_start_gate_stays_within_its_class_bounds() {
             .with_classes(vec![Class { start_gate: bounds, ..Class::named("engines") }])
             .unwrap();
         let mut ledger = ledger(policy.clone());
-        wait(&mut ledger, "engine", demand(&policy, 20, Traits::default()));
+        wait(&mut ledger, "engine", demand(&policy, 20, PodTraits::default()));
         ledger.assume(&uid("engine"), &name("n")).unwrap();
         ledger.entry(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
     };
@@ -201,8 +202,9 @@ fn a_node_is_in_the_first_pool_that_selects_it_and_takes_that_pools_classes() {
     let plugin = Pool { nodes: NodeKind::DevicePlugin, ..pool("plugin") };
     let policy = Policy::default().with_pools(vec![picky, plugin]).unwrap();
     let mut ledger = ledger(policy.clone());
-    let service = demand(&policy, 20, Traits::default());
-    let batch = demand(&policy, 20, Traits { priority_class: "stowage-batch".into(), ..Traits::default() });
+    let service = demand(&policy, 20, PodTraits::default());
+    let batch =
+        demand(&policy, 20, PodTraits { priority_class: "stowage-batch".into(), ..PodTraits::default() });
     let says = |ledger: &mut Ledger, demand: &Demand| fit(ledger.snapshot().node("n").unwrap(), demand).err();
     assert_eq!(says(&mut ledger, &service), None, "a node in no pool takes everyone");
     ledger.set_labels(&name("n"), labels("picky"));
@@ -219,7 +221,7 @@ fn a_node_that_is_not_cut_as_its_pool_expects_takes_nothing_until_it_is() {
     let halves = Pool { mig: Some(vec!["3g.40gb".into(), "3g.40gb".into()]), ..Pool::named("halves") };
     let policy = Policy::default().with_pools(vec![halves]).unwrap();
     let mut ledger = ledger(policy.clone());
-    let service = demand(&policy, 20, Traits::default());
+    let service = demand(&policy, 20, PodTraits::default());
     let says = |ledger: &mut Ledger| fit(ledger.snapshot().node("n").unwrap(), &service).err();
     assert_eq!(says(&mut ledger), Some(Misfit::Miscut), "whole GPUs");
     ledger.report_devices(&name("n"), vec![slice(0, 0, "3g.40gb"), slice(0, 1, "1g.10gb")]).unwrap();
@@ -236,10 +238,11 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         let mut ledger = ledger(policy.clone());
         add_node(&mut ledger, "m");
         let model = Some(ModelId::parse("llama").unwrap());
-        let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, Traits::default()) };
+        let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, PodTraits::default()) };
         see_bound(&mut ledger, "replica", 0, of_model(30), None);
         let (snapshot, allowance) = (ledger.snapshot(), Default::default());
-        let attempt = Attempt { limit: 2, just_failed: None, own_room: None, policy: &policy, allowance };
+        let attempt =
+            ScheduleAttempt { limit: 2, just_failed: None, own_room: None, policy: &policy, allowance };
         let list = shortlist(&snapshot, &of_model(30), ["m", "n"].into_iter(), attempt);
         list.best
             .iter()
@@ -257,12 +260,12 @@ fn with_tenant(tenant: Tenant) -> Policy {
 
 /// A pod of the tenant's only namespace.
 fn of_tenant(policy: &Policy, gib: u64, priority: i32) -> Demand {
-    demand(policy, gib, Traits { namespace: "red".into(), priority, ..Traits::default() })
+    demand(policy, gib, PodTraits { namespace: "red".into(), priority, ..PodTraits::default() })
 }
 
 #[test]
 fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
-    let limit = Limit { vram: Some(Bytes::gib(30)), milli_gpus: None };
+    let limit = TenantLimit { vram: Some(Bytes::gib(30)), milli_gpus: None };
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     for pod in ["a", "b", "c"] {
@@ -275,7 +278,7 @@ fn of_those_whose_tenant_may_take_one_more_one_is_woken() {
 
 #[test]
 fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
-    let guarantee = Usage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
+    let guarantee = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
@@ -290,7 +293,7 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
 #[test]
 fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_their_vram() {
     let takes_back = |gib| {
-        let guarantee = Usage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
+        let guarantee = TenantUsage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
         let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
         let mut ledger = ledger(policy.clone());
         see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
@@ -301,10 +304,10 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 }
 
 /// The pod has room on GPU 0 for which nobody had to leave.
-fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), Conflict> {
+fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [device("n", 0).uuid].into();
-    ledger.hold(&uid(pod), Hold { node: name("n"), devices, victims: [].into(), deadline })
+    ledger.hold(&uid(pod), Reservation { node: name("n"), devices, victims: [].into(), deadline })
 }
 
 #[test]
@@ -314,14 +317,14 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         let old = ledger.policy().clone();
         wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
         hold(&mut ledger, "pod").unwrap();
-        ledger.set_policy(policy, &Judgements::default());
+        ledger.set_policy(policy, &Classifications::default());
         let own = ledger.own_room(&uid("pod")).unwrap().1.map(drop);
         let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
-        assert_eq!(own.map_err(Conflict::NoLongerFits), assumed);
+        assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
         own.err()
     };
     let pool = |pool: Pool| Policy::default().with_pools(vec![pool]).unwrap();
-    let limit = |gib| Limit { vram: Some(Bytes::gib(gib)), milli_gpus: None };
+    let limit = |gib| TenantLimit { vram: Some(Bytes::gib(gib)), milli_gpus: None };
     let limited = |gib| with_tenant(Tenant { limit: limit(gib), ..Tenant::named("red", &["red"]) });
     assert_eq!(taken_under(pool(Pool::named("all"))), None);
     let others = Pool { classes: Some(vec!["batch".into()]), ..Pool::named("others") };
@@ -336,14 +339,14 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
 
 #[test]
 fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit() {
-    let limit = Limit { vram: None, milli_gpus: Some(500) };
+    let limit = TenantLimit { vram: None, milli_gpus: Some(500) };
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
     wait(&mut ledger, "pod", shared.clone());
     hold(&mut ledger, "pod").unwrap();
     wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
-    let refused = Conflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
+    let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
 }
 
@@ -353,12 +356,12 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
     wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
-    assert_eq!(hold(&mut ledger, "pod"), Err(Conflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+    assert_eq!(hold(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
 }
 
 #[test]
 fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile() {
-    let guarantee = Usage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
+    let guarantee = TenantUsage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
@@ -367,8 +370,8 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let hold = Hold { node: name("n"), devices, victims, deadline };
-    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(Conflict::VictimStays));
+    let hold = Reservation { node: name("n"), devices, victims, deadline };
+    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(AssumeConflict::VictimStays));
 }
 
 #[test]
@@ -384,7 +387,7 @@ fn a_gpu_that_was_offered_to_a_class_is_left_by_those_it_does_not_share_with() {
     wait(&mut ledger, "first", of_tenant(&policy, 20, 0));
     let view = ledger.snapshot().node("n").unwrap().clone();
     ledger.offer(&uid("first"), &view, GpuSet::one(0), ledger.now());
-    let other = demand(&policy, 20, Traits { priority: -1, ..Traits::default() });
+    let other = demand(&policy, 20, PodTraits { priority: -1, ..PodTraits::default() });
     let chosen = fit(ledger.snapshot().node("n").unwrap(), &other).unwrap();
     assert_eq!(chosen, GpuSet::one(1));
 }
@@ -395,12 +398,12 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
     let policy =
         Policy::default().with_classes(vec![Class { start_gate, ..Class::named("engines") }]).unwrap();
     let mut ledger = ledger(policy.clone());
-    let engine = demand(&policy, 20, Traits::default());
+    let engine = demand(&policy, 20, PodTraits::default());
     let see = |ledger: &mut Ledger, starting| {
         let (key, devices) =
             (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
-        let state = SeenState::Bound { node: name("n"), devices, starting, ran: None };
-        ledger.see(Seen { uid: uid("engine"), key, demand: engine.clone(), state, shown: None });
+        let state = ObservedPhase::Bound { node: name("n"), devices, starting, ran: None };
+        ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, shown: None });
         ledger.entry(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
     assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
@@ -412,7 +415,7 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
 
 #[test]
 fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
-    let limit = Limit { vram: Some(Bytes::gib(60)), milli_gpus: None };
+    let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
     see_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
@@ -421,7 +424,7 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let mut hold = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [device("n", gpu).uuid].into();
-        let hold = Hold { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        let hold = Reservation { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
         ledger.hold(&uid("urgent"), hold).is_ok()
     };
     assert_eq!((hold("foreign", 1), hold("own", 0)), (false, true));

@@ -1,28 +1,28 @@
 //! What is promised, and to whom: offers, what runs out, and the way from assume to confirm or forget. Holds are made in `holding`.
 
 use super::Ledger;
-use super::book::Book;
-use super::entry::{Assumed, Bound, Hint, Phase, PodEntry, Waiting};
+use super::book::NodeState;
+use super::entry::{AssumedPod, BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
 use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
-use crate::scheduling::decision::{Hold, Placement};
+use crate::scheduling::decision::{Placement, Reservation};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::{Misfit, fit, misfit, shut};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Limit, Policy, StartGate};
+use crate::scheduling::policy::{Policy, StartGate, TenantLimit};
 use crate::scheduling::rank;
-use crate::scheduling::reading::Pressure;
+use crate::scheduling::reading::EngineLoad;
 use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::worth::Site;
+use crate::scheduling::worth::NodeGpus;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
 
 /// Why a promise could not be made. Every one of them is retried by the scheduler from filter on.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Conflict {
+pub enum AssumeConflict {
     #[error("no pod of this UID waits for a node")]
     UnknownPod,
     #[error("the pod is already bound to {node}")]
@@ -39,7 +39,7 @@ pub enum Conflict {
     AlreadyHolds { node: NodeName },
 }
 
-impl Conflict {
+impl AssumeConflict {
     /// A short name for metrics.
     pub fn code(&self) -> &'static str {
         match self {
@@ -85,14 +85,14 @@ impl Conflict {
 
 /// What becomes of holds whose deadline has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Overdue {
+enum ExpiredReservations {
     End,
     Stand,
 }
 
 /// A promise that is in the books.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Assumption {
+pub enum AssumeResult {
     /// Charged by this call.
     New(Placement),
     /// Charged by an earlier call that is still on its way.
@@ -104,16 +104,16 @@ pub enum Assumption {
 impl Ledger {
     /// Lets hints, holds, start gates and readings run out. Answers whose holds did.
     pub fn expire(&mut self, now: Moment) -> Vec<PodUid> {
-        self.run_out(now, Overdue::End)
+        self.run_out(now, ExpiredReservations::End)
     }
 
     /// The same on a replica that does not act: holds stand until the API server shows that whoever acts has ended them, or until
     /// this replica acts and ends them itself.
     pub fn expire_but_holds(&mut self, now: Moment) {
-        self.run_out(now, Overdue::Stand);
+        self.run_out(now, ExpiredReservations::Stand);
     }
 
-    fn run_out(&mut self, now: Moment, holds: Overdue) -> Vec<PodUid> {
+    fn run_out(&mut self, now: Moment, holds: ExpiredReservations) -> Vec<PodUid> {
         self.set_now(now);
         let mut ended = Vec::new();
         while let Some((deadline, uid)) = self.next_due(holds) {
@@ -140,7 +140,7 @@ impl Ledger {
         ended
     }
 
-    fn next_due(&self, holds: Overdue) -> Option<(Moment, PodUid)> {
+    fn next_due(&self, holds: ExpiredReservations) -> Option<(Moment, PodUid)> {
         let mut due = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= self.now);
         let is_of_hold = |(deadline, uid): &(Moment, PodUid)| {
             let entry = self.entries.get(uid);
@@ -149,7 +149,7 @@ impl Ledger {
                 !hint_is_over && entry.hold().is_some_and(|hold| hold.deadline <= *deadline)
             })
         };
-        due.find(|due| holds == Overdue::End || !is_of_hold(due)).cloned()
+        due.find(|due| holds == ExpiredReservations::End || !is_of_hold(due)).cloned()
     }
 
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
@@ -163,7 +163,7 @@ impl Ledger {
 
     fn count_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
         match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            Some(Phase::Waiting(waiting)) => {
+            Some(PodPhase::Waiting(waiting)) => {
                 if waiting.refused.take().is_some_and(|refused| refused.unanswered > 0) {
                     waiting.in_vain = waiting.in_vain.saturating_add(1);
                 }
@@ -180,15 +180,15 @@ impl Ledger {
     pub fn offer(&mut self, uid: &PodUid, offered: &Node, gpus: GpuSet, now: Moment) {
         let node = &offered.name;
         // The node may have changed since the view was taken, and its places may be other GPUs now.
-        let is_current = |book: &Book| book.exists && Arc::ptr_eq(&book.devices, &offered.devices);
+        let is_current = |book: &NodeState| book.exists && Arc::ptr_eq(&book.devices, &offered.devices);
         if !self.books.get(node).is_some_and(is_current) {
             return;
         }
         let expires = now + self.policy.hint_lifetime;
         // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
-        let hint = (!gpus.is_empty()).then(|| Hint { node: node.clone(), gpus, expires });
+        let hint = (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
         self.set_hint(uid, hint);
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered = Some(node.clone());
             waiting.in_vain = 0;
         }
@@ -196,7 +196,7 @@ impl Ledger {
 
     /// The scheduler asked on how many nodes others could leave for the pod.
     pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
         }
     }
@@ -215,18 +215,20 @@ impl Ledger {
     }
 
     /// Promises the pod its GPUs on `node`, checking again that they are free. Idempotent.
-    pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<Assumption, Conflict> {
-        let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
+    pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
+        let entry = self.entries.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &entry.phase {
-            Phase::Bound(bound) if bound.node == *node => return Ok(Assumption::Bound),
-            Phase::Bound(bound) => return Err(Conflict::BoundElsewhere { node: bound.node.clone() }),
-            Phase::Assumed(assumed) if assumed.placement.node == *node => {
-                return Ok(Assumption::InFlight(assumed.placement.clone()));
+            PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
+            PodPhase::Bound(bound) => {
+                return Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() });
             }
-            Phase::Assumed(assumed) => {
-                return Err(Conflict::Unsettled { node: assumed.placement.node.clone() });
+            PodPhase::Assumed(assumed) if assumed.placement.node == *node => {
+                return Ok(AssumeResult::InFlight(assumed.placement.clone()));
             }
-            Phase::Waiting(_) => {}
+            PodPhase::Assumed(assumed) => {
+                return Err(AssumeConflict::Unsettled { node: assumed.placement.node.clone() });
+            }
+            PodPhase::Waiting(_) => {}
         }
         let placement = match self.passes_through(&entry.demand) {
             true => Placement::by_plugin(node.clone()),
@@ -237,16 +239,16 @@ impl Ledger {
         self.change(uid, |entries| {
             let entry = entries.get_mut(uid).expect("the entry was just read");
             entry.starting = starting;
-            if let Phase::Waiting(before) = &mut entry.phase {
+            if let PodPhase::Waiting(before) = &mut entry.phase {
                 let before = std::mem::take(before);
-                entry.phase = Phase::Assumed(Assumed { placement: placement.clone(), before });
+                entry.phase = PodPhase::Assumed(AssumedPod { placement: placement.clone(), before });
             }
         });
-        Ok(Assumption::New(placement))
+        Ok(AssumeResult::New(placement))
     }
 
     /// Where the pod goes on `node`, by what is free there now.
-    fn checked(&self, uid: &PodUid, entry: &PodEntry, node: &NodeName) -> Result<Placement, Misfit> {
+    fn checked(&self, uid: &PodUid, entry: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
         let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
             Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
@@ -259,14 +261,14 @@ impl Ledger {
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
     pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
         let bound = match self.entries.get(uid).map(|entry| &entry.phase) {
-            Some(Phase::Bound(known)) if known.node == *node => {
-                Bound { devices: known.devices.clone().or(devices), ..known.clone() }
+            Some(PodPhase::Bound(known)) if known.node == *node => {
+                BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
             }
-            _ => Bound::new(node.clone(), devices, self.now),
+            _ => BoundPod::new(node.clone(), devices, self.now),
         };
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {
-                entry.phase = Phase::Bound(bound);
+                entry.phase = PodPhase::Bound(bound);
             }
         });
         if self.books.get(node).is_some_and(|book| book.reported) {
@@ -278,24 +280,26 @@ impl Ledger {
     pub fn forget(&mut self, uid: &PodUid) {
         self.change(uid, |entries| {
             let Some(entry) = entries.get_mut(uid) else { return };
-            if let Phase::Assumed(Assumed { placement, before }) = &mut entry.phase {
+            if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut entry.phase {
                 entry.starting = None;
                 let offered = Some(placement.node.clone());
-                entry.phase = Phase::Waiting(Waiting { offered, hint: None, ..std::mem::take(before) });
+                entry.phase = PodPhase::Waiting(WaitingPod { offered, hint: None, ..std::mem::take(before) });
             }
         });
     }
 
-    pub(super) fn waiting(&self, uid: &PodUid) -> Result<&PodEntry, Conflict> {
-        let entry = self.entries.get(uid).ok_or(Conflict::UnknownPod)?;
+    pub(super) fn waiting(&self, uid: &PodUid) -> Result<&PodState, AssumeConflict> {
+        let entry = self.entries.get(uid).ok_or(AssumeConflict::UnknownPod)?;
         match &entry.phase {
-            Phase::Waiting(_) => Ok(entry),
-            Phase::Assumed(assumed) => Err(Conflict::Unsettled { node: assumed.placement.node.clone() }),
-            Phase::Bound(bound) => Err(Conflict::BoundElsewhere { node: bound.node.clone() }),
+            PodPhase::Waiting(_) => Ok(entry),
+            PodPhase::Assumed(assumed) => {
+                Err(AssumeConflict::Unsettled { node: assumed.placement.node.clone() })
+            }
+            PodPhase::Bound(bound) => Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() }),
         }
     }
 
-    fn free_room(&self, uid: &PodUid, demand: &Demand, book: &Book) -> Result<GpuSet, Misfit> {
+    fn free_room(&self, uid: &PodUid, demand: &Demand, book: &NodeState) -> Result<GpuSet, Misfit> {
         shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let chosen = match &demand.ask {
@@ -307,14 +311,14 @@ impl Ledger {
     }
 
     /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
-    fn choice(&self, book: &Book, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-        pack::choose_at(&self.worth, Site { gpus, ..book.view.site() }, demand, allowed)
+    fn choice(&self, book: &NodeState, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
+        pack::choose_at(&self.worth, NodeGpus { gpus, ..book.view.site() }, demand, allowed)
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.
     pub(super) fn within_limit(
         &self,
-        left: Limit,
+        left: TenantLimit,
         demand: &Demand,
         gpus: &[Gpu],
         chosen: GpuSet,
@@ -327,8 +331,8 @@ impl Ledger {
         &self,
         uid: &PodUid,
         demand: &Demand,
-        hold: &Hold,
-        book: &Book,
+        hold: &Reservation,
+        book: &NodeState,
     ) -> Result<GpuSet, Misfit> {
         let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
         match shut(&book.view, demand) {
@@ -348,7 +352,7 @@ impl Ledger {
 
     /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server
     /// forgets a pod: where an agent looks, a victim has left when a reading sampled after its end shows nothing of it.
-    pub(super) fn victims_on(&self, hold: &Hold, book: &Book) -> u32 {
+    pub(super) fn victims_on(&self, hold: &Reservation, book: &NodeState) -> u32 {
         let is_charged =
             |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
         let is_there = |victim: &&PodUid| is_charged(victim) || book.may_have_memory(victim, self.now);
@@ -359,7 +363,7 @@ impl Ledger {
 /// Room that was made for a pod: what a reading says of it is about the pods that just left.
 pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
-        *gpu = Gpu { taken: Bytes::ZERO, pressure: Pressure::default(), ..*gpu };
+        *gpu = Gpu { taken: Bytes::ZERO, pressure: EngineLoad::default(), ..*gpu };
     }
 }
 
@@ -375,7 +379,7 @@ pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -
 }
 
 /// What the pod gets on these GPUs.
-fn placement(book: &Book, demand: &Demand, gpus: GpuSet) -> Placement {
+fn placement(book: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement {
     let granted_on = |place: usize| match demand.sharing {
         Sharing::Shared => demand.per_gpu,
         // A GPU that is to be a pod's own may have something of somebody's on it all the same.

@@ -2,24 +2,24 @@
 //! pod's entry. Most nodes need no closer look.
 
 use super::Ledger;
-use super::book::{Book, Tenant};
-use super::claim::Claim;
+use super::book::{NodeState, ResidentPod};
+use super::claim::Preemptor;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
-use crate::scheduling::policy::Eviction;
-use crate::scheduling::preempt::{Price, Prospect, least_on_seat, least_pods_on_seat, seat_need};
+use crate::scheduling::policy::Preemptibility;
+use crate::scheduling::preempt::{EvictionCost, NodeCostBound, least_on_seat, least_pods_on_seat, seat_need};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
 
 impl Ledger {
     /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
     /// first. Who stays for another reason than priority and class is not looked for here.
-    pub fn prospects(&self, claim: &Claim, demand: &Demand) -> Vec<Prospect> {
+    pub fn prospects(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
         let books = self.books.values().filter(|book| book.can_be_cleared_for(demand));
-        let mut prospects: Vec<Prospect> = books
+        let mut prospects: Vec<NodeCostBound> = books
             .filter_map(|book| {
                 let (floor, least_evicted) = self.floor(book, claim, demand)?;
-                Some(Prospect { floor, node: book.view.name.clone(), least_evicted })
+                Some(NodeCostBound { floor, node: book.view.name.clone(), least_evicted })
             })
             .collect();
         prospects.sort_unstable();
@@ -27,7 +27,7 @@ impl Ledger {
     }
 
     /// The least price there, and the fewest pods that are evicted.
-    fn floor(&self, book: &Book, claim: &Claim, demand: &Demand) -> Option<(Price, u32)> {
+    fn floor(&self, book: &NodeState, claim: &Preemptor, demand: &Demand) -> Option<(EvictionCost, u32)> {
         let asks = claim.uid.as_ref()?;
         let own_view;
         let gpus = match book.pods.contains(asks) {
@@ -39,7 +39,7 @@ impl Ledger {
         };
         let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
         let seats = places.filter_map(|place| self.seat_floor(book, gpus, place, demand));
-        let (mut floors, mut pods): (Vec<Price>, Vec<u32>) = seats.unzip();
+        let (mut floors, mut pods): (Vec<EvictionCost>, Vec<u32>) = seats.unzip();
         floors.sort_unstable();
         pods.sort_unstable();
         let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
@@ -49,7 +49,13 @@ impl Ledger {
         Some((last, on_seats.div_ceil(widest)))
     }
 
-    fn seat_floor(&self, book: &Book, gpus: &[Gpu], place: usize, demand: &Demand) -> Option<(Price, u32)> {
+    fn seat_floor(
+        &self,
+        book: &NodeState,
+        gpus: &[Gpu],
+        place: usize,
+        demand: &Demand,
+    ) -> Option<(EvictionCost, u32)> {
         let (gpu, need) = (&gpus[place], seat_need(&gpus[place], demand));
         let there = book.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
         let who_goes = || {
@@ -67,14 +73,14 @@ impl Ledger {
     }
 
     /// No more than what one pod's leaving costs; `None` if it stays whatever else is known of it.
-    fn least_price(&self, tenant: &Tenant, preemptor: &Demand) -> Option<Price> {
+    fn least_price(&self, tenant: &ResidentPod, preemptor: &Demand) -> Option<EvictionCost> {
         if tenant.is_leaving {
-            return Some(Price::default());
+            return Some(EvictionCost::default());
         }
         let class = self.policy.class(tenant.class);
         let since = tenant.unsaved_since?;
         let stays = !preemptor.may_preempt
-            || class.eviction == Eviction::Never
+            || class.eviction == Preemptibility::Never
             || tenant.priority >= preemptor.priority;
         if stays {
             return None;
@@ -85,12 +91,12 @@ impl Ledger {
         let cost = self.policy.eviction_costs.per_pod.0;
         let cost =
             cost.saturating_add(of_its_gpus(work.0 / 1000)).saturating_add(of_its_gpus(drain.0 / 1000));
-        Some(Price { priority: tenant.priority.abs_diff(i32::MIN), cost, ..Price::default() })
+        Some(EvictionCost { priority: tenant.priority.abs_diff(i32::MIN), cost, ..EvictionCost::default() })
     }
 }
 
 /// No more than this comes free on a GPU when the tenant leaves: what it was promised, and all that is used beyond promises.
-fn most_given_back(tenant: &Tenant, gpu: &Gpu, demand: &Demand) -> u64 {
+fn most_given_back(tenant: &ResidentPod, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
         Sharing::Shared => {

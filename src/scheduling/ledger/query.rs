@@ -1,11 +1,11 @@
 //! What the books can be asked. Nothing here changes them.
 
 use super::Ledger;
-use super::entry::{Phase, PodEntry};
+use super::entry::{PodPhase, PodState};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::reading::Reading;
+use crate::scheduling::reading::NodeReading;
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Totals {
 }
 
 impl Ledger {
-    pub fn entry(&self, uid: &PodUid) -> Option<&PodEntry> {
+    pub fn entry(&self, uid: &PodUid) -> Option<&PodState> {
         self.entries.get(uid)
     }
 
@@ -35,12 +35,12 @@ impl Ledger {
     }
 
     /// All pods, in order of UID.
-    pub fn entries(&self) -> BTreeMap<&PodUid, &PodEntry> {
+    pub fn entries(&self) -> BTreeMap<&PodUid, &PodState> {
         self.entries.in_no_order().collect()
     }
 
     /// The pods that are bound or assumed on a node, in order of UID. Only these are looked at.
-    pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodEntry)> {
+    pub fn pods_of(&self, node: &NodeName) -> impl Iterator<Item = (&PodUid, &PodState)> {
         let here = self.books.get(node).into_iter().flat_map(|book| &book.pods);
         here.map(|uid| (uid, &self.entries[uid])).filter(move |(_, entry)| entry.node() == Some(node))
     }
@@ -56,7 +56,7 @@ impl Ledger {
     }
 
     /// The latest that was measured on a node, if anything was.
-    pub fn reading(&self, name: &NodeName) -> Option<&Reading> {
+    pub fn reading(&self, name: &NodeName) -> Option<&NodeReading> {
         self.books.get(name)?.reading.as_ref()
     }
 
@@ -69,7 +69,7 @@ impl Ledger {
         let is_there = |uid: &&PodUid| {
             let entry = &self.entries[*uid];
             let charge = book.charge_of(entry).filter(|charge| charge.placed && charge.gpus.contains(place));
-            charge.is_some() && matches!(entry.phase, Phase::Bound(_))
+            charge.is_some() && matches!(entry.phase, PodPhase::Bound(_))
         };
         book.pods.iter().filter(is_there).cloned().collect()
     }
@@ -77,17 +77,17 @@ impl Ledger {
     /// Whether the pod is being deleted.
     pub fn is_leaving(&self, uid: &PodUid) -> bool {
         let phase = self.entries.get(uid).map(|entry| &entry.phase);
-        matches!(phase, Some(Phase::Bound(bound)) if bound.leaving.is_some())
+        matches!(phase, Some(PodPhase::Bound(bound)) if bound.leaving.is_some())
     }
 
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for (_, entry) in self.entries.in_no_order() {
             match &entry.phase {
-                Phase::Waiting(_) => totals.waiting += 1,
-                Phase::Assumed(_) => totals.assumed += 1,
-                Phase::Bound(_) if self.is_placed(entry) => totals.bound += 1,
-                Phase::Bound(_) => totals.unplaced += 1,
+                PodPhase::Waiting(_) => totals.waiting += 1,
+                PodPhase::Assumed(_) => totals.assumed += 1,
+                PodPhase::Bound(_) if self.is_placed(entry) => totals.bound += 1,
+                PodPhase::Bound(_) => totals.unplaced += 1,
             }
             totals.holds += u64::from(entry.hold().is_some());
             totals.hints += u64::from(entry.hint().is_some());
@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// Whether the books know on which GPUs a pod is.
-    pub fn is_placed(&self, entry: &PodEntry) -> bool {
+    pub fn is_placed(&self, entry: &PodState) -> bool {
         let charge = || self.books.get(entry.node()?)?.charge_of(entry);
         charge().is_some_and(|charge| charge.placed)
     }

@@ -7,10 +7,10 @@
 //! What a round costs does not grow with the number of pods that wait: [`super::turns`] has them in order.
 
 use super::Ledger;
-use super::entry::{Gate, Phase, PodEntry, Refused, Sought, Waiting};
-use super::turns::{Band, Line};
+use super::entry::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::turns::{QueueBand, WaitingLine};
 use crate::ids::{NodeName, PodKey, PodUid};
-use crate::scheduling::policy::{TenantId, Usage};
+use crate::scheduling::policy::{TenantId, TenantUsage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
 use crate::scheduling::stake::GroupKey;
@@ -43,11 +43,11 @@ const LEFT_IN_VAIN_AT_MOST: Millis = Millis::seconds(1800);
 
 /// A pod that waits, and what is known of where it may go.
 #[derive(Debug, Clone)]
-pub struct Pending {
+pub struct PendingPod {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
-    pub way: Way,
+    pub way: WaitKind,
     /// Since when it waits.
     pub since: Moment,
     /// How much its tenant borrows: of two of one priority, whose tenant has less comes first.
@@ -56,7 +56,7 @@ pub struct Pending {
 
 /// How a pod waits.
 #[derive(Debug, Clone)]
-pub enum Way {
+pub enum WaitKind {
     /// Behind the planner's gate: the scheduler has not seen it.
     Gated,
     /// The scheduler asked about these nodes, and none fitted; `None` if nobody knows which they were.
@@ -67,9 +67,9 @@ pub enum Way {
 
 /// The pods of a group, as far as they are there.
 #[derive(Debug, Clone, Default)]
-pub struct Group {
+pub struct PodGroup {
     /// Behind the planner's gate, without room.
-    pub gated: Vec<Pending>,
+    pub gated: Vec<PendingPod>,
     /// Bound, on their way, or with room of their own.
     pub placed: u32,
     /// How many it takes, if any of them says.
@@ -80,8 +80,8 @@ impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.refused = Some(Refused { at, asked: asked.map(Arc::new), unanswered: 0 });
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            waiting.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
             self.refused.insert(uid.clone());
         }
         self.settle_turn(uid);
@@ -91,9 +91,11 @@ impl Ledger {
     /// before its restart.
     pub fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
-        let waits = |entry: &PodEntry| {
-            matches!(&entry.phase, Phase::Waiting(Waiting { hint: None, gate: Gate::Open, .. }))
-                && !entry.demand.asks_plugin()
+        let waits = |entry: &PodState| {
+            matches!(
+                &entry.phase,
+                PodPhase::Waiting(WaitingPod { hint: None, gate: SchedulingGate::Open, .. })
+            ) && !entry.demand.asks_plugin()
         };
         let waiting = self.entries().into_iter().filter(|(_, entry)| waits(entry));
         let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
@@ -103,22 +105,22 @@ impl Ledger {
     /// Pods that are due for a look, in the order in which they are to be placed: who is on its way already, then by priority,
     /// class, their tenants' shares of what is borrowed, and time. At most `limit` of the refused and as many of the gated, in
     /// turn: of those of one priority and class the next call answers others, as long as there are any.
-    pub fn pending(&mut self, limit: usize) -> Vec<Pending> {
+    pub fn pending(&mut self, limit: usize) -> Vec<PendingPod> {
         self.bring_due(limit.saturating_mul(BROUGHT));
-        let whole = if self.policy.tenants().is_empty() { Usage::default() } else { self.whole() };
+        let whole = if self.policy.tenants().is_empty() { TenantUsage::default() } else { self.whole() };
         let share =
             |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
         let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
         let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
-        let refused = self.turns.hand_out(Line::Refused, limit, share);
-        let gated = self.turns.hand_out(Line::Gated, limit, share);
+        let refused = self.turns.hand_out(WaitingLine::Refused, limit, share);
+        let gated = self.turns.hand_out(WaitingLine::Gated, limit, share);
         let on_their_way = if refused.is_empty() { Vec::new() } else { self.turns.last_woken(limit) };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
         let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
         let gated = gated.iter().filter_map(|uid| self.gated_one(uid, whole));
-        let mut pending: Vec<Pending> = refused.chain(gated).collect();
-        pending.sort_by_cached_key(Pending::order);
+        let mut pending: Vec<PendingPod> = refused.chain(gated).collect();
+        pending.sort_by_cached_key(PendingPod::order);
         pending
     }
 
@@ -135,12 +137,12 @@ impl Ledger {
     /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
     pub(super) fn settle_turn(&mut self, uid: &PodUid) {
         let entry = self.entries.get(uid);
-        let waiting = entry.filter(|entry| matches!(entry.phase, Phase::Waiting(_)));
+        let waiting = entry.filter(|entry| matches!(entry.phase, PodPhase::Waiting(_)));
         if waiting.is_none() && !self.turns.knows(uid) && !self.refused.contains(uid) {
             return;
         }
         let spot = waiting.and_then(|entry| Some((self.due(entry)?, band_of(entry))));
-        let refused = waiting.and_then(PodEntry::refused);
+        let refused = waiting.and_then(PodState::refused);
         let is_refused = refused.is_some();
         let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
         match spot {
@@ -160,20 +162,22 @@ impl Ledger {
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
-    pub fn group(&self, key: &GroupKey) -> Group {
-        let mut group = Group::default();
+    pub fn group(&self, key: &GroupKey) -> PodGroup {
+        let mut group = PodGroup::default();
         for (uid, entry) in self.members(key) {
             group.size = group.size.max(entry.stake.group_size);
             match &entry.phase {
-                Phase::Waiting(Waiting { hold: None, gate: Gate::Planned, since, .. }) => {
-                    let pod = self.pending_one(uid, entry, Way::Gated, *since, Usage::default());
+                PodPhase::Waiting(WaitingPod {
+                    hold: None, gate: SchedulingGate::Planned, since, ..
+                }) => {
+                    let pod = self.pending_one(uid, entry, WaitKind::Gated, *since, TenantUsage::default());
                     group.gated.push(pod);
                 }
-                Phase::Waiting(Waiting { hold: None, .. }) => {}
-                Phase::Waiting(_) | Phase::Assumed(_) | Phase::Bound(_) => group.placed += 1,
+                PodPhase::Waiting(WaitingPod { hold: None, .. }) => {}
+                PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
             }
         }
-        group.gated.sort_by_cached_key(Pending::order);
+        group.gated.sort_by_cached_key(PendingPod::order);
         group
     }
 
@@ -183,7 +187,7 @@ impl Ledger {
     }
 
     /// All pods of a group.
-    pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodEntry)> {
+    pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
         self.members_of(key).filter_map(|uid| Some((uid, self.entries.get(uid)?)))
     }
 
@@ -191,7 +195,7 @@ impl Ledger {
     pub fn note_woken(&mut self, uid: &PodUid) {
         let at = self.now;
         if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
-            *refused = Refused { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
+            *refused = FilterRefusal { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
         }
         self.settle_turn(uid);
     }
@@ -201,7 +205,7 @@ impl Ledger {
         let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
-            waiting.sought = Some(Sought { at, in_vain, generation });
+            waiting.sought = Some(FailedAttempt { at, in_vain, generation });
         }
         self.settle_turn(uid);
     }
@@ -211,22 +215,22 @@ impl Ledger {
         let (at, generation) = (self.now, self.generation);
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.left_in_vain.map_or(0, |before| before.in_vain).saturating_add(1);
-            waiting.left_in_vain = Some(Sought { at, in_vain, generation });
+            waiting.left_in_vain = Some(FailedAttempt { at, in_vain, generation });
         }
     }
 
     /// Whether others may be evicted for the pod (again).
     pub fn may_evict_for(&self, uid: &PodUid) -> bool {
-        let Some(Phase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
+        let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
             return false;
         };
         let pause = |times: u32| LEFT_IN_VAIN.times(1 << (times - 1).min(8)).min(LEFT_IN_VAIN_AT_MOST);
         waiting.left_in_vain.is_none_or(|vain| vain.at + pause(vain.in_vain) <= self.now)
     }
 
-    fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut Waiting> {
+    fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut WaitingPod> {
         match &mut self.entries.get_mut(uid)?.phase {
-            Phase::Waiting(waiting) => Some(waiting),
+            PodPhase::Waiting(waiting) => Some(waiting),
             _ => None,
         }
     }
@@ -236,7 +240,7 @@ impl Ledger {
         for _ in 0..limit {
             let Some(uid) = self.turns.next_due(self.now).cloned() else { return };
             let sought = match self.entries.get(&uid).map(|entry| &entry.phase) {
-                Some(Phase::Waiting(waiting)) => waiting.sought,
+                Some(PodPhase::Waiting(waiting)) => waiting.sought,
                 _ => None,
             };
             match self.is_due(sought) {
@@ -247,27 +251,28 @@ impl Ledger {
     }
 
     /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for a look.
-    fn due(&self, entry: &PodEntry) -> Option<Moment> {
-        let Phase::Waiting(Waiting { hold: None, gate, refused, in_vain, sought, .. }) = &entry.phase else {
+    fn due(&self, entry: &PodState) -> Option<Moment> {
+        let PodPhase::Waiting(WaitingPod { hold: None, gate, refused, in_vain, sought, .. }) = &entry.phase
+        else {
             return None;
         };
         let left_alone = match (gate, refused) {
-            (Gate::Planned, _) => Moment::default(),
-            (Gate::Open, Some(refused)) => refused.at + pause(refused.unanswered, *in_vain),
-            (Gate::Open | Gate::Others, _) => return None,
+            (SchedulingGate::Planned, _) => Moment::default(),
+            (SchedulingGate::Open, Some(refused)) => refused.at + pause(refused.unanswered, *in_vain),
+            (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
-        let again = |sought: Sought| sought.at + pause_after(sought, SOUGHT_AFTER_A_CHANGE);
+        let again = |sought: FailedAttempt| sought.at + pause_after(sought, SOUGHT_AFTER_A_CHANGE);
         Some(sought.map_or(left_alone, |sought| left_alone.max(again(sought))))
     }
 
     /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
-    fn refused_one(&self, uid: &PodUid, whole: Usage) -> Option<Pending> {
+    fn refused_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting {
+        let PodPhase::Waiting(WaitingPod {
             refused: Some(refused),
             in_vain,
             hold: None,
-            gate: Gate::Open,
+            gate: SchedulingGate::Open,
             sought,
             ..
         }) = &entry.phase
@@ -277,40 +282,49 @@ impl Ledger {
         let is_due = refused.at + pause(refused.unanswered, *in_vain) <= self.now && self.is_due(*sought);
         let asked = refused.asked.clone();
         let way = match (is_due, refused.unanswered) {
-            (true, _) => Way::Refused { asked },
+            (true, _) => WaitKind::Refused { asked },
             (false, 0) => return None,
-            (false, _) => Way::OnItsWay { asked },
+            (false, _) => WaitKind::OnItsWay { asked },
         };
         Some(self.pending_one(uid, entry, way, refused.at, whole))
     }
 
-    fn gated_one(&self, uid: &PodUid, whole: Usage) -> Option<Pending> {
+    fn gated_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
         let entry = self.entries.get(uid)?;
-        let Phase::Waiting(Waiting { gate: Gate::Planned, hold: None, sought, since, .. }) = &entry.phase
+        let PodPhase::Waiting(WaitingPod {
+            gate: SchedulingGate::Planned, hold: None, sought, since, ..
+        }) = &entry.phase
         else {
             return None;
         };
-        self.is_due(*sought).then(|| self.pending_one(uid, entry, Way::Gated, *since, whole))
+        self.is_due(*sought).then(|| self.pending_one(uid, entry, WaitKind::Gated, *since, whole))
     }
 
-    fn is_due(&self, sought: Option<Sought>) -> bool {
-        let longest = |sought: Sought| match sought.generation == self.generation {
+    fn is_due(&self, sought: Option<FailedAttempt>) -> bool {
+        let longest = |sought: FailedAttempt| match sought.generation == self.generation {
             true => SOUGHT_AT_LEAST,
             false => SOUGHT_AFTER_A_CHANGE,
         };
         sought.is_none_or(|sought| sought.at + pause_after(sought, longest(sought)) <= self.now)
     }
 
-    fn pending_one(&self, uid: &PodUid, entry: &PodEntry, way: Way, since: Moment, whole: Usage) -> Pending {
+    fn pending_one(
+        &self,
+        uid: &PodUid,
+        entry: &PodState,
+        way: WaitKind,
+        since: Moment,
+        whole: TenantUsage,
+    ) -> PendingPod {
         let (key, demand) = (entry.key.clone(), entry.demand.clone());
         let share = self.share_of(&demand, whole);
-        Pending { uid: uid.clone(), key, demand, way, since, share }
+        PendingPod { uid: uid.clone(), key, demand, way, since, share }
     }
 }
 
-impl Pending {
+impl PendingPod {
     fn is_on_its_way(&self) -> bool {
-        matches!(self.way, Way::OnItsWay { .. })
+        matches!(self.way, WaitKind::OnItsWay { .. })
     }
 
     fn order(&self) -> impl Ord + use<> {
@@ -319,14 +333,15 @@ impl Pending {
     }
 }
 
-fn band_of(entry: &PodEntry) -> Band {
+fn band_of(entry: &PodState) -> QueueBand {
     let Demand { priority, class, tenant, .. } = entry.demand;
-    let is_gated = matches!(&entry.phase, Phase::Waiting(Waiting { gate: Gate::Planned, .. }));
-    let line = if is_gated { Line::Gated } else { Line::Refused };
-    Band { line, priority: Reverse(priority), class, tenant }
+    let is_gated =
+        matches!(&entry.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
+    let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
+    QueueBand { line, priority: Reverse(priority), class, tenant }
 }
 
-fn pause_after(sought: Sought, longest: Millis) -> Millis {
+fn pause_after(sought: FailedAttempt, longest: Millis) -> Millis {
     SOUGHT_AGAIN.times(1 << sought.in_vain.min(8)).min(longest)
 }
 

@@ -5,7 +5,7 @@
 //! [`EvictionAllowance`] to say.
 
 use super::Ledger;
-use super::entry::{Phase, Waiting};
+use super::entry::{PodPhase, WaitingPod};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{Policy, TenantId};
 use crate::scheduling::preempt::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
@@ -22,20 +22,20 @@ static NOTHING_RESERVED: BTreeSet<ScopeKey> = BTreeSet::new();
 
 /// Evictions of the last minute, oldest first, and their counts.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Ordered {
+pub(super) struct RecentEvictions {
     lately: VecDeque<(Moment, NodeName, Option<TenantId>)>,
     counts: EvictionCounts,
 }
 
 /// A scope in which nothing is evicted for others, because a pod waits for a minute in which nothing is.
 #[derive(Debug, Clone)]
-pub(super) struct Reserved {
+pub(super) struct ScopeReservation {
     by: PodUid,
     priority: i32,
     until: Moment,
 }
 
-impl Ordered {
+impl RecentEvictions {
     fn add(&mut self, now: Moment, node: NodeName, tenant: Option<TenantId>) {
         self.counts.add(&node, tenant);
         self.lately.push_back((now, node, tenant));
@@ -128,9 +128,10 @@ impl Ledger {
         let Some(priority) = self.entries.get(uid).map(|entry| entry.demand.priority) else { return };
         let now = self.now;
         self.reserved.retain(|_, reserved| reserved.until > now);
-        let is_first = |known: &Reserved| known.by == *uid || known.priority < priority;
+        let is_first = |known: &ScopeReservation| known.by == *uid || known.priority < priority;
         if self.reserved.len() < RESERVED_AT_MOST && self.reserved.get(&scope).is_none_or(is_first) {
-            self.reserved.insert(scope, Reserved { by: uid.clone(), priority, until: now + RESERVED_FOR });
+            self.reserved
+                .insert(scope, ScopeReservation { by: uid.clone(), priority, until: now + RESERVED_FOR });
         }
     }
 
@@ -138,9 +139,9 @@ impl Ledger {
     pub fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
         let waits = |uid: &PodUid| {
             let phase = self.entries.get(uid).map(|entry| &entry.phase);
-            matches!(phase, Some(Phase::Waiting(Waiting { hold: None, .. })))
+            matches!(phase, Some(PodPhase::Waiting(WaitingPod { hold: None, .. })))
         };
-        let is_for_another = |reserved: &Reserved| {
+        let is_for_another = |reserved: &ScopeReservation| {
             reserved.by != *uid
                 && reserved.priority >= priority
                 && reserved.until > self.now
@@ -154,7 +155,9 @@ impl Ledger {
     fn stays_on(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let entry = self.entries.get(uid)?;
         match &entry.phase {
-            Phase::Bound(bound) if bound.leaving.is_none() => Some((bound.node.clone(), entry.demand.tenant)),
+            PodPhase::Bound(bound) if bound.leaving.is_none() => {
+                Some((bound.node.clone(), entry.demand.tenant))
+            }
             _ => None,
         }
     }

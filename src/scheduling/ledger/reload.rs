@@ -6,29 +6,29 @@
 
 use super::Ledger;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::policy::{Judgement, Policy, Traits};
+use crate::scheduling::policy::{Classification, PodTraits, Policy};
 use crate::units::Moment;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What pods that show the same are judged to be.
-pub type Judgements = FxHashMap<Arc<Traits>, Judgement>;
+pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 
 impl Ledger {
     /// What all pods show.
-    pub fn to_judge(&self) -> Vec<Arc<Traits>> {
+    pub fn to_judge(&self) -> Vec<Arc<PodTraits>> {
         self.entries.in_no_order().map(|(_, entry)| entry.demand.traits.clone()).collect()
     }
 
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
     /// is now. `judged` may lack some.
-    pub fn set_policy(&mut self, mut policy: Policy, judged: &Judgements) {
+    pub fn set_policy(&mut self, mut policy: Policy, judged: &Classifications) {
         let version = self.policy.version + 1;
         policy.version = version;
         self.entries.change_each(|entry| {
             let demand = &mut entry.demand;
-            let known = judged.get(&demand.traits).map(|judgement| Judgement { version, ..*judgement });
+            let known = judged.get(&demand.traits).map(|judgement| Classification { version, ..*judgement });
             demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
         });
         let before = std::mem::replace(&mut self.policy, Arc::new(policy));
@@ -68,8 +68,8 @@ impl Ledger {
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
-        use super::Phase;
-        if let Some(Phase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        use super::PodPhase;
+        if let Some(PodPhase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             bound.started = bound.started.min(started);
         }
         self.note_stake(uid);

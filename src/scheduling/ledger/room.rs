@@ -2,35 +2,38 @@
 //! of them costs.
 
 use super::Ledger;
-use super::book::{Book, Tenant};
-use super::claim::{Claim, Departure, Stays};
-use super::coverage::Coverage;
-use super::entry::{Phase, PodEntry};
-use super::tenancy::Bond;
+use super::book::{NodeState, ResidentPod};
+use super::claim::{Departure, KeepReason, Preemptor};
+use super::coverage::BudgetIndex;
+use super::entry::{PodPhase, PodState};
+use super::tenancy::TenantHold;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::GpuSet;
-use crate::scheduling::policy::Usage;
-use crate::scheduling::preempt::{Gang, Loss, Price, Resident, Room, Standing, TenantRoom};
+use crate::scheduling::policy::TenantUsage;
+use crate::scheduling::preempt::{
+    EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate, QuotaStatus, TenantQuota,
+    VictimGroup,
+};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::stake::GroupKey;
 use crate::units::{Bytes, Millis};
 use std::collections::BTreeMap;
 
 /// The members of a group that would leave for one pod.
-struct Leavers {
+struct GroupVictims {
     /// In order of UID, with the budgets that cover each.
-    members: Vec<(Resident, Vec<usize>)>,
+    members: Vec<(PotentialVictim, Vec<usize>)>,
     /// Only who may take its guarantee back has them leave.
     is_reclaimed: bool,
 }
 
 /// One room on its way, and what was found of groups so far: their members are on many nodes.
-pub struct Survey<'l> {
+pub struct CandidateSurvey<'l> {
     ledger: &'l Ledger,
-    claim: &'l Claim,
+    claim: &'l Preemptor,
     demand: &'l Demand,
-    groups: BTreeMap<&'l GroupKey, Result<Leavers, Stays>>,
-    coverage: Coverage<'l>,
+    groups: BTreeMap<&'l GroupKey, Result<GroupVictims, KeepReason>>,
+    coverage: BudgetIndex<'l>,
     /// Of each budget, what others will use of it who are to leave for other pods.
     spent: BTreeMap<usize, u32>,
 }
@@ -38,13 +41,17 @@ pub struct Survey<'l> {
 impl Ledger {
     /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
     /// all.
-    pub fn room_for(&self, claim: &Claim, node: &NodeName) -> Option<Room> {
+    pub fn room_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
         let demand = &self.entries.get(claim.uid.as_ref()?)?.demand;
         self.rooms_for_demand(claim, demand, [node]).pop()
     }
 
     /// The same of many nodes; those where it may not be placed are left out.
-    pub fn rooms_for<'n>(&self, claim: &Claim, nodes: impl IntoIterator<Item = &'n NodeName>) -> Vec<Room> {
+    pub fn rooms_for<'n>(
+        &self,
+        claim: &Preemptor,
+        nodes: impl IntoIterator<Item = &'n NodeName>,
+    ) -> Vec<PreemptionCandidate> {
         let entry = claim.uid.as_ref().and_then(|uid| self.entries.get(uid));
         entry.map_or_else(Vec::new, |entry| self.rooms_for_demand(claim, &entry.demand, nodes))
     }
@@ -52,10 +59,10 @@ impl Ledger {
     /// The same, if the pod asked for this instead.
     pub fn rooms_for_demand<'n>(
         &self,
-        claim: &Claim,
+        claim: &Preemptor,
         demand: &Demand,
         nodes: impl IntoIterator<Item = &'n NodeName>,
-    ) -> Vec<Room> {
+    ) -> Vec<PreemptionCandidate> {
         if demand.asks_plugin() {
             return Vec::new();
         }
@@ -64,36 +71,41 @@ impl Ledger {
     }
 
     /// The same, one node after the other.
-    pub fn survey<'l>(&'l self, claim: &'l Claim, demand: &'l Demand) -> Survey<'l> {
-        Survey::new(self, claim, demand)
+    pub fn survey<'l>(&'l self, claim: &'l Preemptor, demand: &'l Demand) -> CandidateSurvey<'l> {
+        CandidateSurvey::new(self, claim, demand)
     }
 
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
-    pub fn why_stays(&self, claim: &Claim, demand: &Demand, uid: &PodUid) -> Option<Stays> {
-        let mut survey = Survey::new(self, claim, demand);
-        let Some(entry) = self.entries.get(uid) else { return Some(Stays::NotBound) };
+    pub fn why_stays(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
+        let mut survey = CandidateSurvey::new(self, claim, demand);
+        let Some(entry) = self.entries.get(uid) else { return Some(KeepReason::NotBound) };
         let Some(book) = entry.node().and_then(|node| self.books.get(node)) else {
-            return Some(Stays::NotBound);
+            return Some(KeepReason::NotBound);
         };
         let wanted = book.most_used_by(demand);
         self.stays(uid, entry, demand, wanted, claim)
-            .or_else(|| self.resident(uid, entry, book).is_none().then_some(Stays::Unplaced))
+            .or_else(|| self.resident(uid, entry, book).is_none().then_some(KeepReason::Unplaced))
             .or_else(|| survey.group_stays(entry, wanted))
     }
 
     /// A pod as part of what its node holds, if it is placed there.
-    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<Resident> {
+    pub fn resident_on(&self, uid: &PodUid, node: &NodeName) -> Option<PotentialVictim> {
         self.resident(uid, self.entries.get(uid)?, self.books.get(node)?)
     }
 
     /// The same, without its price.
-    pub(super) fn resident(&self, uid: &PodUid, entry: &PodEntry, book: &Book) -> Option<Resident> {
+    pub(super) fn resident(
+        &self,
+        uid: &PodUid,
+        entry: &PodState,
+        book: &NodeState,
+    ) -> Option<PotentialVictim> {
         let charge = book.charge_of(entry).filter(|charge| charge.placed)?;
         Some(self.resident_at(uid, entry, book, charge.gpus))
     }
 
-    fn resident_at(&self, uid: &PodUid, entry: &PodEntry, book: &Book, gpus: GpuSet) -> Resident {
-        Resident {
+    fn resident_at(&self, uid: &PodUid, entry: &PodState, book: &NodeState, gpus: GpuSet) -> PotentialVictim {
+        PotentialVictim {
             uid: uid.clone(),
             gpus,
             per_gpu: entry.demand.per_gpu,
@@ -108,10 +120,10 @@ impl Ledger {
             tenant: entry.demand.tenant,
             companion: entry.demand.companion,
             grace: self.time_to_leave(entry),
-            loss: Loss::default(),
+            loss: PodEvictionCost::default(),
             deletion_cost: entry.stake.deletion_cost,
-            standing: Standing::Borrowed { spared: 0 },
-            given_back: Usage::default(),
+            standing: QuotaStatus::Borrowed { spared: 0 },
+            given_back: TenantUsage::default(),
             budgets: Vec::new(),
             gang: None,
         }
@@ -121,24 +133,24 @@ impl Ledger {
     pub(super) fn priced(
         &self,
         uid: &PodUid,
-        entry: &PodEntry,
-        book: &Book,
+        entry: &PodState,
+        book: &NodeState,
         preemptor: &Demand,
-        claim: &Claim,
-    ) -> Option<Resident> {
+        claim: &Preemptor,
+    ) -> Option<PotentialVictim> {
         Some(self.with_price(self.resident(uid, entry, book)?, entry, book, preemptor, claim))
     }
 
     fn with_price(
         &self,
-        resident: Resident,
-        entry: &PodEntry,
-        book: &Book,
+        resident: PotentialVictim,
+        entry: &PodState,
+        book: &NodeState,
         preemptor: &Demand,
-        claim: &Claim,
-    ) -> Resident {
+        claim: &Preemptor,
+    ) -> PotentialVictim {
         let used = book.use_on(entry, resident.gpus);
-        Resident {
+        PotentialVictim {
             loss: self.loss(&resident.uid, entry, book, used, claim),
             standing: claim.tenancy.standing(&resident.uid, entry),
             given_back: given_back(entry, used, preemptor),
@@ -147,25 +159,25 @@ impl Ledger {
     }
 
     /// What the pod's tenant may have, and has beside this pod.
-    pub(super) fn tenant_room(&self, uid: &PodUid) -> TenantRoom {
+    pub(super) fn tenant_room(&self, uid: &PodUid) -> TenantQuota {
         let of = || {
             let id = self.entries.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;
-            Some(TenantRoom { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
+            Some(TenantQuota { ceiling: tenant.ceiling(), used: self.used_by(id).minus(self.use_of(uid)) })
         };
         of().unwrap_or_default()
     }
 }
 
 /// What a pod gives back of what the tenant of the one who asks may have.
-pub(super) fn given_back(entry: &PodEntry, used: Usage, preemptor: &Demand) -> Usage {
+pub(super) fn given_back(entry: &PodState, used: TenantUsage, preemptor: &Demand) -> TenantUsage {
     let is_own = entry.demand.tenant.is_some() && entry.demand.tenant == preemptor.tenant;
-    if is_own { used } else { Usage::default() }
+    if is_own { used } else { TenantUsage::default() }
 }
 
-impl<'l> Survey<'l> {
-    fn new(ledger: &'l Ledger, claim: &'l Claim, demand: &'l Demand) -> Self {
-        let coverage = Coverage::new(&ledger.budgets);
+impl<'l> CandidateSurvey<'l> {
+    fn new(ledger: &'l Ledger, claim: &'l Preemptor, demand: &'l Demand) -> Self {
+        let coverage = BudgetIndex::new(&ledger.budgets);
         let mut spent = BTreeMap::new();
         for entry in claim.spoken_for.iter().filter_map(|uid| ledger.entries.get(uid)) {
             // Once it is leaving, the budget itself says so.
@@ -180,7 +192,7 @@ impl<'l> Survey<'l> {
     }
 
     /// A node with everyone on it who may be evicted; `None` if the pod may not be placed there at all.
-    pub fn room(&mut self, node: &NodeName) -> Option<Room> {
+    pub fn room(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let Self { ledger, claim, demand, .. } = *self;
         let book = ledger.books.get(node).filter(|book| book.can_be_cleared_for(demand))?;
         let asks = claim.uid.as_ref()?;
@@ -189,17 +201,17 @@ impl<'l> Survey<'l> {
             false => book.view.gpus.to_vec(),
         };
         let keeps_apart = ledger.policy.keeps_classes_apart();
-        let mut room = Room {
+        let mut room = PreemptionCandidate {
             bars: if keeps_apart { book.bars(asks, &ledger.entries) } else { Vec::new() },
             candidates: Vec::with_capacity(book.pods.len()),
             budgets_known: ledger.budgets_known(),
             tenant: claim.tenant,
-            ..Room::new(node.clone(), gpus)
+            ..PreemptionCandidate::new(node.clone(), gpus)
         };
         // Only where there are tenants does anybody ask.
         let has_tenants = !ledger.policy.tenants().is_empty();
-        let wanted = if has_tenants { book.most_used_by(demand) } else { Usage::default() };
-        let mut places = Places::default();
+        let wanted = if has_tenants { book.most_used_by(demand) } else { TenantUsage::default() };
+        let mut places = CandidateIndex::default();
         for tenant in book.tenants.iter().filter(|tenant| tenant.placed && tenant.uid != *asks) {
             self.enter(&mut room, &mut places, book, tenant, wanted);
         }
@@ -210,17 +222,17 @@ impl<'l> Survey<'l> {
 
     /// Brings a room that was found before to what budgets let leave now. Others may have been told to leave since, on other
     /// nodes.
-    pub fn allow(&self, room: &mut Room) {
+    pub fn allow(&self, room: &mut PreemptionCandidate) {
         room.budgets = room.budget_places.iter().map(|budget| self.allowed(*budget)).collect();
     }
 
     fn enter(
         &mut self,
-        room: &mut Room,
-        places: &mut Places<'l>,
-        book: &Book,
-        tenant: &Tenant,
-        wanted: Usage,
+        room: &mut PreemptionCandidate,
+        places: &mut CandidateIndex<'l>,
+        book: &NodeState,
+        tenant: &ResidentPod,
+        wanted: TenantUsage,
     ) {
         let Self { ledger, claim, demand, .. } = *self;
         let (uid, entry) = (&tenant.uid, &ledger.entries[&tenant.uid]);
@@ -228,7 +240,7 @@ impl<'l> Survey<'l> {
         if let Some(Departure::Soon(left)) = ledger.departure_of(entry) {
             if !claim.spoken_for.contains(uid) {
                 let given_back = given_back(entry, book.use_on(entry, tenant.gpus), demand);
-                room.awaited.push(Resident { grace: left, given_back, ..resident() });
+                room.awaited.push(PotentialVictim { grace: left, given_back, ..resident() });
             }
             return;
         }
@@ -239,11 +251,11 @@ impl<'l> Survey<'l> {
         let resident = ledger.with_price(resident(), entry, book, demand, claim);
         let over = self.budgets_over(entry);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
-        room.candidates.push(Resident { budgets, gang, ..resident });
+        room.candidates.push(PotentialVictim { budgets, gang, ..resident });
     }
 
     /// The budgets that may keep the pod: none where its class ignores them.
-    fn budgets_over(&self, entry: &PodEntry) -> Vec<usize> {
+    fn budgets_over(&self, entry: &PodState) -> Vec<usize> {
         match self.ledger.policy.class(entry.demand.class).honors_budgets() {
             true => self.coverage.of(&entry.demand.traits),
             false => Vec::new(),
@@ -253,10 +265,10 @@ impl<'l> Survey<'l> {
     /// The place in the room of the group with which a pod leaves, if there is one; `None` if that group stays.
     fn gang(
         &mut self,
-        room: &mut Room,
-        places: &mut Places<'l>,
-        entry: &'l PodEntry,
-        wanted: Usage,
+        room: &mut PreemptionCandidate,
+        places: &mut CandidateIndex<'l>,
+        entry: &'l PodState,
+        wanted: TenantUsage,
     ) -> Option<Option<u16>> {
         let Some(key) = self.group_of(entry) else { return Some(None) };
         if let Some(known) = places.gangs.get(key) {
@@ -273,45 +285,46 @@ impl<'l> Survey<'l> {
         Some(Some(place))
     }
 
-    fn group_stays(&mut self, entry: &'l PodEntry, wanted: Usage) -> Option<Stays> {
+    fn group_stays(&mut self, entry: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
         let key = self.group_of(entry)?;
         let may_reclaim = self.claim.tenancy.may_reclaim(wanted);
         match self.leavers(key) {
-            Ok(leavers) if leavers.is_reclaimed && !may_reclaim => Some(Stays::Group(key.clone())),
+            Ok(leavers) if leavers.is_reclaimed && !may_reclaim => Some(KeepReason::Group(key.clone())),
             Ok(_) => None,
             Err(stays) => Some(stays.clone()),
         }
     }
 
     /// The group of a pod that is not alone in it.
-    fn group_of(&self, entry: &'l PodEntry) -> Option<&'l GroupKey> {
+    fn group_of(&self, entry: &'l PodState) -> Option<&'l GroupKey> {
         let key = entry.stake.group.as_ref()?;
         (self.ledger.members_of(key).nth(1).is_some()).then_some(key)
     }
 
-    fn leavers(&mut self, key: &'l GroupKey) -> &Result<Leavers, Stays> {
+    fn leavers(&mut self, key: &'l GroupKey) -> &Result<GroupVictims, KeepReason> {
         if !self.groups.contains_key(key) {
-            let leavers = self.find_leavers(key).ok_or_else(|| Stays::Group(key.clone()));
+            let leavers = self.find_leavers(key).ok_or_else(|| KeepReason::Group(key.clone()));
             self.groups.insert(key, leavers);
         }
         &self.groups[key]
     }
 
     /// All members that are there and not leaving already; `None` if one of them stays.
-    fn find_leavers(&self, key: &GroupKey) -> Option<Leavers> {
+    fn find_leavers(&self, key: &GroupKey) -> Option<GroupVictims> {
         let Self { ledger, claim, demand, .. } = *self;
-        let mut leavers = Leavers { members: Vec::new(), is_reclaimed: false };
+        let mut leavers = GroupVictims { members: Vec::new(), is_reclaimed: false };
         for uid in ledger.members_of(key) {
             let entry = &ledger.entries[uid];
-            let is_there = !matches!(entry.phase, Phase::Waiting(_)) && ledger.departure_of(entry).is_none();
+            let is_there =
+                !matches!(entry.phase, PodPhase::Waiting(_)) && ledger.departure_of(entry).is_none();
             if !is_there {
                 continue;
             }
             // Whether the claim reaches so far depends on the node that the pod would get.
-            if ledger.stays(uid, entry, demand, Usage::default(), claim).is_some() {
+            if ledger.stays(uid, entry, demand, TenantUsage::default(), claim).is_some() {
                 return None;
             }
-            leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == Bond::Borrowed;
+            leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == TenantHold::Borrowed;
             let book = ledger.books.get(entry.node()?)?;
             let resident = ledger.priced(uid, entry, book, demand, claim)?;
             leavers.members.push((resident, self.budgets_over(entry)));
@@ -325,14 +338,14 @@ impl<'l> Survey<'l> {
     }
 }
 
-impl Leavers {
+impl GroupVictims {
     /// As the node sees them: its own members are candidates there, the others are summed up.
-    fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut Places<'_>) -> Gang {
-        let mut gang = Gang {
+    fn gang(&self, ledger: &Ledger, node: &NodeName, places: &mut CandidateIndex<'_>) -> VictimGroup {
+        let mut gang = VictimGroup {
             members: self.members.iter().map(|(member, _)| member.uid.clone()).collect(),
-            price: Price::default(),
+            price: EvictionCost::default(),
             grace: Millis::default(),
-            given_back: Usage::default(),
+            given_back: TenantUsage::default(),
             budgets: Vec::new(),
             elsewhere: Vec::new(),
         };
@@ -351,12 +364,12 @@ impl Leavers {
 
 /// Where groups and budgets stand in one room.
 #[derive(Default)]
-struct Places<'l> {
+struct CandidateIndex<'l> {
     gangs: BTreeMap<&'l GroupKey, u16>,
     budgets: Vec<usize>,
 }
 
-impl Places<'_> {
+impl CandidateIndex<'_> {
     fn budget(&mut self, budget: usize) -> u16 {
         let known = self.budgets.iter().position(|known| *known == budget);
         known.unwrap_or_else(|| {

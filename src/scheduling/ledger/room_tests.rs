@@ -2,18 +2,20 @@
 
 use super::*;
 use crate::ids::{GpuUuid, ModelId, OwnerUid, PodKey};
-use crate::scheduling::budget::{Budget, BudgetSight};
-use crate::scheduling::ledger::SeenWaiting;
-use crate::scheduling::loading::{Holding, Tier};
+use crate::scheduling::budget::{BudgetVisibility, DisruptionBudget};
+use crate::scheduling::ledger::ObservedWaiting;
+use crate::scheduling::loading::{ModelTier, NodeModel};
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::policy::{Class, Eviction};
-use crate::scheduling::preempt::{Effort, Loss, Rules, VictimSet, cheapest};
+use crate::scheduling::policy::{Class, Preemptibility};
+use crate::scheduling::preempt::{BudgetRules, PodEvictionCost, SearchEffort, VictimSet, cheapest};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::proptests::whole_gpu;
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::scheduling::selector::Selector;
-use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
+use crate::scheduling::stake::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
 use crate::units::{Bytes, MilliCpu, Millis};
 
 const NOW: Moment = Moment(1_000_000_000);
@@ -28,21 +30,24 @@ fn node(name: &str) -> NodeName {
 }
 
 /// Nodes `a` and `b` with one GPU of 80 GiB each, of which 72 can be promised.
-struct Bench {
+struct CandidateFixture {
     ledger: Ledger,
 }
 
 /// A pod of 36 GiB that says nothing and has run for an hour.
-fn shown() -> Shown {
-    Shown::default()
+fn shown() -> ObservedDisruptionInfo {
+    ObservedDisruptionInfo::default()
 }
 
-fn in_group(name: &str) -> Shown {
+fn in_group(name: &str) -> ObservedDisruptionInfo {
     let group = Some(GroupKey { namespace: "ns".into(), kind: GroupKind::Stowage, name: name.into() });
-    Shown { stake: Stake { group, ..Stake::default() }, ..Shown::default() }
+    ObservedDisruptionInfo {
+        stake: DisruptionInfo { group, ..DisruptionInfo::default() },
+        ..ObservedDisruptionInfo::default()
+    }
 }
 
-impl Bench {
+impl CandidateFixture {
     fn new(policy: Policy) -> Self {
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(NOW);
@@ -54,49 +59,53 @@ impl Bench {
         Self { ledger }
     }
 
-    fn see(&mut self, name: &str, demand: Demand, state: SeenState, shown: Shown) {
+    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, shown: ObservedDisruptionInfo) {
         let key = PodKey::parse("ns", name).unwrap();
-        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: Some(shown) });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown: Some(shown) });
     }
 
-    fn bound_with(&mut self, name: &str, on: &str, demand: Demand, shown: Shown) {
+    fn bound_with(&mut self, name: &str, on: &str, demand: Demand, shown: ObservedDisruptionInfo) {
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}")).unwrap()]));
-        let state = SeenState::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
+        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran: Some(HOUR) };
         self.see(name, demand, state, shown);
     }
 
-    fn bound(&mut self, name: &str, on: &str, shown: Shown) {
+    fn bound(&mut self, name: &str, on: &str, shown: ObservedDisruptionInfo) {
         self.bound_with(name, on, demand(36, -5), shown);
     }
 
     /// Who leaves for one of 36 GiB.
-    fn ask(&mut self, rules: Rules) -> Option<VictimSet> {
-        self.see("asks", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
+    fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
+        self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
         let rooms = self.ledger.rooms_for(&self.ledger.claim(&uid("asks")), [&node("a"), &node("b")]);
-        cheapest(&rooms, &demand(36, 10), rules, Effort::UNLIMITED)
+        cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
     /// By name: who is evicted on the node, who elsewhere, and who is waited for.
     fn leavers(&mut self) -> Option<[String; 3]> {
-        let set = self.ask(Rules::Keep)?;
+        let set = self.ask(BudgetRules::Keep)?;
         let names = |uids: &[PodUid]| uids.iter().map(PodUid::as_str).collect::<Vec<_>>().join(" ");
         Some([names(&set.victims), names(&set.elsewhere), names(&set.awaited)])
     }
 
-    fn hold(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), Conflict> {
+    fn hold(&mut self, set: &VictimSet, victims: Vec<PodUid>) -> Result<(), AssumeConflict> {
         let devices = self.ledger.node(&set.node).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
-        let hold =
-            Hold { node: set.node.clone(), devices, victims: victims.into(), deadline: NOW + Millis(60_000) };
+        let hold = Reservation {
+            node: set.node.clone(),
+            devices,
+            victims: victims.into(),
+            deadline: NOW + Millis(60_000),
+        };
         self.ledger.hold(&uid("asks"), hold)
     }
 
-    fn loss(&mut self, name: &str) -> Loss {
-        self.ask(Rules::Violate);
+    fn loss(&mut self, name: &str) -> PodEvictionCost {
+        self.ask(BudgetRules::Violate);
         let room = self.ledger.room_for(&self.ledger.claim(&uid("asks")), &node("a")).unwrap();
         room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().loss
     }
 
-    fn why(&self, name: &str) -> Option<Stays> {
+    fn why(&self, name: &str) -> Option<KeepReason> {
         let claim = self.ledger.claim(&uid("asks"));
         self.ledger.why_stays(&claim, &demand(36, 10), &uid(name))
     }
@@ -112,15 +121,15 @@ fn three(victims: &str, elsewhere: &str, awaited: &str) -> Option<[String; 3]> {
 
 #[test]
 fn nobody_is_evicted_where_room_is_coming_anyway() {
-    let mut bench = Bench::new(Policy::default());
-    bench.bound("cheap", "a", Shown { stamp: Stamp::Ago(Millis(0)), ..shown() });
+    let mut bench = CandidateFixture::new(Policy::default());
+    bench.bound("cheap", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis(0)), ..shown() });
     bench.bound("other", "a", shown());
-    let leaving = Leaving { asked_ago: Millis::seconds(10), grace: Millis::seconds(30) };
-    bench.bound("leaves", "b", Shown { leaving: Some(leaving), ..shown() });
+    let leaving = PodDeletion { asked_ago: Millis::seconds(10), grace: Millis::seconds(30) };
+    bench.bound("leaves", "b", ObservedDisruptionInfo { leaving: Some(leaving), ..shown() });
     bench.bound("stays", "b", shown());
     assert_eq!(bench.leavers(), three("", "", "leaves"));
-    assert_eq!(bench.why("leaves"), Some(Stays::Leaving));
-    let set = bench.ask(Rules::Keep).unwrap();
+    assert_eq!(bench.why("leaves"), Some(KeepReason::Leaving));
+    let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.hold(&set, set.everyone()), Ok(()));
     // Its room is promised now.
@@ -128,13 +137,13 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.leavers(), three("cheap", "", ""));
-    assert_eq!(bench.hold(&set, vec![uid("leaves")]), Err(Conflict::VictimStays));
+    assert_eq!(bench.hold(&set, vec![uid("leaves")]), Err(AssumeConflict::VictimStays));
 }
 
 #[test]
 fn what_protects_a_pod_is_said_and_keeps_it() {
-    let mut bench = Bench::new(Policy::default());
-    let stake = |edit: fn(&mut Stake)| {
+    let mut bench = CandidateFixture::new(Policy::default());
+    let stake = |edit: fn(&mut DisruptionInfo)| {
         let mut shown = shown();
         edit(&mut shown.stake);
         shown
@@ -144,38 +153,38 @@ fn what_protects_a_pod_is_said_and_keeps_it() {
     bench.bound_with("service", "b", demand(36, 0), shown());
     bench.bound_with("equal", "b", demand(36, 10), shown());
     assert_eq!(bench.leavers(), None);
-    assert_eq!(bench.why("kept"), Some(Stays::DoNotDisrupt));
-    assert_eq!(bench.why("queued"), Some(Stays::QueueManaged));
-    assert_eq!(bench.why("service"), Some(Stays::Class));
-    assert_eq!(bench.why("equal"), Some(Stays::Class));
+    assert_eq!(bench.why("kept"), Some(KeepReason::DoNotDisrupt));
+    assert_eq!(bench.why("queued"), Some(KeepReason::QueueManaged));
+    assert_eq!(bench.why("service"), Some(KeepReason::Class));
+    assert_eq!(bench.why("equal"), Some(KeepReason::Class));
     bench.bound("kept", "a", shown());
     assert_eq!((bench.leavers(), bench.why("kept")), (three("kept", "", ""), None));
-    let set = bench.ask(Rules::Keep).unwrap();
+    let set = bench.ask(BudgetRules::Keep).unwrap();
     bench.bound("kept", "a", stake(|stake| stake.do_not_disrupt = true));
-    assert_eq!(bench.hold(&set, set.everyone()), Err(Conflict::VictimStays), "the hold looks again");
+    assert_eq!(bench.hold(&set, set.everyone()), Err(AssumeConflict::VictimStays), "the hold looks again");
 }
 
 #[test]
 fn who_may_not_preempt_asks_nobody_to_leave() {
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", shown());
     bench.bound("y", "a", shown());
     let meek = Demand { may_preempt: false, ..demand(36, 10) };
-    bench.see("meek", meek.clone(), SeenState::Waiting(SeenWaiting::default()), shown());
+    bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("meek"));
     assert!(bench.ledger.room_for(&claim, &node("a")).unwrap().candidates.is_empty());
-    let hold = Hold {
+    let hold = Reservation {
         node: node("a"),
         devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
         victims: Arc::from([uid("x")]),
         deadline: NOW,
     };
-    assert_eq!(bench.ledger.hold(&uid("meek"), hold), Err(Conflict::VictimStays));
+    assert_eq!(bench.ledger.hold(&uid("meek"), hold), Err(AssumeConflict::VictimStays));
 }
 
 #[test]
 fn a_group_leaves_whole_or_not_at_all() {
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("g-1", "a", in_group("g"));
     bench.bound("other", "a", shown());
     bench.bound("g-2", "b", in_group("g"));
@@ -185,40 +194,40 @@ fn a_group_leaves_whole_or_not_at_all() {
     bench.ledger.release(&uid("other"));
     bench.bound_with("other", "a", demand(36, 0), shown());
     assert_eq!(bench.leavers(), three("g-1", "g-2", ""));
-    let set = bench.ask(Rules::Keep).unwrap();
+    let set = bench.ask(BudgetRules::Keep).unwrap();
     assert_eq!(set.price.victims, 2);
-    assert_eq!(bench.hold(&set, vec![uid("g-1")]), Err(Conflict::VictimStays), "half of it");
+    assert_eq!(bench.hold(&set, vec![uid("g-1")]), Err(AssumeConflict::VictimStays), "half of it");
     assert_eq!(bench.hold(&set, vec![uid("g-1"), uid("g-2")]), Ok(()));
     // Both are spoken for, on either node.
-    bench.see("later", demand(36, 10), SeenState::Waiting(SeenWaiting::default()), shown());
+    bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("later"));
     for name in ["a", "b"] {
         assert!(bench.ledger.room_for(&claim, &node(name)).unwrap().candidates.is_empty());
     }
-    assert_eq!(bench.ledger.why_stays(&claim, &demand(36, 10), &uid("g-2")), Some(Stays::SpokenFor));
+    assert_eq!(bench.ledger.why_stays(&claim, &demand(36, 10), &uid("g-2")), Some(KeepReason::SpokenFor));
 }
 
 #[test]
 fn a_group_with_a_protected_member_stays() {
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("g-1", "a", in_group("g"));
     bench.bound_with("service", "a", demand(36, 0), shown());
     bench.bound_with("g-2", "b", demand(36, 0), in_group("g"));
     bench.bound_with("service-b", "b", demand(36, 0), shown());
     assert_eq!(bench.leavers(), None);
-    assert!(matches!(bench.why("g-1"), Some(Stays::Group(_))));
+    assert!(matches!(bench.why("g-1"), Some(KeepReason::Group(_))));
     // A member that is leaving already keeps nobody.
-    let leaving = Some(Leaving { asked_ago: Millis(0), grace: Millis::seconds(30) });
-    bench.bound_with("g-2", "b", demand(36, 0), Shown { leaving, ..in_group("g") });
+    let leaving = Some(PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) });
+    bench.bound_with("g-2", "b", demand(36, 0), ObservedDisruptionInfo { leaving, ..in_group("g") });
     assert_eq!(bench.why("g-1"), None);
 }
 
 #[test]
 fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_all() {
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = CandidateFixture::new(Policy::default());
     bench.bound("x", "a", shown());
     bench.bound_with("service", "a", demand(36, 0), shown());
-    let budget = |name: &str, allowed| Budget {
+    let budget = |name: &str, allowed| DisruptionBudget {
         // The namespace of `demand_of`.
         namespace: "default".into(),
         name: name.into(),
@@ -228,14 +237,14 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
     bench.ledger.set_budget(budget("one", 0));
     bench.bound_with("service-b", "b", demand(72, 0), shown());
     assert_eq!(bench.leavers(), None);
-    assert_eq!(bench.ask(Rules::Violate).unwrap().price.violations, 1);
+    assert_eq!(bench.ask(BudgetRules::Violate).unwrap().price.violations, 1);
     bench.ledger.set_budget(budget("one", 1));
     assert_eq!(bench.leavers(), three("x", "", ""));
     // The Eviction API refuses whom two cover.
     bench.ledger.set_budget(budget("two", 9));
     assert_eq!(bench.leavers(), None);
     bench.ledger.remove_budget("default", "two");
-    bench.ledger.set_budget_sight(BudgetSight::Forbidden);
+    bench.ledger.set_budget_sight(BudgetVisibility::Forbidden);
     assert_eq!(bench.leavers(), None);
 }
 
@@ -243,28 +252,34 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
 fn each_part_of_a_loss_has_its_figure() {
     let mut policy = Policy::default();
     policy.eviction_costs.per_request = Millis::seconds(3);
-    let mut bench = Bench::new(policy);
+    let mut bench = CandidateFixture::new(policy);
     let model = ModelId::parse("llama").unwrap();
     let engine = Demand { model: Some(model.clone()), ..demand(36, -5) };
     let owner = OwnerUid::parse("owner").ok();
-    let saved = Stamp::Ago(Millis::seconds(600));
-    let stake = Stake { owner: owner.clone(), deletion_cost: 7, ..Stake::default() };
-    bench.bound_with("x", "a", engine, Shown { stake: stake.clone(), stamp: saved, leaving: None });
-    bench.bound("y", "a", Shown { stake, ..shown() });
+    let saved = CheckpointAge::Ago(Millis::seconds(600));
+    let stake = DisruptionInfo { owner: owner.clone(), deletion_cost: 7, ..DisruptionInfo::default() };
+    bench.bound_with(
+        "x",
+        "a",
+        engine,
+        ObservedDisruptionInfo { stake: stake.clone(), stamp: saved, leaving: None },
+    );
+    bench.bound("y", "a", ObservedDisruptionInfo { stake, ..shown() });
     // Half of its GPU: 36 of 72 GiB.
     let drain = 500 * 30;
-    let expected = Loss { restart: 60_000, work: 500 * 600, reload: 0, drain, in_flight: 0, again: 0 };
+    let expected =
+        PodEvictionCost { restart: 60_000, work: 500 * 600, reload: 0, drain, in_flight: 0, again: 0 };
     let loss = bench.loss("x");
-    assert_eq!(Loss { reload: 0, ..loss }, expected);
+    assert_eq!(PodEvictionCost { reload: 0, ..loss }, expected);
     let from_nowhere = loss.reload;
     let gpu = GpuReading {
         uuid: GpuUuid::parse("GPU-b").unwrap(),
         used: Some(Bytes::ZERO),
         attributed: Vec::new(),
-        pressure: Pressure::NONE,
+        pressure: EngineLoad::NONE,
     };
-    let holding = Holding { model, tier: Tier::PageCache, bytes: Bytes(50_000_000_000) };
-    let reading = |in_flight| Reading {
+    let holding = NodeModel { model, tier: ModelTier::PageCache, bytes: Bytes(50_000_000_000) };
+    let reading = |in_flight| NodeReading {
         sampled: NOW,
         gpus: vec![gpu.clone()],
         holdings: [holding.clone()].into_iter().collect(),
@@ -287,25 +302,36 @@ fn each_part_of_a_loss_has_its_figure() {
 fn silence_about_checkpoints_does_not_pay_and_costs_no_more_than_the_cap() {
     let mut classes = crate::scheduling::policy::built_in_classes();
     let capped = |class: &mut Class| class.lost_work_at_most = Some(Millis::seconds(1200));
-    classes.iter_mut().filter(|class| class.eviction == Eviction::ForHigherPriority).for_each(capped);
+    classes.iter_mut().filter(|class| class.eviction == Preemptibility::ForHigherPriority).for_each(capped);
     let mut policy = Policy::default();
     policy.eviction_costs.work_at_most = Millis::seconds(60);
-    let mut bench = Bench::new(policy.with_classes(classes).unwrap());
+    let mut bench = CandidateFixture::new(policy.with_classes(classes).unwrap());
     bench.bound("silent", "a", shown());
-    bench.bound("ahead", "a", Shown { stamp: Stamp::Ahead(HOUR), ..shown() });
+    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Ahead(HOUR), ..shown() });
     assert_eq!(bench.loss("silent").work, 500 * 1200);
     assert_eq!(bench.loss("ahead").work, 0);
-    bench.bound("ahead", "a", Shown { stamp: Stamp::Ago(Millis::seconds(300)), ..shown() });
+    bench.bound(
+        "ahead",
+        "a",
+        ObservedDisruptionInfo { stamp: CheckpointAge::Ago(Millis::seconds(300)), ..shown() },
+    );
     assert_eq!(bench.loss("ahead").work, 500 * 300);
-    bench.bound("ahead", "a", Shown { stamp: Stamp::Unreadable, ..shown() });
+    bench.bound("ahead", "a", ObservedDisruptionInfo { stamp: CheckpointAge::Unreadable, ..shown() });
     assert_eq!(bench.loss("ahead").work, 500 * 1200);
 }
 
 #[test]
 fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
-    let mut bench = Bench::new(Policy::default());
+    let mut bench = CandidateFixture::new(Policy::default());
     for (name, deletion_cost) in [("dear", 100), ("cheap", -100)] {
-        bench.bound(name, "a", Shown { stake: Stake { deletion_cost, ..Stake::default() }, ..shown() });
+        bench.bound(
+            name,
+            "a",
+            ObservedDisruptionInfo {
+                stake: DisruptionInfo { deletion_cost, ..DisruptionInfo::default() },
+                ..shown()
+            },
+        );
     }
     bench.bound_with("service", "b", demand(72, 0), shown());
     assert_eq!(bench.leavers(), three("cheap", "", ""));
@@ -313,14 +339,14 @@ fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
 
 #[test]
 fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
-    let mut bench = Bench::new(Policy::default());
-    let spare = |cores: u64| Some(Companion { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
+    let mut bench = CandidateFixture::new(Policy::default());
+    let spare = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
     bench.ledger.set_spare(&node("a"), spare(3));
     let companion = spare(4).unwrap();
     bench.bound_with("low", "a", Demand { companion, ..demand(36, -5) }, shown());
     bench.bound_with("high", "a", demand(18, 100), shown());
-    let stake = Stake { do_not_disrupt: true, ..Stake::default() };
-    bench.bound("protected", "b", Shown { stake, ..Shown::default() });
+    let stake = DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() };
+    bench.bound("protected", "b", ObservedDisruptionInfo { stake, ..ObservedDisruptionInfo::default() });
     let free = |name: &str, priority| {
         let view = bench.ledger.node(&node(name))?;
         let cleared = bench.ledger.cleared(&node(name), priority)?;
@@ -346,14 +372,17 @@ fn opportunistic(rules: &str) -> Policy {
 
 #[test]
 fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
-    let kept = Shown { stake: Stake { do_not_disrupt: true, ..Stake::default() }, ..shown() };
+    let kept = ObservedDisruptionInfo {
+        stake: DisruptionInfo { do_not_disrupt: true, ..DisruptionInfo::default() },
+        ..shown()
+    };
     for (rules, leavers, why) in [
-        ("doNotDisrupt: honor", None, Some(Stays::DoNotDisrupt)),
+        ("doNotDisrupt: honor", None, Some(KeepReason::DoNotDisrupt)),
         ("doNotDisrupt: ignore", three("kept", "", ""), None),
         // Said alone it changes nothing of the class.
-        ("minRuntime: 0s", None, Some(Stays::DoNotDisrupt)),
+        ("minRuntime: 0s", None, Some(KeepReason::DoNotDisrupt)),
     ] {
-        let mut bench = Bench::new(opportunistic(rules));
+        let mut bench = CandidateFixture::new(opportunistic(rules));
         bench.bound("kept", "a", kept.clone());
         bench.bound_with("service", "a", demand(36, 0), shown());
         bench.bound_with("other", "b", demand(72, 0), shown());
@@ -367,7 +396,7 @@ fn s6_whether_do_not_disrupt_counts_is_the_classs_choice() {
 
 #[test]
 fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
-    let budget = Budget {
+    let budget = DisruptionBudget {
         namespace: "ns".into(),
         name: "immortal".into(),
         selector: Selector::EVERYTHING,
@@ -376,7 +405,7 @@ fn s6_whether_a_disruption_budget_counts_is_the_classs_choice() {
     for (rules, leavers) in
         [("disruptionBudgets: honor", None), ("disruptionBudgets: ignore", three("covered", "", ""))]
     {
-        let mut bench = Bench::new(opportunistic(rules));
+        let mut bench = CandidateFixture::new(opportunistic(rules));
         bench.ledger.set_budget(budget.clone());
         let mut covered = demand(36, -5);
         Arc::make_mut(&mut covered.traits).namespace = "ns".into();

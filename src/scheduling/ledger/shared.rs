@@ -5,8 +5,8 @@
 //! thousand, only shelves are counted then; whoever changes one afterwards copies its shelf, and no other. What entries and
 //! pages mean is not known here.
 
-use super::book::Book;
-use super::entry::PodEntry;
+use super::book::NodeState;
+use super::entry::PodState;
 use crate::ids::{NodeName, PodUid};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::collections::BTreeMap;
@@ -17,21 +17,21 @@ use std::sync::Arc;
 /// So many that a shelf of a large cluster has some hundreds of entries, and few enough to be counted in a microsecond.
 const SHELVES: usize = 256;
 
-type Shelf = FxHashMap<PodUid, Arc<PodEntry>>;
+type PodShard = FxHashMap<PodUid, Arc<PodState>>;
 
 /// All pods, by UID.
 #[derive(Debug, Clone)]
-pub(super) struct Entries {
-    shelves: Box<[Arc<Shelf>]>,
+pub(super) struct PodStates {
+    shelves: Box<[Arc<PodShard>]>,
 }
 
 /// All nodes' pages, in order of name.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Books {
-    pages: BTreeMap<NodeName, Arc<Book>>,
+pub(super) struct NodeStates {
+    pages: BTreeMap<NodeName, Arc<NodeState>>,
 }
 
-impl Default for Entries {
+impl Default for PodStates {
     fn default() -> Self {
         Self { shelves: std::iter::repeat_with(Arc::default).take(SHELVES).collect() }
     }
@@ -48,8 +48,8 @@ fn look() {
     LOOKED_AT.set(LOOKED_AT.get() + 1);
 }
 
-impl Entries {
-    pub fn get(&self, uid: &PodUid) -> Option<&PodEntry> {
+impl PodStates {
+    pub fn get(&self, uid: &PodUid) -> Option<&PodState> {
         look();
         self.shelves[shelf_of(uid)].get(uid).map(|entry| &**entry)
     }
@@ -58,7 +58,7 @@ impl Entries {
         self.shelves[shelf_of(uid)].contains_key(uid)
     }
 
-    pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodEntry> {
+    pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodState> {
         let shelf = &mut self.shelves[shelf_of(uid)];
         // Whoever is not there is not worth a copy.
         if !shelf.contains_key(uid) {
@@ -67,12 +67,12 @@ impl Entries {
         Arc::make_mut(shelf).get_mut(uid).map(Arc::make_mut)
     }
 
-    pub fn get_or_insert(&mut self, uid: PodUid, entry: PodEntry) -> &mut PodEntry {
+    pub fn get_or_insert(&mut self, uid: PodUid, entry: PodState) -> &mut PodState {
         let shelf = Arc::make_mut(&mut self.shelves[shelf_of(&uid)]);
         Arc::make_mut(shelf.entry(uid).or_insert_with(|| Arc::new(entry)))
     }
 
-    pub fn insert(&mut self, uid: PodUid, entry: PodEntry) {
+    pub fn insert(&mut self, uid: PodUid, entry: PodState) {
         Arc::make_mut(&mut self.shelves[shelf_of(&uid)]).insert(uid, Arc::new(entry));
     }
 
@@ -85,7 +85,7 @@ impl Entries {
 
     /// Everyone, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
-    pub fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodEntry)> {
+    pub fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
         self.shelves
             .iter()
             .flat_map(|shelf| shelf.iter())
@@ -98,17 +98,17 @@ impl Entries {
         clippy::disallowed_methods,
         reason = "each is changed by itself, and nothing follows from their order"
     )]
-    pub fn change_each(&mut self, mut change: impl FnMut(&mut PodEntry)) {
+    pub fn change_each(&mut self, mut change: impl FnMut(&mut PodState)) {
         for shelf in &mut self.shelves {
             Arc::make_mut(shelf).values_mut().for_each(|entry| change(Arc::make_mut(entry)));
         }
     }
 }
 
-impl Index<&PodUid> for Entries {
-    type Output = PodEntry;
+impl Index<&PodUid> for PodStates {
+    type Output = PodState;
 
-    fn index(&self, uid: &PodUid) -> &PodEntry {
+    fn index(&self, uid: &PodUid) -> &PodState {
         self.get(uid).expect("a pod that is named in the books has an entry")
     }
 }
@@ -118,30 +118,30 @@ fn shelf_of(uid: &PodUid) -> usize {
     (FxBuildHasher.hash_one(uid) >> 40) as usize % SHELVES
 }
 
-impl Books {
-    pub fn get(&self, name: &NodeName) -> Option<&Book> {
+impl NodeStates {
+    pub fn get(&self, name: &NodeName) -> Option<&NodeState> {
         self.pages.get(name).map(|page| &**page)
     }
 
-    pub fn get_mut(&mut self, name: &NodeName) -> Option<&mut Book> {
+    pub fn get_mut(&mut self, name: &NodeName) -> Option<&mut NodeState> {
         self.pages.get_mut(name).map(Arc::make_mut)
     }
 
     /// The node's page, which is an empty one if it had none.
-    pub fn open(&mut self, name: &NodeName) -> &mut Book {
+    pub fn open(&mut self, name: &NodeName) -> &mut NodeState {
         let page = self.pages.entry(name.clone());
-        Arc::make_mut(page.or_insert_with(|| Arc::new(Book::new(name.clone()))))
+        Arc::make_mut(page.or_insert_with(|| Arc::new(NodeState::new(name.clone()))))
     }
 
     pub fn remove(&mut self, name: &NodeName) {
         self.pages.remove(name);
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Book)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &NodeState)> {
         self.pages.iter().map(|(name, page)| (name, &**page))
     }
 
-    pub fn values(&self) -> impl Iterator<Item = &Book> {
+    pub fn values(&self) -> impl Iterator<Item = &NodeState> {
         self.pages.values().map(|page| &**page)
     }
 
@@ -150,10 +150,10 @@ impl Books {
     }
 }
 
-impl Index<&NodeName> for Books {
-    type Output = Book;
+impl Index<&NodeName> for NodeStates {
+    type Output = NodeState;
 
-    fn index(&self, name: &NodeName) -> &Book {
+    fn index(&self, name: &NodeName) -> &NodeState {
         self.get(name).expect("a node that is named in the books has a page")
     }
 }
@@ -162,7 +162,7 @@ impl Index<&NodeName> for Books {
 mod tests {
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::ledger::entry::{Phase, Waiting};
+    use crate::scheduling::ledger::entry::{PodPhase, WaitingPod};
     use crate::scheduling::proptests::demand_of;
     use crate::scheduling::request::Sharing;
 
@@ -170,28 +170,28 @@ mod tests {
         PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
     }
 
-    fn entry(n: usize) -> PodEntry {
+    fn entry(n: usize) -> PodState {
         let key = PodKey::parse("default", &format!("pod-{n}")).unwrap();
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
-        let phase = Phase::Waiting(Waiting::default());
-        PodEntry { key, demand, stake: Arc::default(), phase, starting: None }
+        let phase = PodPhase::Waiting(WaitingPod::default());
+        PodState { key, demand, stake: Arc::default(), phase, starting: None }
     }
 
-    fn filled(count: usize) -> Entries {
-        let mut entries = Entries::default();
+    fn filled(count: usize) -> PodStates {
+        let mut entries = PodStates::default();
         (0..count).for_each(|n| entries.insert(uid(n), entry(n)));
         entries
     }
 
-    fn tries(entries: &Entries, n: usize) -> u32 {
+    fn tries(entries: &PodStates, n: usize) -> u32 {
         match &entries[&uid(n)].phase {
-            Phase::Waiting(waiting) => waiting.tries,
+            PodPhase::Waiting(waiting) => waiting.tries,
             _ => 0,
         }
     }
 
-    fn try_again(entries: &mut Entries, n: usize) {
-        if let Some(Phase::Waiting(waiting)) = entries.get_mut(&uid(n)).map(|entry| &mut entry.phase) {
+    fn try_again(entries: &mut PodStates, n: usize) {
+        if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(&uid(n)).map(|entry| &mut entry.phase) {
             waiting.tries += 1;
         }
     }
@@ -215,7 +215,7 @@ mod tests {
     fn a_change_copies_one_shelf_and_one_entry_and_what_is_not_there_none() {
         let mut entries = filled(1000);
         let copy = entries.clone();
-        let shared = |entries: &Entries| {
+        let shared = |entries: &PodStates| {
             let shelves = entries.shelves.iter().zip(copy.shelves.iter());
             shelves.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
         };

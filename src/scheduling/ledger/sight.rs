@@ -1,33 +1,33 @@
 //! What is seen of the world, brought into the books: nodes, their devices, and pods as the API server shows them.
 
 use super::Ledger;
-use super::book::Book;
-use super::entry::{Bound, Gate, Phase, PodEntry, Waiting};
+use super::book::NodeState;
+use super::entry::{BoundPod, PodPhase, PodState, SchedulingGate, WaitingPod};
 use super::promise::gate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::reading::Reading;
+use crate::scheduling::reading::NodeReading;
 use crate::scheduling::request::Demand;
-use crate::scheduling::stake::{Shown, Stake, Stamp};
+use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
 /// A pod as the API server shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct PodObservation {
     pub uid: PodUid,
     pub key: PodKey,
     pub demand: Demand,
-    pub state: SeenState,
+    pub state: ObservedPhase,
     /// What its eviction depends on; `None` if that was not looked at, and stays as it was.
-    pub shown: Option<Shown>,
+    pub shown: Option<ObservedDisruptionInfo>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SeenState {
-    Waiting(SeenWaiting),
+pub enum ObservedPhase {
+    Waiting(ObservedWaiting),
     Bound {
         node: NodeName,
         devices: Option<Arc<[GpuUuid]>>,
@@ -40,15 +40,15 @@ pub enum SeenState {
 
 /// What a pod without a node shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct SeenWaiting {
-    pub hold: Option<Hold>,
-    pub gate: Gate,
+pub struct ObservedWaiting {
+    pub hold: Option<Reservation>,
+    pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
 }
 
 /// What is remarkable about a pod that was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Remark {
+pub enum PodWarning {
     Nothing,
     /// Its recorded devices were edited after it was bound. The edit is ignored.
     DevicesEdited,
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
-    pub fn read(&mut self, name: &NodeName, reading: Reading) {
+    pub fn read(&mut self, name: &NodeName, reading: NodeReading) {
         let Some(book) = self.books.get_mut(name).filter(|book| book.exists) else { return };
         if let Some(due) = book.ages_at(&self.policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
@@ -119,7 +119,7 @@ impl Ledger {
 
     pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
         self.change(uid, |entries| {
-            if let Some(Phase::Bound(bound)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
+            if let Some(PodPhase::Bound(bound)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
                 bound.located = Some(gpus);
             }
         });
@@ -142,7 +142,7 @@ impl Ledger {
     }
 
     /// Brings the books to what the API server shows of a pod.
-    pub fn see(&mut self, mut seen: Seen) -> Remark {
+    pub fn see(&mut self, mut seen: PodObservation) -> PodWarning {
         if seen.demand.judged_by != self.policy.version {
             // The policy changed while the pod was read.
             let judgement = self.policy.judge(&seen.demand.traits);
@@ -151,7 +151,7 @@ impl Ledger {
         let uid = seen.uid.clone();
         self.note_arrival(&uid, &seen.demand);
         let remark = match seen.state {
-            SeenState::Waiting(SeenWaiting { hold, gate, nominated }) => {
+            ObservedPhase::Waiting(ObservedWaiting { hold, gate, nominated }) => {
                 let hold = self.believed(&uid, hold);
                 let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
                 self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
@@ -161,16 +161,16 @@ impl Ledger {
                 self.note_hold_shown(&uid, hold.as_ref());
                 self.note_deadline_shown(&uid, hold.as_ref());
                 self.note_gate(&uid, gate, nominated);
-                Remark::Nothing
+                PodWarning::Nothing
             }
-            SeenState::Bound { node, devices, starting, ran } => {
-                let bound = Bound::new(node, devices, self.now);
+            ObservedPhase::Bound { node, devices, starting, ran } => {
+                let bound = BoundPod::new(node, devices, self.now);
                 let remark = self.see_bound(seen.uid, seen.key, seen.demand, bound, starting);
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
                 let stamp = seen.shown.as_ref().map(|shown| shown.stamp).unwrap_or_default();
-                if remark == Remark::Nothing { remark_of(stamp) } else { remark }
+                if remark == PodWarning::Nothing { remark_of(stamp) } else { remark }
             }
         };
         if let Some(shown) = &seen.shown {
@@ -180,7 +180,7 @@ impl Ledger {
     }
 
     /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
-    fn take_stake(&mut self, uid: &PodUid, shown: &Shown) {
+    fn take_stake(&mut self, uid: &PodUid, shown: &ObservedDisruptionInfo) {
         let now = self.now;
         let Some(entry) = self.entries.get(uid) else { return };
         let stake = shown.at(now);
@@ -188,7 +188,7 @@ impl Ledger {
             self.set_stake(uid, stake);
         }
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        if let (Phase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
+        if let (PodPhase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
             // A deletion is never taken back, and its grace only grows shorter.
             let by = leaving.by(now);
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
@@ -197,7 +197,7 @@ impl Ledger {
     }
 
     /// The pod is gone or finished; what it held is free.
-    pub fn release(&mut self, uid: &PodUid) -> Option<PodEntry> {
+    pub fn release(&mut self, uid: &PodUid) -> Option<PodState> {
         let entry = self.entries.get(uid)?.clone();
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
             book.note_departed(uid, self.now);
@@ -221,14 +221,18 @@ impl Ledger {
     /// A hold of before this process began may have victims that ended before it, too: nobody told it of their end, and their
     /// memory may be there still.
     fn look_for_victims(&mut self, holder: &PodUid) {
-        let Some(hold) = self.entries.get(holder).and_then(PodEntry::hold) else { return };
+        let Some(hold) = self.entries.get(holder).and_then(PodState::hold) else { return };
         if let Some(book) = self.books.get_mut(&hold.node) {
             let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(victim));
             unknown.for_each(|victim| book.note_missed(victim, self.now));
         }
     }
 
-    pub(super) fn end_holds_on(&mut self, name: &NodeName, is_broken: impl Fn(&Book, &Hold) -> bool) {
+    pub(super) fn end_holds_on(
+        &mut self,
+        name: &NodeName,
+        is_broken: impl Fn(&NodeState, &Reservation) -> bool,
+    ) {
         let Some(book) = self.books.get(name) else { return };
         let broken = |uid: &&PodUid| {
             let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
@@ -237,27 +241,28 @@ impl Ledger {
         let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
         for uid in broken {
             let hold = self.entries[&uid].hold().cloned();
-            self.set_hold(&uid, hold.map(|hold| Hold { deadline: Moment::default(), ..hold }));
+            self.set_hold(&uid, hold.map(|hold| Reservation { deadline: Moment::default(), ..hold }));
         }
     }
 
-    fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Hold>) {
+    fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Reservation>) {
         let (now, latest, leads) = (self.now, self.latest_deadline(), self.leader.is_some());
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
-            Some((Phase::Assumed(_) | Phase::Bound(_), _)) => {}
-            Some((Phase::Waiting(waiting), known))
+            Some((PodPhase::Assumed(_) | PodPhase::Bound(_), _)) => {}
+            Some((PodPhase::Waiting(waiting), known))
                 if *known == demand && hold.as_ref().is_none_or(|hold| !is_news(hold, waiting)) => {}
             _ => self.change(&uid.clone(), |entries| {
-                let phase = Phase::Waiting(Waiting { since: now, ..Waiting::default() });
-                let stake = Arc::<Stake>::default();
-                let fresh = PodEntry { key, demand: demand.clone(), stake, phase, starting: None };
+                let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
+                let stake = Arc::<DisruptionInfo>::default();
+                let fresh = PodState { key, demand: demand.clone(), stake, phase, starting: None };
                 let entry = entries.get_or_insert(uid, fresh);
                 entry.demand = demand;
-                if let Phase::Waiting(waiting) = &mut entry.phase {
+                if let PodPhase::Waiting(waiting) = &mut entry.phase {
                     // What a leader knows of a hold is never older than what is shown; any other replica mirrors.
                     let hold = hold.filter(|hold| is_news(hold, waiting));
-                    let bounded = hold.map(|hold| Hold { deadline: hold.deadline.min(latest), ..hold });
+                    let bounded =
+                        hold.map(|hold| Reservation { deadline: hold.deadline.min(latest), ..hold });
                     waiting.hold = match leads {
                         true => waiting.hold.take(),
                         false => bounded.or(waiting.hold.take()),
@@ -268,16 +273,16 @@ impl Ledger {
     }
 
     /// The API server has the pod's hold.
-    fn note_hold_shown(&mut self, uid: &PodUid, shown: Option<&Hold>) {
+    fn note_hold_shown(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let Some(shown) = shown else { return };
-        if let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.hold_shown |= waiting.hold.is_some() && !is_news(shown, waiting);
         }
     }
 
-    fn note_gate(&mut self, uid: &PodUid, gate: Gate, nominated: Option<NodeName>) {
+    fn note_gate(&mut self, uid: &PodUid, gate: SchedulingGate, nominated: Option<NodeName>) {
         let now = self.now;
-        let Some(Phase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) else {
+        let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) else {
             return;
         };
         if waiting.gate != gate {
@@ -292,9 +297,9 @@ impl Ledger {
         uid: PodUid,
         key: PodKey,
         demand: Demand,
-        bound: Bound,
+        bound: BoundPod,
         is_starting: bool,
-    ) -> Remark {
+    ) -> PodWarning {
         let known = self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node));
         if let Some(entry) = known.filter(|entry| !entry.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
@@ -305,7 +310,7 @@ impl Ledger {
             return remark;
         }
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
-        let remark = if is_unplaced { Remark::Unplaced } else { Remark::Nothing };
+        let remark = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
         let book = self.books.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
@@ -317,7 +322,7 @@ impl Ledger {
         let is_by_index = book.reported && !bound.is_recorded();
         self.change(&uid, |entries| {
             let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
-            let entry = PodEntry { key, demand, stake, phase: Phase::Bound(bound), starting };
+            let entry = PodState { key, demand, stake, phase: PodPhase::Bound(bound), starting };
             entries.insert(uid.clone(), entry);
         });
         // It was assumed here, and the watch is faster than the answer to its Binding.
@@ -332,7 +337,9 @@ impl Ledger {
 
     /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
     fn note_started(&mut self, uid: &PodUid) {
-        let Some(PodEntry { demand, phase: Phase::Bound(bound), .. }) = self.entries.get(uid) else { return };
+        let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.entries.get(uid) else {
+            return;
+        };
         let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
         if opens <= self.now {
             return self.open_gate(uid);
@@ -354,30 +361,30 @@ impl Ledger {
     }
 }
 
-fn remark_of(stamp: Stamp) -> Remark {
+fn remark_of(stamp: CheckpointAge) -> PodWarning {
     match stamp {
-        Stamp::Unreadable => Remark::CheckpointUnreadable,
-        stamp if stamp.is_ahead() => Remark::CheckpointAhead,
-        _ => Remark::Nothing,
+        CheckpointAge::Unreadable => PodWarning::CheckpointUnreadable,
+        stamp if stamp.is_ahead() => PodWarning::CheckpointAhead,
+        _ => PodWarning::Nothing,
     }
 }
 
 /// Whether a hold that is shown is another than the one that is known, or was given up.
-pub(super) fn is_news(shown: &Hold, waiting: &Waiting) -> bool {
-    let is_it = |known: &Hold| {
+pub(super) fn is_news(shown: &Reservation, waiting: &WaitingPod) -> bool {
+    let is_it = |known: &Reservation| {
         (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims)
     };
     !waiting.hold.as_ref().is_some_and(is_it) && !waiting.given_up.as_deref().is_some_and(is_it)
 }
 
 /// What is remarkable about a bound pod that is seen again.
-fn remark(known: &PodEntry, seen: &Bound, demand: &Demand) -> Remark {
+fn remark(known: &PodState, seen: &BoundPod, demand: &Demand) -> PodWarning {
     match known.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.
-        _ if known.demand.asks_plugin() => Remark::Nothing,
-        None => Remark::Unplaced,
-        recorded if recorded != seen.devices.as_ref() => Remark::DevicesEdited,
-        _ if known.demand != *demand => Remark::DemandEdited,
-        _ => Remark::Nothing,
+        _ if known.demand.asks_plugin() => PodWarning::Nothing,
+        None => PodWarning::Unplaced,
+        recorded if recorded != seen.devices.as_ref() => PodWarning::DevicesEdited,
+        _ if known.demand != *demand => PodWarning::DemandEdited,
+        _ => PodWarning::Nothing,
     }
 }

@@ -7,11 +7,11 @@
 
 use super::Ledger;
 use super::book::used_on;
-use super::entry::{Phase, PodEntry};
+use super::entry::{PodPhase, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::policy::{Limit, Reclaim, TenantId, Usage};
-use crate::scheduling::preempt::Standing;
+use crate::scheduling::policy::{Reclaim, TenantId, TenantLimit, TenantUsage};
+use crate::scheduling::preempt::QuotaStatus;
 use crate::scheduling::request::Demand;
 use crate::units::Moment;
 use std::cmp::Reverse;
@@ -25,12 +25,12 @@ type Ranked<'a> = (Reverse<i32>, Moment, &'a PodUid);
 
 /// How tenants stand to each other at one moment, as one pod that wants room sees it.
 #[derive(Debug, Default)]
-pub struct Tenancy {
+pub struct TenantShares {
     /// No tenant is named in the policy: everyone may give way.
     is_off: bool,
     of_preemptor: Option<TenantId>,
     /// What the preemptor's tenant has left of a guarantee that may be taken back.
-    reclaimable: Option<Usage>,
+    reclaimable: Option<TenantUsage>,
     /// Pods that live on their tenants' guarantees.
     guaranteed: BTreeSet<PodUid>,
     /// How much each tenant is spared, by its share of what is borrowed.
@@ -39,7 +39,7 @@ pub struct Tenancy {
 
 /// What a pod's tenant says when another pod asks for its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Bond {
+pub(super) enum TenantHold {
     /// Nothing: both are of one tenant, or nobody counts.
     Loose,
     /// It lives on what others may take back.
@@ -48,70 +48,75 @@ pub(super) enum Bond {
     Kept,
 }
 
-impl Tenancy {
+impl TenantShares {
     /// Whose share anyone lives on does not matter.
     pub fn off() -> Self {
         Self { is_off: true, ..Self::default() }
     }
 
     /// How a pod is bound to stay by its tenant.
-    pub(super) fn bond(&self, victim: &PodUid, entry: &PodEntry) -> Bond {
+    pub(super) fn bond(&self, victim: &PodUid, entry: &PodState) -> TenantHold {
         if self.is_off || entry.demand.tenant == self.of_preemptor {
-            return Bond::Loose;
+            return TenantHold::Loose;
         }
-        if self.guaranteed.contains(victim) { Bond::Kept } else { Bond::Borrowed }
+        if self.guaranteed.contains(victim) { TenantHold::Kept } else { TenantHold::Borrowed }
     }
 
     /// Whether the one who asks, and would use that much, may take back what others borrowed.
-    pub(super) fn may_reclaim(&self, wanted: Usage) -> bool {
+    pub(super) fn may_reclaim(&self, wanted: TenantUsage) -> bool {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
-    pub fn standing(&self, victim: &PodUid, entry: &PodEntry) -> Standing {
+    pub fn standing(&self, victim: &PodUid, entry: &PodState) -> QuotaStatus {
         if self.guaranteed.contains(victim) {
-            return Standing::Guaranteed;
+            return QuotaStatus::Guaranteed;
         }
         let spared = entry.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
-        Standing::Borrowed { spared: spared.copied().unwrap_or(0) }
+        QuotaStatus::Borrowed { spared: spared.copied().unwrap_or(0) }
     }
 }
 
 impl Ledger {
     /// What a tenant's pods use, bound, promised or held.
-    pub fn used_by(&self, tenant: TenantId) -> Usage {
+    pub fn used_by(&self, tenant: TenantId) -> TenantUsage {
         self.usage.get(tenant.place()).copied().unwrap_or_default()
     }
 
     /// What the cluster has.
-    pub fn whole(&self) -> Usage {
+    pub fn whole(&self) -> TenantUsage {
         self.books.values().filter(|book| book.exists).map(|book| book.view.whole()).sum()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
-    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> Limit {
-        self.allowance_beside(uid, demand, Usage::default())
+    pub fn allowance(&self, uid: &PodUid, demand: &Demand) -> TenantLimit {
+        self.allowance_beside(uid, demand, TenantUsage::default())
     }
 
     /// The same, once it has given that much back.
-    pub(super) fn allowance_beside(&self, uid: &PodUid, demand: &Demand, given_back: Usage) -> Limit {
+    pub(super) fn allowance_beside(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        given_back: TenantUsage,
+    ) -> TenantLimit {
         let Some((id, tenant)) = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?))) else {
-            return Limit::default();
+            return TenantLimit::default();
         };
         tenant.ceiling().left(self.used_by(id).minus(self.use_of(uid)).minus(given_back))
     }
 
     /// How tenants stand to each other for the pod of `uid`.
-    pub fn tenancy(&self, uid: &PodUid) -> Tenancy {
-        let Some(entry) = self.entries.get(uid) else { return Tenancy::default() };
+    pub fn tenancy(&self, uid: &PodUid) -> TenantShares {
+        let Some(entry) = self.entries.get(uid) else { return TenantShares::default() };
         if self.policy.tenants().is_empty() {
-            return Tenancy::off();
+            return TenantShares::off();
         }
         let whole = self.whole();
-        let spared = |(id, used): (TenantId, Usage)| {
+        let spared = |(id, used): (TenantId, TenantUsage)| {
             let share = self.policy.tenant(id).map_or(0, |tenant| tenant.dominant_share(used, whole));
             (id, (WHOLE - share.min(WHOLE)) as u32)
         };
-        Tenancy {
+        TenantShares {
             is_off: false,
             of_preemptor: entry.demand.tenant,
             reclaimable: self.reclaimable(uid, &entry.demand),
@@ -121,13 +126,13 @@ impl Ledger {
     }
 
     /// The weighted dominant share of what the pod's tenant borrows, in millionths; 0 for one that has none.
-    pub fn share_of(&self, demand: &Demand, whole: Usage) -> u64 {
+    pub fn share_of(&self, demand: &Demand, whole: TenantUsage) -> u64 {
         let tenant = demand.tenant.and_then(|id| Some((id, self.policy.tenant(id)?)));
         tenant.map_or(0, |(id, tenant)| tenant.dominant_share(self.used_by(id), whole))
     }
 
     /// What the pod's tenant, beside all it has but this pod's, may take back by eviction.
-    fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<Usage> {
+    fn reclaimable(&self, uid: &PodUid, demand: &Demand) -> Option<TenantUsage> {
         let id = demand.tenant?;
         let tenant = self.policy.tenant(id).filter(|tenant| tenant.reclaim == Reclaim::Allowed)?;
         let others = self.used_by(id).minus(self.use_of(uid));
@@ -151,7 +156,7 @@ impl Ledger {
     fn within_guarantee(&self, tenant: TenantId, mut pods: Vec<Ranked<'_>>) -> Vec<PodUid> {
         let guarantee = self.policy.tenant(tenant).map(|tenant| tenant.guarantee).unwrap_or_default();
         pods.sort_unstable();
-        let mut used = Usage::default();
+        let mut used = TenantUsage::default();
         pods.retain(|(.., uid)| {
             let with = used + self.use_of(uid);
             let is_within = with.is_within(guarantee);
@@ -164,7 +169,7 @@ impl Ledger {
     }
 
     /// What a pod, or the room held for it, uses.
-    pub(super) fn use_of(&self, uid: &PodUid) -> Usage {
+    pub(super) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
             let entry = self.entries.get(uid)?;
             let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
@@ -174,8 +179,8 @@ impl Ledger {
     }
 
     /// Brings the tenants' sums to a node's page: what it said before is replaced by what it says now.
-    pub(super) fn settle_usage(&mut self, before: &[(TenantId, Usage)], name: &NodeName) {
-        self.usage.resize(self.policy.tenants().len(), Usage::default());
+    pub(super) fn settle_usage(&mut self, before: &[(TenantId, TenantUsage)], name: &NodeName) {
+        self.usage.resize(self.policy.tenants().len(), TenantUsage::default());
         for (tenant, used) in before {
             if let Some(sum) = self.usage.get_mut(tenant.place()) {
                 *sum = sum.minus(*used);
@@ -189,19 +194,19 @@ impl Ledger {
     }
 }
 
-fn started(entry: &PodEntry) -> Option<Moment> {
+fn started(entry: &PodState) -> Option<Moment> {
     match &entry.phase {
-        Phase::Bound(bound) => Some(bound.started),
+        PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     }
 }
 
 /// Whether these GPUs are within what the demand's tenant may still take.
 pub(in crate::scheduling) fn is_allowed(
-    allowance: Limit,
+    allowance: TenantLimit,
     gpus: &[Gpu],
     demand: &Demand,
     chosen: GpuSet,
 ) -> bool {
-    allowance == Limit::default() || allowance.allows(used_on(gpus, demand, chosen))
+    allowance == TenantLimit::default() || allowance.allows(used_on(gpus, demand, chosen))
 }

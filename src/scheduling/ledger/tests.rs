@@ -7,7 +7,7 @@ use crate::scheduling::fit::Misfit;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::testing::placed;
 use crate::scheduling::plugin::{Ask, PluginResource};
-use crate::scheduling::policy::{Headroom, Terms};
+use crate::scheduling::policy::{ClassTerms, Headroom};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::proptests::whole_gpu;
 use crate::scheduling::request::{Demand, Sharing};
@@ -24,7 +24,7 @@ fn node_name(name: &str) -> NodeName {
 fn demand(gib: u64, sharing: Sharing, priority: i32) -> Demand {
     let demand = demand_of(gib << 30, 1, sharing, priority);
     // What an engine's start does to its neighbours has tests of its own.
-    Demand { terms: Terms { engine: false, ..demand.terms }, ..demand }
+    Demand { terms: ClassTerms { engine: false, ..demand.terms }, ..demand }
 }
 
 fn gpus(uuids: &[&str]) -> Vec<Device> {
@@ -44,32 +44,32 @@ fn ledger() -> Ledger {
 
 fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
     let key = PodKey::parse("default", name).unwrap();
-    ledger.see(Seen {
+    ledger.see(PodObservation {
         uid: uid(name),
         key,
         demand,
-        state: SeenState::Waiting(SeenWaiting::default()),
+        state: ObservedPhase::Waiting(ObservedWaiting::default()),
         shown: None,
     });
 }
 
 fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
     wait(ledger, name, demand);
-    let Assumption::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
+    let AssumeResult::New(placement) = ledger.assume(&uid(name), &node_name("n")).unwrap() else {
         panic!("not new")
     };
     ledger.confirm(&uid(name), &placement.node, Some(placement.devices.clone()));
     placement.devices
 }
 
-fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> Remark {
+fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> PodWarning {
     let devices = devices.map(|uuids| uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect());
     let key = PodKey::parse("default", name).unwrap();
-    ledger.see(Seen {
+    ledger.see(PodObservation {
         uid: uid(name),
         key,
         demand,
-        state: SeenState::Bound { node: node_name("n"), devices, starting: false, ran: None },
+        state: ObservedPhase::Bound { node: node_name("n"), devices, starting: false, ran: None },
         shown: None,
     })
 }
@@ -92,14 +92,17 @@ fn a_promise_counts_from_assume_and_is_given_back_by_forget() {
 fn assuming_twice_promises_once() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
-    let Assumption::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::InFlight(first.clone())));
-    assert_eq!(ledger.assume(&uid("a"), &node_name("m")), Err(Conflict::Unsettled { node: node_name("n") }));
-    ledger.confirm(&uid("a"), &first.node, Some(first.devices));
-    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(Assumption::Bound));
+    let AssumeResult::New(first) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::InFlight(first.clone())));
     assert_eq!(
         ledger.assume(&uid("a"), &node_name("m")),
-        Err(Conflict::BoundElsewhere { node: node_name("n") })
+        Err(AssumeConflict::Unsettled { node: node_name("n") })
+    );
+    ledger.confirm(&uid("a"), &first.node, Some(first.devices));
+    assert_eq!(ledger.assume(&uid("a"), &node_name("n")), Ok(AssumeResult::Bound));
+    assert_eq!(
+        ledger.assume(&uid("a"), &node_name("m")),
+        Err(AssumeConflict::BoundElsewhere { node: node_name("n") })
     );
     assert_eq!(free_gib(&mut ledger), [32, 72]);
 }
@@ -121,20 +124,20 @@ fn the_loser_of_a_race_gets_a_typed_conflict() {
 fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(10, Sharing::Exclusive, 0));
-    let Assumption::New(placement) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
+    let AssumeResult::New(placement) = ledger.assume(&uid("a"), &node_name("n")).unwrap() else { panic!() };
     assert_eq!((placement.granted, placement.memory_hundredths), (Bytes::gib(72), 90));
     assert_eq!(free_gib(&mut ledger), [0, 72]);
     wait(&mut ledger, "b", demand(80, Sharing::Shared, 0));
     assert!(matches!(
         ledger.assume(&uid("b"), &node_name("n")),
-        Err(Conflict::NoLongerFits(Misfit::TooLarge { .. }))
+        Err(AssumeConflict::NoLongerFits(Misfit::TooLarge { .. }))
     ));
 }
 
 #[test]
 fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
     let mut ledger = ledger();
-    assert_eq!(see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), Remark::Unplaced);
+    assert_eq!(see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), PodWarning::Unplaced);
     assert_eq!(free_gib(&mut ledger), [42, 42]);
     assert_eq!(ledger.totals().unplaced, 1);
 }
@@ -150,7 +153,7 @@ fn an_edited_record_changes_nothing_and_is_reported() {
     let amount = see_bound(&mut ledger, "a", demand(1, Sharing::Shared, 0), Some(&["GPU-a"]));
     assert_eq!(
         [same, devices, removed, amount],
-        [Remark::Nothing, Remark::DevicesEdited, Remark::DevicesEdited, Remark::DemandEdited]
+        [PodWarning::Nothing, PodWarning::DevicesEdited, PodWarning::DevicesEdited, PodWarning::DemandEdited]
     );
     assert_eq!(free_gib(&mut ledger), [42, 72]);
 }
@@ -177,8 +180,8 @@ fn a_hint_is_advice_only() {
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
-fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), Conflict> {
-    let hold = Hold {
+fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
+    let hold = Reservation {
         node: node_name("n"),
         devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
@@ -196,7 +199,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     hold(&mut ledger, "urgent", &["victim"]).unwrap();
     assert_eq!(
         hold(&mut ledger, "urgent", &["victim"]),
-        Err(Conflict::AlreadyHolds { node: node_name("n") })
+        Err(AssumeConflict::AlreadyHolds { node: node_name("n") })
     );
     assert_eq!(free_gib(&mut ledger), [12, 2], "the hold reserves what its victim does not have already");
     let waiting = ledger.own_room(&uid("urgent")).unwrap().1;
@@ -208,7 +211,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     wait(&mut ledger, "thief", demand(60, Sharing::Shared, 0));
     assert!(ledger.assume(&uid("thief"), &node_name("n")).is_err());
     assert_eq!(ledger.own_room(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(Assumption::New(_))));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
     assert_eq!(free_gib(&mut ledger), [12, 2]);
 }
 
@@ -232,7 +235,7 @@ fn one_pod_is_the_victim_of_one_hold() {
         wait(&mut ledger, pod, demand(60, Sharing::Shared, 10));
     }
     hold(&mut ledger, "one", &["victim"]).unwrap();
-    assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(Conflict::VictimGone));
+    assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
     assert!(ledger.room_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
 }
 
@@ -279,7 +282,10 @@ fn a_removed_node_is_offered_to_nobody_and_its_pods_stay_charged() {
     ledger.remove_node(&node_name("n"));
     assert!(ledger.snapshot().node("n").is_none());
     wait(&mut ledger, "b", demand(1, Sharing::Shared, 0));
-    assert_eq!(ledger.assume(&uid("b"), &node_name("n")), Err(Conflict::NoLongerFits(Misfit::UnknownNode)));
+    assert_eq!(
+        ledger.assume(&uid("b"), &node_name("n")),
+        Err(AssumeConflict::NoLongerFits(Misfit::UnknownNode))
+    );
     ledger.set_node(&node_name("n"), NodeKind::Stowage, None);
     assert_eq!(free_gib(&mut ledger), [32, 72]);
 }
@@ -338,7 +344,7 @@ fn nothing_is_promised_where_a_device_plugin_hands_out_the_gpus() {
     ledger.set_node(&node_name("n"), NodeKind::DevicePlugin, None);
     wait(&mut ledger, "a", demand(1, Sharing::Shared, 0));
     let refused = ledger.assume(&uid("a"), &node_name("n"));
-    assert_eq!(refused, Err(Conflict::NoLongerFits(Misfit::DevicePluginNode)));
+    assert_eq!(refused, Err(AssumeConflict::NoLongerFits(Misfit::DevicePluginNode)));
     let snapshot = ledger.snapshot();
     let misfit = crate::scheduling::fit::fit(snapshot.node("n").unwrap(), &demand(1, Sharing::Shared, 0));
     assert_eq!(misfit, Err(Misfit::DevicePluginNode));
@@ -378,7 +384,7 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     ledger.assume(&uid("a"), &node_name("n")).unwrap();
     let remark = see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    assert_eq!((remark, free_gib(&mut ledger)), (Remark::Nothing, vec![72, 32]));
+    assert_eq!((remark, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
 }
 
 #[test]
@@ -404,7 +410,7 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     assert_eq!(held(&ledger), (uid("urgent"), 1, false));
     ledger.release(&uid("victim"));
     assert_eq!(held(&ledger), (uid("urgent"), 0, true));
-    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(Assumption::New(_))));
+    assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
 }
 
 #[test]
@@ -434,17 +440,19 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
 
 #[test]
 fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
-    use crate::scheduling::stake::{Checkpoint, Leaving, Shown, Stake, Stamp};
+    use crate::scheduling::stake::{
+        Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
+    };
     let mut ledger = ledger();
     ledger.set_now(Moment(1_000_000));
     bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
     let generation = ledger.snapshot().generation();
     let entry = ledger.entry(&uid("a")).unwrap().clone();
-    let mut see = |shown: Option<Shown>| {
-        let Phase::Bound(bound) = entry.phase.clone() else { panic!("it is bound") };
+    let mut see = |shown: Option<ObservedDisruptionInfo>| {
+        let PodPhase::Bound(bound) = entry.phase.clone() else { panic!("it is bound") };
         let (node, devices) = (bound.node, bound.devices);
-        let state = SeenState::Bound { node, devices, starting: false, ran: None };
-        let remark = ledger.see(Seen {
+        let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
+        let remark = ledger.see(PodObservation {
             uid: uid("a"),
             key: entry.key.clone(),
             demand: entry.demand.clone(),
@@ -452,18 +460,22 @@ fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
             shown,
         });
         let after = ledger.entry(&uid("a")).unwrap().clone();
-        let Phase::Bound(bound) = after.phase else { panic!("it stays bound") };
-        (remark, Stake::clone(&after.stake), bound.leaving)
+        let PodPhase::Bound(bound) = after.phase else { panic!("it stays bound") };
+        (remark, DisruptionInfo::clone(&after.stake), bound.leaving)
     };
-    let stamped = |stamp| Some(Shown { stamp, ..Shown::default() });
-    let at = |moment| Stake { checkpoint: Checkpoint::At(Moment(moment)), ..Stake::default() };
-    assert_eq!(see(stamped(Stamp::Ago(Millis(5_000)))), (Remark::Nothing, at(995_000), None));
-    assert_eq!(see(None), (Remark::Nothing, at(995_000), None), "who did not look changes nothing");
-    assert_eq!(see(stamped(Stamp::Unreadable)), (Remark::CheckpointUnreadable, Stake::default(), None));
-    let ahead = stamped(Stamp::Ahead(Millis::seconds(600)));
-    assert_eq!(see(ahead), (Remark::CheckpointAhead, at(1_000_000), None));
-    let leaving = Leaving { asked_ago: Millis(10_000), grace: Millis(30_000) };
-    let leaves = Some(Shown { leaving: Some(leaving), ..Shown::default() });
+    let stamped = |stamp| Some(ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() });
+    let at =
+        |moment| DisruptionInfo { checkpoint: Checkpoint::At(Moment(moment)), ..DisruptionInfo::default() };
+    assert_eq!(see(stamped(CheckpointAge::Ago(Millis(5_000)))), (PodWarning::Nothing, at(995_000), None));
+    assert_eq!(see(None), (PodWarning::Nothing, at(995_000), None), "who did not look changes nothing");
+    assert_eq!(
+        see(stamped(CheckpointAge::Unreadable)),
+        (PodWarning::CheckpointUnreadable, DisruptionInfo::default(), None)
+    );
+    let ahead = stamped(CheckpointAge::Ahead(Millis::seconds(600)));
+    assert_eq!(see(ahead), (PodWarning::CheckpointAhead, at(1_000_000), None));
+    let leaving = PodDeletion { asked_ago: Millis(10_000), grace: Millis(30_000) };
+    let leaves = Some(ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() });
     assert_eq!(see(leaves).2, Some(Moment(1_020_000)));
     assert_eq!(ledger.snapshot().generation(), generation);
 }

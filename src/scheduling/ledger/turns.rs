@@ -17,8 +17,8 @@ const FOR_THE_LONGEST: usize = 4;
 
 /// Pods that have their turns together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Band {
-    pub line: Line,
+pub struct QueueBand {
+    pub line: WaitingLine,
     pub priority: Reverse<i32>,
     pub class: ClassId,
     pub tenant: Option<TenantId>,
@@ -26,17 +26,17 @@ pub struct Band {
 
 /// The two ways to wait, each with places of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Line {
+pub enum WaitingLine {
     Gated,
     Refused,
 }
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Turns {
-    pods: FxHashMap<PodUid, Spot>,
+pub(super) struct WaitingQueue {
+    pods: FxHashMap<PodUid, QueuePosition>,
     /// Not due yet.
     later: BTreeSet<(Moment, PodUid)>,
-    ready: BTreeMap<Band, BTreeSet<(u64, PodUid)>>,
+    ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
     /// Pods that were woken and have not asked since, and when they were.
     woken: BTreeSet<(Moment, PodUid)>,
     woken_at: FxHashMap<PodUid, Moment>,
@@ -45,29 +45,29 @@ pub(super) struct Turns {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Spot {
+enum QueuePosition {
     Later(Moment),
     /// `before` is the turn it had until it was last handed out.
     Ready {
-        band: Band,
+        band: QueueBand,
         turn: u64,
         before: u64,
     },
 }
 
-impl Turns {
+impl WaitingQueue {
     /// The pod is due then.
     pub fn set_later(&mut self, uid: &PodUid, due: Moment) {
         self.remove(uid);
         self.later.insert((due, uid.clone()));
-        self.pods.insert(uid.clone(), Spot::Later(due));
+        self.pods.insert(uid.clone(), QueuePosition::Later(due));
     }
 
     /// The pod is due. One that was already keeps its turn.
-    pub fn set_ready(&mut self, uid: &PodUid, band: Band) {
+    pub fn set_ready(&mut self, uid: &PodUid, band: QueueBand) {
         let turn = match self.pods.get(uid) {
-            Some(Spot::Ready { band: known, .. }) if *known == band => return,
-            Some(Spot::Ready { turn, .. }) => *turn,
+            Some(QueuePosition::Ready { band: known, .. }) if *known == band => return,
+            Some(QueuePosition::Ready { turn, .. }) => *turn,
             _ => self.next_turn(),
         };
         self.place(uid, band, turn, turn);
@@ -76,10 +76,10 @@ impl Turns {
     pub fn remove(&mut self, uid: &PodUid) {
         match self.pods.remove(uid) {
             None => {}
-            Some(Spot::Later(due)) => {
+            Some(QueuePosition::Later(due)) => {
                 self.later.remove(&(due, uid.clone()));
             }
-            Some(Spot::Ready { band, turn, .. }) => self.take_out(uid, &band, turn),
+            Some(QueuePosition::Ready { band, turn, .. }) => self.take_out(uid, &band, turn),
         }
     }
 
@@ -92,12 +92,12 @@ impl Turns {
     /// those of one priority and class.
     pub fn hand_out(
         &mut self,
-        line: Line,
+        line: WaitingLine,
         limit: usize,
         share: impl Fn(Option<TenantId>) -> u64,
     ) -> Vec<PodUid> {
         let mut chosen = self.longest_waiting(line, limit / FOR_THE_LONGEST);
-        let mut bands: Vec<&Band> = self.ready.keys().filter(|band| band.line == line).collect();
+        let mut bands: Vec<&QueueBand> = self.ready.keys().filter(|band| band.line == line).collect();
         bands.sort_by_cached_key(|band| (band.priority, band.class, share(band.tenant), **band));
         let in_order = bands.into_iter().flat_map(|band| &self.ready[band]);
         for (_, uid) in in_order {
@@ -115,7 +115,7 @@ impl Turns {
 
     /// The pod was handed out and not looked at: it has the turn that it had.
     pub fn put_back(&mut self, uid: &PodUid) {
-        if let Some(Spot::Ready { band, before, .. }) = self.pods.get(uid).copied() {
+        if let Some(QueuePosition::Ready { band, before, .. }) = self.pods.get(uid).copied() {
             self.place(uid, band, before, before);
         }
     }
@@ -153,7 +153,7 @@ impl Turns {
         self.pods.len()
     }
 
-    fn longest_waiting(&self, line: Line, limit: usize) -> BTreeSet<PodUid> {
+    fn longest_waiting(&self, line: WaitingLine, limit: usize) -> BTreeSet<PodUid> {
         let bands = self.ready.iter().filter(|(band, _)| band.line == line);
         let mut bands: Vec<_> = bands.map(|(_, pods)| pods.iter()).collect();
         let firsts = bands.iter_mut().enumerate().filter_map(|(place, pods)| Some((pods.next()?, place)));
@@ -169,25 +169,25 @@ impl Turns {
 
     fn turn_of(&self, uid: &PodUid) -> u64 {
         match self.pods.get(uid) {
-            Some(Spot::Ready { turn, .. }) => *turn,
+            Some(QueuePosition::Ready { turn, .. }) => *turn,
             _ => 0,
         }
     }
 
     fn put_last(&mut self, uid: &PodUid, before: u64) {
-        if let Some(Spot::Ready { band, .. }) = self.pods.get(uid).copied() {
+        if let Some(QueuePosition::Ready { band, .. }) = self.pods.get(uid).copied() {
             let turn = self.next_turn();
             self.place(uid, band, turn, before);
         }
     }
 
-    fn place(&mut self, uid: &PodUid, band: Band, turn: u64, before: u64) {
+    fn place(&mut self, uid: &PodUid, band: QueueBand, turn: u64, before: u64) {
         self.remove(uid);
         self.ready.entry(band).or_default().insert((turn, uid.clone()));
-        self.pods.insert(uid.clone(), Spot::Ready { band, turn, before });
+        self.pods.insert(uid.clone(), QueuePosition::Ready { band, turn, before });
     }
 
-    fn take_out(&mut self, uid: &PodUid, band: &Band, turn: u64) {
+    fn take_out(&mut self, uid: &PodUid, band: &QueueBand, turn: u64) {
         let Some(pods) = self.ready.get_mut(band) else { return };
         pods.remove(&(turn, uid.clone()));
         if pods.is_empty() {
@@ -209,17 +209,22 @@ mod tests {
         PodUid::parse(name).unwrap()
     }
 
-    fn band(priority: i32) -> Band {
-        Band { line: Line::Gated, priority: Reverse(priority), class: ClassId::default(), tenant: None }
+    fn band(priority: i32) -> QueueBand {
+        QueueBand {
+            line: WaitingLine::Gated,
+            priority: Reverse(priority),
+            class: ClassId::default(),
+            tenant: None,
+        }
     }
 
-    fn next(turns: &mut Turns, limit: usize) -> Vec<String> {
-        turns.hand_out(Line::Gated, limit, |_| 0).iter().map(ToString::to_string).collect()
+    fn next(turns: &mut WaitingQueue, limit: usize) -> Vec<String> {
+        turns.hand_out(WaitingLine::Gated, limit, |_| 0).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn within_a_priority_the_longest_not_looked_at_comes_first_and_what_is_put_back_keeps_its_turn() {
-        let mut turns = Turns::default();
+        let mut turns = WaitingQueue::default();
         ["a", "b", "c"].iter().for_each(|name| turns.set_ready(&uid(name), band(0)));
         assert_eq!(next(&mut turns, 2), ["a", "b"]);
         turns.put_back(&uid("b"));
@@ -234,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_higher_priority_comes_first_and_the_lower_is_not_left_out_for_ever() {
-        let mut turns = Turns::default();
+        let mut turns = WaitingQueue::default();
         (0..40).for_each(|n| turns.set_ready(&uid(&format!("high-{n:02}")), band(1)));
         turns.set_ready(&uid("low"), band(0));
         let rounds = (0..20).position(|_| next(&mut turns, 4).contains(&"low".to_owned()));
@@ -243,10 +248,10 @@ mod tests {
 
     #[test]
     fn a_line_has_places_of_its_own() {
-        let mut turns = Turns::default();
+        let mut turns = WaitingQueue::default();
         (0..9).for_each(|n| turns.set_ready(&uid(&format!("gated-{n}")), band(9)));
-        turns.set_ready(&uid("refused"), Band { line: Line::Refused, ..band(0) });
-        assert_eq!(turns.hand_out(Line::Refused, 2, |_| 0), [uid("refused")]);
+        turns.set_ready(&uid("refused"), QueueBand { line: WaitingLine::Refused, ..band(0) });
+        assert_eq!(turns.hand_out(WaitingLine::Refused, 2, |_| 0), [uid("refused")]);
         assert_eq!(next(&mut turns, 4).len(), 4);
     }
 }

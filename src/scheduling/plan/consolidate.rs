@@ -4,14 +4,16 @@
 //!
 //! Off unless the policy says so. Still nobody of equal or higher priority moves, and nobody who is protected.
 
-use super::ranking::Kind;
-use super::scratch::Scratch;
-use super::{Place, Seeing};
+use super::ranking::DemandKey;
+use super::scratch::PlanningState;
+use super::{PlanView, PlannedPlacement};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::device::GpuSet;
-use crate::scheduling::ledger::{Gate, Pending, Seen, SeenState, SeenWaiting, Way};
+use crate::scheduling::ledger::{
+    ObservedPhase, ObservedWaiting, PendingPod, PodObservation, SchedulingGate, WaitKind,
+};
 use crate::scheduling::policy::Consolidation;
-use crate::scheduling::preempt::{self, Room, Rules, VictimSet};
+use crate::scheduling::preempt::{self, BudgetRules, PreemptionCandidate, VictimSet};
 use crate::scheduling::rank;
 use crate::scheduling::request::Demand;
 
@@ -20,9 +22,9 @@ const TRIED: usize = 8;
 /// Steps that a close look at one node counts for.
 const LOOK: u64 = 16;
 
-impl Scratch<'_> {
+impl PlanningState<'_> {
     /// The first of the cheapest nodes whose pods all fit elsewhere, held on the scratch ledger.
-    pub(super) fn moving(&mut self, pod: &Pending, kind: &Kind) -> Option<Place> {
+    pub(super) fn moving(&mut self, pod: &PendingPod, kind: &DemandKey) -> Option<PlannedPlacement> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
@@ -30,13 +32,13 @@ impl Scratch<'_> {
         let pace = self.pace;
         let mut looking = self.looking(kind, &snapshot, &demand, &claim);
         let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
-        let rooms: Vec<Room> = nodes.filter_map(|node| looking.room(&node.name)).collect();
-        let worth = |set: &VictimSet, room: &Room| gain(&demand, set.gpus, room, rules);
+        let rooms: Vec<PreemptionCandidate> = nodes.filter_map(|node| looking.room(&node.name)).collect();
+        let worth = |set: &VictimSet, room: &PreemptionCandidate| gain(&demand, set.gpus, room, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()
             .take_while(|_| pace.goes_on(LOOK))
             .filter_map(|room| {
-                let set = preempt::cheapest_victims(room, &demand, Rules::Keep)?;
+                let set = preempt::cheapest_victims(room, &demand, BudgetRules::Keep)?;
                 (set.price.cost < worth(&set, room)).then_some(set)
             })
             .collect();
@@ -45,7 +47,7 @@ impl Scratch<'_> {
     }
 
     /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
-    fn move_all(&mut self, pod: &Pending, kind: &Kind, set: &VictimSet) -> Option<Place> {
+    fn move_all(&mut self, pod: &PendingPod, kind: &DemandKey, set: &VictimSet) -> Option<PlannedPlacement> {
         let place = self.hold_set_by_moving(pod, kind, set)?;
         if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
             return Some(place);
@@ -56,7 +58,7 @@ impl Scratch<'_> {
 
     /// Finds room for the pod that its controller will make in its place, and takes it on the scratch ledger: it is not for the
     /// next of the queue, nor for the next who moves.
-    fn settle_elsewhere(&mut self, pod: &Pending, victim: &PodUid) -> Option<()> {
+    fn settle_elsewhere(&mut self, pod: &PendingPod, victim: &PodUid) -> Option<()> {
         let entry = self.ledger.entry(victim)?;
         // Nobody would make it again.
         entry.stake.owner.as_ref()?;
@@ -64,21 +66,21 @@ impl Scratch<'_> {
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
         let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;
         let demand = entry.demand.clone();
-        let pending = Pending {
+        let pending = PendingPod {
             uid: successor.clone(),
             key: key.clone(),
             demand: demand.clone(),
-            way: Way::Gated,
+            way: WaitKind::Gated,
             since: self.ledger.now(),
             share: 0,
         };
-        let (place, gpus) = self.seat_for(&demand, &Kind::successor_of(&demand, wants))?;
-        let waiting = SeenWaiting { gate: Gate::Open, ..SeenWaiting::default() };
-        self.ledger.see(Seen {
+        let (place, gpus) = self.seat_for(&demand, &DemandKey::successor_of(&demand, wants))?;
+        let waiting = ObservedWaiting { gate: SchedulingGate::Open, ..ObservedWaiting::default() };
+        self.ledger.see(PodObservation {
             uid: successor.clone(),
             key,
             demand,
-            state: SeenState::Waiting(waiting),
+            state: ObservedPhase::Waiting(waiting),
             shown: None,
         });
         let snapshot = self.ledger.snapshot();
@@ -91,9 +93,9 @@ impl Scratch<'_> {
     }
 
     /// The best place that is free now for a pod that is not in the queue.
-    fn seat_for(&mut self, demand: &Demand, kind: &Kind) -> Option<(usize, GpuSet)> {
+    fn seat_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
-        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
+        let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
         let question = kind.question(self.stock);
         let pace = self.pace;
         let seats = (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
@@ -106,7 +108,7 @@ impl Scratch<'_> {
 }
 
 /// What it is worth that the pod fits, in thousandths of a GPU for a second.
-fn gain(demand: &Demand, gpus: GpuSet, room: &Room, rules: Consolidation) -> u64 {
+fn gain(demand: &Demand, gpus: GpuSet, room: &PreemptionCandidate, rules: Consolidation) -> u64 {
     let part: u64 = gpus.iter().map(|place| room.gpus[place].part_of(demand).milli_gpus).sum();
     part.saturating_mul(rules.gain.0 / 1000)
 }

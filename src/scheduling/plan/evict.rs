@@ -1,56 +1,56 @@
 //! Room for a pod on GPUs that are not free: who has to leave for it.
 
-use super::pace::Pace;
-use super::ranking::Kind;
-use super::scratch::Scratch;
-use super::{Place, Seeing};
+use super::pace::StepBudget;
+use super::ranking::DemandKey;
+use super::scratch::PlanningState;
+use super::{PlanView, PlannedPlacement};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Claim, Ledger, Pending, Survey};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::{CandidateSurvey, Ledger, PendingPod, Preemptor};
 use crate::scheduling::preempt::{
-    self, Effort, EvictionAllowance, EvictionLimit, Found, LargerSets, Price, Prospect, Room, Rooms, Rules,
-    ScopeKey, Seen, VictimSet,
+    self, BudgetRules, CandidateSource, EvictionAllowance, EvictionCost, EvictionLimit, ExaminedCandidate,
+    LargerSets, NodeCostBound, PreemptionCandidate, ScopeKey, SearchEffort, VictimSearchResult, VictimSet,
 };
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::{Freed, Question};
+use crate::scheduling::stock::{AssumedNodeChange, FilterQuery};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// What was found of nodes for pods of one kind, as long as it holds: pods of a kind that come one after the other look at the same
 /// nodes.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    kind: Option<Kind>,
+pub(super) struct CandidateCache {
+    kind: Option<DemandKey>,
     /// As the first search for a pod of the kind began. What has been held since makes no node cheaper.
-    prospects: Vec<Prospect>,
+    prospects: Vec<NodeCostBound>,
     rooms: KnownRooms,
 }
 
 /// `None` of a node where nobody's leaving would be enough, or that would not take the pod even then.
-type KnownRooms = BTreeMap<NodeName, Option<Seen<Rc<Room>>>>;
+type KnownRooms = BTreeMap<NodeName, Option<ExaminedCandidate<Rc<PreemptionCandidate>>>>;
 
 /// Finds nodes that pods of a kind could go to if all left who may, one by one.
-pub(super) struct Looking<'l> {
+pub(super) struct CandidateFinder<'l> {
     ledger: &'l Ledger,
     snapshot: &'l Snapshot,
-    kind: &'l Kind,
-    claim: &'l Claim,
-    question: Option<Question<'l>>,
-    survey: Survey<'l>,
+    kind: &'l DemandKey,
+    claim: &'l Preemptor,
+    question: Option<FilterQuery<'l>>,
+    survey: CandidateSurvey<'l>,
 }
 
 /// The same for one pod; but what is known already is not looked for again.
-struct Remembering<'l, 'k> {
-    looking: Looking<'l>,
-    pod: &'l Pending,
+struct CachedCandidates<'l, 'k> {
+    looking: CandidateFinder<'l>,
+    pod: &'l PendingPod,
     rooms: &'k mut KnownRooms,
     /// `None`: what may be evicted now does not matter.
     allowance: Option<EvictionAllowance<'l>>,
-    pace: &'l Pace<'l>,
+    pace: &'l StepBudget<'l>,
 }
 
-impl Known {
+impl CandidateCache {
     pub fn forget(&mut self) {
         *self = Self::default();
     }
@@ -59,12 +59,12 @@ impl Known {
         self.rooms.remove(node);
     }
 
-    fn is_of(&self, kind: &Kind) -> bool {
+    fn is_of(&self, kind: &DemandKey) -> bool {
         self.kind.as_ref().is_some_and(|known| known.is_like(kind))
     }
 
     /// As much of it as holds for a pod of this kind.
-    fn for_kind(self, kind: &Kind, ledger: &Ledger, claim: &Claim) -> Self {
+    fn for_kind(self, kind: &DemandKey, ledger: &Ledger, claim: &Preemptor) -> Self {
         if !self.is_of(kind) {
             let prospects = ledger.prospects(claim, kind.demand());
             return Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() };
@@ -75,16 +75,16 @@ impl Known {
     }
 }
 
-impl Looking<'_> {
-    pub fn room(&mut self, node: &NodeName) -> Option<Room> {
+impl CandidateFinder<'_> {
+    pub fn room(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let mut room = self.survey.room(node)?;
         let Self { ledger, snapshot, kind, question, .. } = self;
-        let seeing = Seeing { ledger, snapshot };
+        let seeing = PlanView { ledger, snapshot };
         let leaving: Vec<PodUid> =
             room.candidates.iter().chain(&room.awaited).map(|resident| resident.uid.clone()).collect();
         let place = snapshot.place_of(node.as_str())?;
         kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
-        let beside = Freed { leaving: &[], coming: ledger.coming_to(node) };
+        let beside = AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) };
         let lack = question.as_ref().map(|question| question.lack(node, &beside));
         room.shortfall.companion = lack.unwrap_or_default();
         Some(room)
@@ -93,17 +93,17 @@ impl Looking<'_> {
     /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
     /// their price, so that the search does not see it.
     fn is_enough(&self, set: &VictimSet) -> bool {
-        let seeing = Seeing { ledger: self.ledger, snapshot: self.snapshot };
+        let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
         let leaving = set.everyone();
         let admits = |place| self.kind.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
         self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
     }
 }
 
-impl Rooms for Remembering<'_, '_> {
-    type Room = Rc<Room>;
+impl CandidateSource for CachedCandidates<'_, '_> {
+    type Candidate = Rc<PreemptionCandidate>;
 
-    fn look(&mut self, node: &NodeName) -> Option<Seen<Rc<Room>>> {
+    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
         let Self { looking, pod, rooms, .. } = self;
         if let Some(known) = rooms.get_mut(node) {
             let (floor, room) = known.as_mut()?;
@@ -118,7 +118,7 @@ impl Rooms for Remembering<'_, '_> {
 
     /// Until something is undone there are only more holds, and budgets let only fewer leave: a room becomes no cheaper. (A search
     /// that is cut short may end with another set for it, as it begins elsewhere.)
-    fn learn(&mut self, node: &NodeName, least: Option<Price>) {
+    fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
         if let Some(known) = self.rooms.get_mut(node) {
             *known = known.take().zip(least).map(|((_, room), least)| (least, room));
         }
@@ -130,7 +130,8 @@ impl Rooms for Remembering<'_, '_> {
 
     fn accepts(&mut self, set: &VictimSet) -> bool {
         let Self { looking, pod, .. } = self;
-        let can_be_held = |hold: Hold| looking.ledger.check_hold(looking.claim, &pod.uid, &hold).is_ok();
+        let can_be_held =
+            |hold: Reservation| looking.ledger.check_hold(looking.claim, &pod.uid, &hold).is_ok();
         looking.is_enough(set) && hold_of(looking.ledger, set).is_some_and(can_be_held)
     }
 
@@ -139,16 +140,21 @@ impl Rooms for Remembering<'_, '_> {
     }
 }
 
-impl Scratch<'_> {
+impl PlanningState<'_> {
     /// The node where the cheapest pods leave that may be evicted now, held on the scratch ledger. Otherwise the limit without which
     /// some would leave, if there is one.
-    pub(super) fn evicting(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Option<EvictionLimit>> {
+    pub(super) fn evicting(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+    ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         let claim = self.claim(pod);
         self.know(kind, &claim);
         let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
         // A set that is larger than a limit leaves only where none within it would do.
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
-            let Found { set, is_limited } = self.search(pod, kind, &claim, Some((larger, &reserved)));
+            let VictimSearchResult { set, is_limited } =
+                self.search(pod, kind, &claim, Some((larger, &reserved)));
             if let Some(place) = set.and_then(|set| self.hold_set(pod, &set)) {
                 return Ok(place);
             }
@@ -170,7 +176,7 @@ impl Scratch<'_> {
         }
     }
 
-    pub(super) fn claim(&mut self, pod: &Pending) -> Claim {
+    pub(super) fn claim(&mut self, pod: &PendingPod) -> Preemptor {
         if self.soonest.is_none() {
             self.spend_on_all_nodes();
         }
@@ -178,7 +184,7 @@ impl Scratch<'_> {
         self.ledger.claim_by(&pod.uid, soonest)
     }
 
-    fn know(&mut self, kind: &Kind, claim: &Claim) {
+    fn know(&mut self, kind: &DemandKey, claim: &Preemptor) {
         let known = std::mem::take(&mut self.known);
         if !known.is_of(kind) {
             self.spend_on_all_nodes();
@@ -194,14 +200,14 @@ impl Scratch<'_> {
     /// The cheapest set, or the cheapest of those that may be evicted now.
     fn search(
         &mut self,
-        pod: &Pending,
-        kind: &Kind,
-        claim: &Claim,
+        pod: &PendingPod,
+        kind: &DemandKey,
+        claim: &Preemptor,
         now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
-    ) -> Found {
+    ) -> VictimSearchResult {
         let snapshot = self.ledger.snapshot();
         let mut known = std::mem::take(&mut self.known);
-        let rooms = Remembering {
+        let rooms = CachedCandidates {
             looking: self.looking(kind, &snapshot, &pod.demand, claim),
             pod,
             rooms: &mut known.rooms,
@@ -209,42 +215,43 @@ impl Scratch<'_> {
             pace: self.pace,
         };
         let prospects = known.prospects.iter().cloned();
-        let found = preempt::find_among(prospects, &pod.demand, Rules::Keep, Effort::default(), rooms);
+        let found =
+            preempt::find_among(prospects, &pod.demand, BudgetRules::Keep, SearchEffort::default(), rooms);
         self.known = known;
         found
     }
 
-    fn hold_set(&mut self, pod: &Pending, set: &VictimSet) -> Option<Place> {
+    fn hold_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
         self.hold(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
     }
 
     pub(super) fn hold_set_by_moving(
         &mut self,
-        pod: &Pending,
-        kind: &Kind,
+        pod: &PendingPod,
+        kind: &DemandKey,
         set: &VictimSet,
-    ) -> Option<Place> {
+    ) -> Option<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
-        let claim = Claim::default();
+        let claim = Preemptor::default();
         self.looking(kind, &snapshot, &pod.demand, &claim).is_enough(set).then_some(())?;
         self.hold_by_moving(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
     }
 
     pub(super) fn looking<'l>(
         &'l self,
-        kind: &'l Kind,
+        kind: &'l DemandKey,
         snapshot: &'l Snapshot,
         demand: &'l Demand,
-        claim: &'l Claim,
-    ) -> Looking<'l> {
+        claim: &'l Preemptor,
+    ) -> CandidateFinder<'l> {
         let (question, survey) = (kind.question(self.stock), self.ledger.survey(claim, demand));
-        Looking { ledger: &self.ledger, snapshot, kind, claim, question, survey }
+        CandidateFinder { ledger: &self.ledger, snapshot, kind, claim, question, survey }
     }
 }
 
-fn hold_of(ledger: &Ledger, set: &VictimSet) -> Option<Hold> {
+fn hold_of(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     let node = ledger.node(&set.node)?;
-    Some(Hold {
+    Some(Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
         victims: set.everyone().into(),

@@ -3,19 +3,19 @@
 //! A group that cannot be placed whole holds nothing. Where the policy wants it close together, that is tried on what is free
 //! now; only where it may be anywhere, or on as few nodes as possible, do others leave for it.
 
-use super::ranking::Kind;
-use super::scratch::{Looked, Reach, Scratch};
-use super::{Place, Step, Why};
+use super::ranking::DemandKey;
+use super::scratch::{PlanReach, PlanningState, PodResult};
+use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
-use crate::scheduling::ledger::Pending;
+use crate::scheduling::ledger::PendingPod;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
 use crate::scheduling::policy::GroupPlacement;
 use crate::scheduling::preempt::EvictionLimit;
 use crate::scheduling::snapshot::Snapshot;
 use crate::scheduling::stake::GroupKey;
-use crate::scheduling::worth::{Site, Worth};
+use crate::scheduling::worth::{NodeGpus, PackingModel};
 use crate::units::Millis;
 use std::collections::BTreeSet;
 
@@ -24,18 +24,18 @@ use std::collections::BTreeSet;
 const SETTLES: Millis = Millis::seconds(2);
 
 /// For how many pods of a group there are places, and the limit on evictions that the next one came upon.
-type Lacking = (usize, Option<EvictionLimit>);
+type GroupShortfall = (usize, Option<EvictionLimit>);
 
 /// Where some of a group's pods go on one node: which of them, and on which GPUs.
-type Seats = Vec<(usize, GpuSet)>;
+type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
-impl Scratch<'_> {
+impl PlanningState<'_> {
     pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
         self.ledger.entry(uid)?.stake.group.clone()
     }
 
     /// What is to be done about the group's pods that are gated.
-    pub(super) fn group(&mut self, key: &GroupKey, reach: Reach) -> Looked {
+    pub(super) fn group(&mut self, key: &GroupKey, reach: PlanReach) -> PodResult {
         let group = self.ledger.group(key);
         self.done.extend(group.gated.iter().map(|pod| pod.uid.clone()));
         let here = group.gated.len() as u32;
@@ -45,25 +45,30 @@ impl Scratch<'_> {
         };
         let youngest = group.gated.iter().map(|pod| pod.since).max().unwrap_or_default();
         if group.size.is_none() && youngest + SETTLES > self.ledger.now() {
-            return Looked::Done(Vec::new());
+            return PodResult::Done(Vec::new());
         }
         if here < wanted {
-            return Looked::Done(waiting(&group.gated, Why::GroupIncomplete { here, wanted }));
+            return PodResult::Done(waiting(&group.gated, WaitReason::GroupIncomplete { here, wanted }));
         }
         let is_for_others = self.ledger.policy().planning.groups.placement != GroupPlacement::OneIsland;
         match self.together(&group.gated, wanted as usize, reach) {
-            Ok(places) => Looked::Done(vec![Step::Place(places)]),
-            Err(_) if reach == Reach::Free && is_for_others => Looked::NeedsOthersToLeave,
+            Ok(places) => PodResult::Done(vec![PlanStep::Place(places)]),
+            Err(_) if reach == PlanReach::Free && is_for_others => PodResult::NeedsOthersToLeave,
             Err((placed, limit)) => {
-                let too_large = Why::GroupTooLarge { placed: placed as u32, wanted };
-                Looked::Done(waiting(&group.gated, limit.map_or(too_large, Why::EvictionLimit)))
+                let too_large = WaitReason::GroupTooLarge { placed: placed as u32, wanted };
+                PodResult::Done(waiting(&group.gated, limit.map_or(too_large, WaitReason::EvictionLimit)))
             }
         }
     }
 
     /// Places of at least `wanted` of the pods. Otherwise for how many there are places, and the limit on evictions that the next one
     /// came upon.
-    fn together(&mut self, pods: &[Pending], wanted: usize, reach: Reach) -> Result<Vec<Place>, Lacking> {
+    fn together(
+        &mut self,
+        pods: &[PendingPod],
+        wanted: usize,
+        reach: PlanReach,
+    ) -> Result<Vec<PlannedPlacement>, GroupShortfall> {
         let places = match self.ledger.policy().planning.groups.placement {
             GroupPlacement::OneIsland => self.on_one_island(pods),
             GroupPlacement::FewestNodes => self.on_fewest_nodes(pods),
@@ -78,7 +83,7 @@ impl Scratch<'_> {
         }
         places.iter().for_each(|place| self.drop_hold(place));
         let limit = match why {
-            Some(Why::EvictionLimit(limit)) => Some(limit),
+            Some(WaitReason::EvictionLimit(limit)) => Some(limit),
             _ => None,
         };
         Err((places.len(), limit))
@@ -87,16 +92,16 @@ impl Scratch<'_> {
     /// Adds places for those that have none yet, wherever they are best, and on other pods' GPUs where nothing is free.
     fn anywhere(
         &mut self,
-        pods: &[Pending],
-        mut places: Vec<Place>,
-        reach: Reach,
-    ) -> (Vec<Place>, Option<Why>) {
+        pods: &[PendingPod],
+        mut places: Vec<PlannedPlacement>,
+        reach: PlanReach,
+    ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let kind = Kind::of(pod, self.stock);
+            let kind = DemandKey::of(pod, self.stock);
             let placed = match reach {
-                Reach::Free => self.free_place(pod, &kind),
-                Reach::Evictions => self.place(pod, &kind),
+                PlanReach::Free => self.free_place(pod, &kind),
+                PlanReach::Evictions => self.place(pod, &kind),
             };
             match placed {
                 Ok(place) => places.push(place),
@@ -109,9 +114,9 @@ impl Scratch<'_> {
 
     /// On the node that takes most of them, then on the one that takes most of the rest, as long as all find room that is
     /// free.
-    fn on_fewest_nodes(&mut self, pods: &[Pending]) -> Vec<Place> {
+    fn on_fewest_nodes(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
-        let mut rest: Vec<&Pending> = pods.iter().collect();
+        let mut rest: Vec<&PendingPod> = pods.iter().collect();
         while !rest.is_empty() {
             let Some((node, seats)) = self.most_on_one_node(&rest) else { break };
             let before = places.len();
@@ -129,9 +134,9 @@ impl Scratch<'_> {
     }
 
     /// The node that has room for most of the pods, the best of them for the first pod.
-    fn most_on_one_node(&mut self, pods: &[&Pending]) -> Option<(usize, Seats)> {
+    fn most_on_one_node(&mut self, pods: &[&PendingPod]) -> Option<(usize, NodeGpuCandidates)> {
         let snapshot = self.ledger.snapshot();
-        let mut best: Option<(usize, Seats)> = None;
+        let mut best: Option<(usize, NodeGpuCandidates)> = None;
         for place in self.free_nodes(pods[0], &snapshot) {
             if !self.pace.goes_on(pods.len() as u64) {
                 break;
@@ -146,9 +151,9 @@ impl Scratch<'_> {
     }
 
     /// All of them on one NVLink island of one node.
-    fn on_one_island(&mut self, pods: &[Pending]) -> Vec<Place> {
+    fn on_one_island(&mut self, pods: &[PendingPod]) -> Vec<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
-        let pods: Vec<&Pending> = pods.iter().collect();
+        let pods: Vec<&PendingPod> = pods.iter().collect();
         for place in self.free_nodes(pods[0], &snapshot) {
             if !self.pace.goes_on(pods.len() as u64) {
                 break;
@@ -157,7 +162,7 @@ impl Scratch<'_> {
             let fits = |island: &GpuSet| seats(node, snapshot.worth(), &pods, *island).len() == pods.len();
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
             let seats = seats(node, snapshot.worth(), &pods, island);
-            let held: Vec<Place> = seats
+            let held: Vec<PlannedPlacement> = seats
                 .iter()
                 .filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus))
                 .collect();
@@ -170,23 +175,23 @@ impl Scratch<'_> {
     }
 
     /// Nodes that have room for the pod now, best first.
-    fn free_nodes(&mut self, pod: &Pending, snapshot: &Snapshot) -> Vec<usize> {
-        let kind = Kind::of(pod, self.stock);
+    fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
+        let kind = DemandKey::of(pod, self.stock);
         let ranking = self.ranking(&kind, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }
 }
 
-fn waiting(pods: &[Pending], why: Why) -> Vec<Step> {
-    pods.iter().map(|pod| Step::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
+fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
+    pods.iter().map(|pod| PlanStep::Wait { uid: pod.uid.clone(), key: pod.key.clone(), why }).collect()
 }
 
 /// Where as many as possible of the pods go on these GPUs, one after the other.
-fn seats(node: &Node, worth: &Worth, pods: &[&Pending], allowed: GpuSet) -> Seats {
+fn seats(node: &Node, worth: &PackingModel, pods: &[&PendingPod], allowed: GpuSet) -> NodeGpuCandidates {
     let mut gpus = node.gpus.to_vec();
-    let mut seats = Seats::new();
+    let mut seats = NodeGpuCandidates::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
-        let site = Site { gpus: &gpus, ..node.site() };
+        let site = NodeGpus { gpus: &gpus, ..node.site() };
         let Some(chosen) = pack::choose_at(worth, site, demand, allowed) else { continue };
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);

@@ -22,48 +22,48 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use pace::Bounds;
-pub use relief::{PressureWatch, Relief};
+pub use pace::PlanBounds;
+pub use relief::{PressureWatch, ReliefEviction};
 
-use super::decision::Hold;
+use super::decision::Reservation;
 use super::fit::Misfit;
-use super::ledger::{Conflict, Ledger, Pending};
-use super::preempt::{EvictionLimit, Price, ScopeKey};
+use super::ledger::{AssumeConflict, Ledger, PendingPod};
+use super::preempt::{EvictionCost, EvictionLimit, ScopeKey};
 use super::snapshot::Snapshot;
-use super::stock::{StockSnapshot, Unjudged};
+use super::stock::{FilterSnapshot, UnsupportedRule};
 use crate::ids::{PodKey, PodUid};
 use crate::units::Bytes;
-use pace::Pace;
-use scratch::{Looked, Reach, Scratch};
+use pace::StepBudget;
+use scratch::{PlanReach, PlanningState, PodResult};
 use serde::Serialize;
 
 /// What is to be done about one pod of the queue, or about a group of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum PlanStep {
     /// Room for one pod, or for all of a group: all of it is held, or none.
-    Place(Vec<Place>),
+    Place(Vec<PlannedPlacement>),
     /// A device plugin has what the pod asks for; the scheduler must find it itself.
     Wake { uid: PodUid, key: PodKey },
     /// There is no place for it now.
-    Wait { uid: PodUid, key: PodKey, why: Why },
+    Wait { uid: PodUid, key: PodKey, why: WaitReason },
 }
 
 /// Room for one pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct PlannedPlacement {
     pub uid: PodUid,
     pub key: PodKey,
     /// Its victims are those whose leaving the pod waits for, whether they are evicted for it or leave anyway.
-    pub hold: Hold,
-    pub price: Price,
+    pub hold: Reservation,
+    pub price: EvictionCost,
     /// False if the search for victims ended early: cheaper ones may exist.
     pub exact: bool,
-    pub by: Means,
+    pub by: EvictionRight,
 }
 
 /// By what right others leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Means {
+pub enum EvictionRight {
     /// The pod's own: its priority, and its tenant's share.
     Preemption,
     /// The policy's: they have room elsewhere.
@@ -73,9 +73,9 @@ pub enum Means {
 /// Why there is no place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", tag = "code")]
-pub enum Why {
+pub enum WaitReason {
     #[error("what the pod asks of its node cannot be judged by Stowage: {0}")]
-    CannotJudge(Unjudged),
+    CannotJudge(UnsupportedRule),
     #[error("the pod asks a device plugin for its GPUs, and the kubelet picks them")]
     ByPlugin,
     #[error("in shadow mode Stowage places nobody")]
@@ -98,23 +98,23 @@ pub enum Why {
     GroupTooLarge { placed: u32, wanted: u32 },
 }
 
-impl Place {
+impl PlannedPlacement {
     /// Takes the hold in a ledger, which checks it again.
-    pub fn take(&self, ledger: &mut Ledger) -> Result<(), Conflict> {
+    pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
         match self.by {
-            Means::Preemption => ledger.hold(&self.uid, self.hold.clone()),
-            Means::Moves => ledger.hold_by_moving(&self.uid, self.hold.clone()),
+            EvictionRight::Preemption => ledger.hold(&self.uid, self.hold.clone()),
+            EvictionRight::Moves => ledger.hold_by_moving(&self.uid, self.hold.clone()),
         }
     }
 }
 
 /// What a look at a node goes by.
-struct Seeing<'a> {
+struct PlanView<'a> {
     ledger: &'a Ledger,
     snapshot: &'a Snapshot,
 }
 
-impl Why {
+impl WaitReason {
     /// Without figures: what is written to a pod must not change with each look.
     pub fn said(&self) -> String {
         match self {
@@ -155,7 +155,7 @@ impl Why {
 /// What is to be done, and about whom nothing could be said within the bounds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// Each in the order of the queue: those that were not looked at at all, and those for which others would have to leave.
     pub left_over: Vec<PodUid>,
     /// Pods that need more evictions at once than a limit allows, and in which scope: [`Ledger::reserve_scope`].
@@ -165,42 +165,47 @@ pub struct Plan {
 }
 
 /// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
-pub fn plan(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending]) -> Vec<Step> {
-    plan_within(scratch, stock, queue, Bounds::NONE).steps
+pub fn plan(scratch: Ledger, stock: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
+    plan_within(scratch, stock, queue, PlanBounds::NONE).steps
 }
 
 /// The same, within bounds. The first pod of the queue is looked at whatever they are, and so is the first for which others would
 /// have to leave: each plan comes a step further.
-pub fn plan_within(scratch: Ledger, stock: &StockSnapshot, queue: &[Pending], bounds: Bounds<'_>) -> Plan {
-    let pace = Pace::new(bounds);
-    let mut scratch = Scratch::new(scratch, stock, &pace);
+pub fn plan_within(
+    scratch: Ledger,
+    stock: &FilterSnapshot,
+    queue: &[PendingPod],
+    bounds: PlanBounds<'_>,
+) -> Plan {
+    let pace = StepBudget::new(bounds);
+    let mut scratch = PlanningState::new(scratch, stock, &pace);
     let mut plan = Plan::default();
-    let mut rest: Vec<&Pending> = Vec::new();
+    let mut rest: Vec<&PendingPod> = Vec::new();
     for (n, pod) in queue.iter().enumerate() {
         let is_over = n > 0 && (pace.spent() >= bounds.free || scratch.places >= bounds.places);
         // What is known of its kind is said of it, too: that takes nothing from those before it.
-        if is_over && !scratch.is_known_to_wait(pod, Reach::Free) {
+        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Free) {
             plan.left_over.push(pod.uid.clone());
             continue;
         }
-        match scratch.look(pod, Reach::Free) {
+        match scratch.look(pod, PlanReach::Free) {
             None => {
                 plan.left_over.extend(queue[n..].iter().map(|pod| pod.uid.clone()));
                 break;
             }
-            Some(Looked::Done(steps)) => plan.steps.extend(steps),
-            Some(Looked::NeedsOthersToLeave) => rest.push(pod),
+            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
+            Some(PodResult::NeedsOthersToLeave) => rest.push(pod),
         }
     }
     let until = pace.spent().saturating_add(bounds.evictions);
     for (n, pod) in rest.iter().enumerate() {
         let is_over = n > 0 && (pace.spent() >= until || scratch.places >= bounds.places);
-        if is_over && !scratch.is_known_to_wait(pod, Reach::Evictions) {
+        if is_over && !scratch.is_known_to_wait(pod, PlanReach::Evictions) {
             plan.left_over.push(pod.uid.clone());
             continue;
         }
-        match scratch.look(pod, Reach::Evictions) {
-            Some(Looked::Done(steps)) => plan.steps.extend(steps),
+        match scratch.look(pod, PlanReach::Evictions) {
+            Some(PodResult::Done(steps)) => plan.steps.extend(steps),
             _ => {
                 plan.left_over.extend(rest[n..].iter().map(|pod| pod.uid.clone()));
                 break;

@@ -7,7 +7,7 @@ use std::cell::Cell;
 
 /// What a plan keeps to. The two kinds of work have bounds of their own, so that neither is left out for the other.
 #[derive(Clone, Copy)]
-pub struct Bounds<'a> {
+pub struct PlanBounds<'a> {
     /// Steps on free places and on pods to be woken; they come first.
     pub free: u64,
     /// Steps on evictions.
@@ -18,7 +18,7 @@ pub struct Bounds<'a> {
     pub is_stopped: &'a dyn Fn() -> bool,
 }
 
-impl Bounds<'static> {
+impl PlanBounds<'static> {
     pub const NONE: Self =
         Self { free: u64::MAX, evictions: u64::MAX, places: usize::MAX, is_stopped: &|| false };
 }
@@ -28,14 +28,14 @@ pub(super) const PLACEMENT: u64 = 150;
 /// Of a pod that is looked at, whatever comes of it.
 pub(super) const POD: u64 = 2;
 
-pub(super) struct Pace<'a> {
-    bounds: Bounds<'a>,
+pub(super) struct StepBudget<'a> {
+    bounds: PlanBounds<'a>,
     spent: Cell<u64>,
     is_stopped: Cell<bool>,
 }
 
-impl<'a> Pace<'a> {
-    pub fn new(bounds: Bounds<'a>) -> Self {
+impl<'a> StepBudget<'a> {
+    pub fn new(bounds: PlanBounds<'a>) -> Self {
         Self { bounds, spent: Cell::new(0), is_stopped: Cell::new(false) }
     }
 

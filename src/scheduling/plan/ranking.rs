@@ -1,22 +1,24 @@
 //! The nodes in order for pods of one kind. A thousand replicas ask the same of every node; they are ranked once, and after
 //! each that is placed only its node is looked at again.
 
-use super::Seeing;
-use super::pace::Pace;
+use super::PlanView;
+use super::pace::StepBudget;
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::Misfit;
-use crate::scheduling::ledger::{Pending, Way};
+use crate::scheduling::ledger::{PendingPod, WaitKind};
 use crate::scheduling::rank::{self, Score};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
-use crate::scheduling::stock::{Freed, Question, Requirements, StockSnapshot, Unjudged, Verdict};
+use crate::scheduling::stock::{
+    AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
+};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// What makes two pods of one kind, as far as their places are concerned.
 #[derive(Debug, Clone)]
-pub struct Kind {
+pub struct DemandKey {
     demand: Demand,
     wants: Option<Requirements>,
     asked: Option<Arc<NodeSet>>,
@@ -24,31 +26,31 @@ pub struct Kind {
 
 /// What pods of a kind find on one node.
 #[derive(Debug, Clone, Copy)]
-pub enum Seat {
+pub enum NodeFit {
     Free(Score, GpuSet),
     /// The node would do, and has no room now.
     Full(Misfit),
     /// The stock filters refuse the node, or it was not among those that were asked about.
     Shut,
     /// Nobody can say what the stock filters would answer.
-    Unjudged(Unjudged),
+    Unjudged(UnsupportedRule),
 }
 
 #[derive(Debug)]
-pub struct Ranking {
-    kind: Kind,
+pub struct NodeRanking {
+    kind: DemandKey,
     /// By place in the snapshot.
-    seats: Vec<Seat>,
+    seats: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,
     unjudged: BTreeSet<usize>,
 }
 
-impl Kind {
-    pub fn of(pod: &Pending, stock: &StockSnapshot) -> Self {
+impl DemandKey {
+    pub fn of(pod: &PendingPod, stock: &FilterSnapshot) -> Self {
         let asked = match &pod.way {
-            Way::Gated => None,
-            Way::Refused { asked } | Way::OnItsWay { asked } => asked.clone(),
+            WaitKind::Gated => None,
+            WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
         };
         Self { demand: pod.demand.clone(), wants: stock.wants(&pod.uid).cloned(), asked }
     }
@@ -76,7 +78,7 @@ impl Kind {
         &self.demand
     }
 
-    pub fn question<'a>(&'a self, stock: &'a StockSnapshot) -> Option<Question<'a>> {
+    pub fn question<'a>(&'a self, stock: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
         self.wants.as_ref().map(|wants| stock.ask(None, wants))
     }
 
@@ -85,37 +87,42 @@ impl Kind {
     pub fn admits(
         &self,
         place: usize,
-        seeing: &Seeing<'_>,
-        question: Option<&Question<'_>>,
+        seeing: &PlanView<'_>,
+        question: Option<&FilterQuery<'_>>,
         leaving: &[PodUid],
-    ) -> Result<(), Seat> {
+    ) -> Result<(), NodeFit> {
         let node = &seeing.snapshot.nodes()[place];
         // Nodes have come or gone since the pod asked: what it asked about says nothing of these.
         let asked = self.asked.as_ref().filter(|asked| seeing.snapshot.is_current(asked));
         if asked.is_some_and(|asked| !seeing.snapshot.contains(asked, place)) {
-            return Err(Seat::Shut);
+            return Err(NodeFit::Shut);
         }
         let coming = seeing.ledger.coming_to(&node.name);
-        let verdict = question.map_or(Verdict::CannotJudge(Unjudged::Unseen), |question| {
-            question.verdict(&node.name, &Freed { leaving, coming })
+        let verdict = question.map_or(FilterVerdict::CannotJudge(UnsupportedRule::Unseen), |question| {
+            question.verdict(&node.name, &AssumedNodeChange { leaving, coming })
         });
         match verdict {
-            Verdict::Accepts => Ok(()),
-            Verdict::Refuses(_) => Err(Seat::Shut),
+            FilterVerdict::Accepts => Ok(()),
+            FilterVerdict::Refuses(_) => Err(NodeFit::Shut),
             // Whoever leaves may be what the pod came for: then the names say nothing of the node without them.
-            Verdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
-            Verdict::CannotJudge(unjudged) => Err(Seat::Unjudged(unjudged)),
+            FilterVerdict::CannotJudge(_) if asked.is_some() && leaving.is_empty() => Ok(()),
+            FilterVerdict::CannotJudge(unjudged) => Err(NodeFit::Unjudged(unjudged)),
         }
     }
 }
 
-impl Ranking {
+impl NodeRanking {
     /// One that is stopped has looked at some of the nodes only.
-    pub fn new(kind: Kind, seeing: &Seeing<'_>, stock: &StockSnapshot, pace: &Pace<'_>) -> Self {
+    pub fn new(
+        kind: DemandKey,
+        seeing: &PlanView<'_>,
+        stock: &FilterSnapshot,
+        pace: &StepBudget<'_>,
+    ) -> Self {
         let nodes = seeing.snapshot.nodes().len();
         let mut ranking = Self {
             kind: kind.clone(),
-            seats: vec![Seat::Shut; nodes],
+            seats: vec![NodeFit::Shut; nodes],
             free: BTreeSet::new(),
             full: BTreeSet::new(),
             unjudged: BTreeSet::new(),
@@ -127,12 +134,12 @@ impl Ranking {
         ranking
     }
 
-    pub fn is_for(&self, kind: &Kind) -> bool {
+    pub fn is_for(&self, kind: &DemandKey) -> bool {
         self.kind.is_like(kind)
     }
 
     /// Looks at a node that has changed.
-    pub fn look_again_at(&mut self, place: usize, seeing: &Seeing<'_>, stock: &StockSnapshot) {
+    pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, stock: &FilterSnapshot) {
         let kind = self.kind.clone();
         self.look_at(place, seeing, kind.question(stock).as_ref());
     }
@@ -140,7 +147,7 @@ impl Ranking {
     /// Places in the snapshot and the GPUs there, best first.
     pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
         self.free.iter().filter_map(|(_, place)| match self.seats[*place] {
-            Seat::Free(_, gpus) => Some((*place, gpus)),
+            NodeFit::Free(_, gpus) => Some((*place, gpus)),
             _ => None,
         })
     }
@@ -160,37 +167,37 @@ impl Ranking {
 
     pub fn first_full(&self) -> Option<Misfit> {
         self.full.first().and_then(|place| match self.seats[*place] {
-            Seat::Full(misfit) => Some(misfit),
+            NodeFit::Full(misfit) => Some(misfit),
             _ => None,
         })
     }
 
-    pub fn first_unjudged(&self) -> Option<Unjudged> {
+    pub fn first_unjudged(&self) -> Option<UnsupportedRule> {
         self.unjudged.first().and_then(|place| match self.seats[*place] {
-            Seat::Unjudged(unjudged) => Some(unjudged),
+            NodeFit::Unjudged(unjudged) => Some(unjudged),
             _ => None,
         })
     }
 
-    fn look_at(&mut self, place: usize, seeing: &Seeing<'_>, question: Option<&Question<'_>>) {
+    fn look_at(&mut self, place: usize, seeing: &PlanView<'_>, question: Option<&FilterQuery<'_>>) {
         match self.seats[place] {
-            Seat::Free(score, _) => self.free.remove(&(score, place)),
-            Seat::Full(_) => self.full.remove(&place),
-            Seat::Unjudged(_) => self.unjudged.remove(&place),
-            Seat::Shut => false,
+            NodeFit::Free(score, _) => self.free.remove(&(score, place)),
+            NodeFit::Full(_) => self.full.remove(&place),
+            NodeFit::Unjudged(_) => self.unjudged.remove(&place),
+            NodeFit::Shut => false,
         };
         let admitted = self.kind.admits(place, seeing, question, &[]);
         let seat = || rank::seat(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
         self.seats[place] = match admitted.map(|()| seat()) {
             Err(seat) => seat,
-            Ok(Ok((score, gpus))) => Seat::Free(score, gpus),
-            Ok(Err(misfit)) => Seat::Full(misfit),
+            Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),
+            Ok(Err(misfit)) => NodeFit::Full(misfit),
         };
         match self.seats[place] {
-            Seat::Free(score, _) => self.free.insert((score, place)),
-            Seat::Full(_) => self.full.insert(place),
-            Seat::Unjudged(_) => self.unjudged.insert(place),
-            Seat::Shut => false,
+            NodeFit::Free(score, _) => self.free.insert((score, place)),
+            NodeFit::Full(_) => self.full.insert(place),
+            NodeFit::Unjudged(_) => self.unjudged.insert(place),
+            NodeFit::Shut => false,
         };
     }
 }

@@ -7,9 +7,9 @@
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::device::Gpu;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::policy::{Eviction, PressureRules};
-use crate::scheduling::preempt::{Price, Resident};
-use crate::scheduling::reading::{Freshness, Pressure};
+use crate::scheduling::policy::{Preemptibility, PressureRules};
+use crate::scheduling::preempt::{EvictionCost, PotentialVictim};
+use crate::scheduling::reading::{EngineLoad, Freshness};
 use crate::units::Moment;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ pub struct PressureWatch {
 
 /// A pod that leaves a GPU to the engine there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Relief {
+pub struct ReliefEviction {
     pub uid: PodUid,
     pub key: PodKey,
     /// Who is under pressure.
@@ -32,7 +32,7 @@ pub struct Relief {
 impl PressureWatch {
     /// Who leaves now, `not_now` excepted. Whoever is named is expected to be told: the next is named only when their leaving has
     /// had time to help.
-    pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<Relief> {
+    pub fn look(&mut self, ledger: &Ledger, not_now: &BTreeSet<PodUid>) -> Vec<ReliefEviction> {
         let Some(rules) = ledger.policy().planning.pressure else {
             self.pressed.clear();
             return Vec::new();
@@ -67,7 +67,7 @@ impl PressureWatch {
 
 /// What is not known presses nobody.
 fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
-    let Pressure { kv_cache, queue, .. } = gpu.pressure;
+    let EngineLoad { kv_cache, queue, .. } = gpu.pressure;
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
         false => {
@@ -78,13 +78,18 @@ fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
 }
 
 /// The cheapest neighbour of the most important engine on a GPU that may leave for it.
-fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid, not_now: &BTreeSet<PodUid>) -> Option<Relief> {
+fn relieve(
+    ledger: &Ledger,
+    node: &NodeName,
+    gpu: &GpuUuid,
+    not_now: &BTreeSet<PodUid>,
+) -> Option<ReliefEviction> {
     let there = ledger.pods_on(node, gpu);
     let policy = ledger.policy();
     let serves = |uid: &&PodUid| {
         let entry = ledger.entry(uid)?;
         let class = policy.class(entry.demand.class);
-        (class.engine && class.eviction == Eviction::Never).then_some(entry.demand.priority)
+        (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
     };
     let engine = there
         .iter()
@@ -98,17 +103,18 @@ fn relieve(ledger: &Ledger, node: &NodeName, gpu: &GpuUuid, not_now: &BTreeSet<P
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
     let room = ledger.rooms_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
     // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
-    let may_go = |resident: &&Resident| {
+    let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
         let has_left = |budget: &u16| room.budgets.get(usize::from(*budget)).is_some_and(|left| *left > 0);
         let may_be_asked = resident.gang.is_none() && !not_now.contains(&resident.uid);
         may_be_asked && room.budgets_known && budgets.iter().all(has_left)
     };
     let here = room.candidates.iter().filter(|one| one.gpus.contains(place)).filter(may_go);
-    let cheapest =
-        here.min_by_key(|resident: &&Resident| (Price::default().plus(resident), resident.uid.clone()))?;
+    let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
+        (EvictionCost::default().plus(resident), resident.uid.clone())
+    })?;
     let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());
-    Some(Relief {
+    Some(ReliefEviction {
         uid: cheapest.uid.clone(),
         key: key(&cheapest.uid)?,
         engine: key(engine)?,

@@ -1,18 +1,18 @@
 //! The state between one pod of the queue and the next: the scratch ledger with the holds of those before, and the rankings.
 
-use super::evict::Known;
-use super::pace::{PLACEMENT, POD, Pace};
-use super::ranking::{Kind, Ranking};
-use super::{Means, Place, Seeing, Step, Why};
+use super::evict::CandidateCache;
+use super::pace::{PLACEMENT, POD, StepBudget};
+use super::ranking::{DemandKey, NodeRanking};
+use super::{EvictionRight, PlanStep, PlanView, PlannedPlacement, WaitReason};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Ledger, Pending, PodEntry, Soonest, Way, is_allowed};
-use crate::scheduling::policy::Limit;
-use crate::scheduling::preempt::{EvictionLimit, Price, ScopeKey};
+use crate::scheduling::ledger::{Ledger, NearestModels, PendingPod, PodState, WaitKind, is_allowed};
+use crate::scheduling::policy::TenantLimit;
+use crate::scheduling::preempt::{EvictionCost, EvictionLimit, ScopeKey};
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::StockSnapshot;
+use crate::scheduling::stock::FilterSnapshot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -23,20 +23,20 @@ const RANKED: usize = 400_000;
 const LEAST_RANKINGS: usize = 8;
 const MOST_RANKINGS: usize = 256;
 
-pub(super) struct Scratch<'a> {
+pub(super) struct PlanningState<'a> {
     pub ledger: Ledger,
-    pub stock: &'a StockSnapshot,
-    pub pace: &'a Pace<'a>,
+    pub stock: &'a FilterSnapshot,
+    pub pace: &'a StepBudget<'a>,
     /// The latest first.
-    rankings: Vec<Ranking>,
-    pub known: Known,
+    rankings: Vec<NodeRanking>,
+    pub known: CandidateCache,
     /// Kinds of pods for which there is no free place, and why; as of the first pod of the kind. What is held in the meantime only
     /// makes it harder.
-    full: Vec<(Kind, Why)>,
+    full: Vec<(DemandKey, WaitReason)>,
     /// Those of them for which nobody's leaving helps, or may be evicted now.
-    hopeless: Vec<(Kind, Option<EvictionLimit>)>,
+    hopeless: Vec<(DemandKey, Option<EvictionLimit>)>,
     /// Kinds that would not fit where the stock filters cannot be judged either.
-    unfit: Vec<Kind>,
+    unfit: Vec<DemandKey>,
     /// Scopes that are reserved for pods which need a minute without another eviction there.
     pub reserved: Vec<(ScopeKey, PodUid)>,
     /// Members of groups that have been dealt with.
@@ -46,12 +46,12 @@ pub(super) struct Scratch<'a> {
     /// How many pods have a place, or are woken for one.
     pub places: usize,
     /// Of each model, what is nearest to a GPU: no plan changes that.
-    pub soonest: Option<Soonest>,
+    pub soonest: Option<NearestModels>,
 }
 
 /// What a look at a pod may come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum PlanReach {
     /// Free places, and waking.
     Free,
     /// Others leave.
@@ -59,21 +59,21 @@ pub(super) enum Reach {
 }
 
 /// What came of a look at one pod, or at its group.
-pub(super) enum Looked {
+pub(super) enum PodResult {
     /// Nothing, if that has been said with another of the group.
-    Done(Vec<Step>),
+    Done(Vec<PlanStep>),
     /// There is no free place: it comes again when all others have had a look.
     NeedsOthersToLeave,
 }
 
-impl<'a> Scratch<'a> {
-    pub fn new(ledger: Ledger, stock: &'a StockSnapshot, pace: &'a Pace<'a>) -> Self {
+impl<'a> PlanningState<'a> {
+    pub fn new(ledger: Ledger, stock: &'a FilterSnapshot, pace: &'a StepBudget<'a>) -> Self {
         Self {
             ledger,
             stock,
             pace,
             rankings: Vec::new(),
-            known: Known::default(),
+            known: CandidateCache::default(),
             full: Vec::new(),
             hopeless: Vec::new(),
             unfit: Vec::new(),
@@ -86,62 +86,62 @@ impl<'a> Scratch<'a> {
     }
 
     /// What is to be done about a pod, or about its group; `None` if the plan was stopped meanwhile.
-    pub fn look(&mut self, pod: &Pending, reach: Reach) -> Option<Looked> {
+    pub fn look(&mut self, pod: &PendingPod, reach: PlanReach) -> Option<PodResult> {
         let looked = self.pace.goes_on(POD).then(|| self.look_at(pod, reach))?;
         // What was found by then is found among some of the nodes only.
         self.pace.goes_on(0).then_some(looked)
     }
 
     /// Whether a look at the pod would only say what was found of its kind already: that there is no place for it.
-    pub fn is_known_to_wait(&self, pod: &Pending, reach: Reach) -> bool {
+    pub fn is_known_to_wait(&self, pod: &PendingPod, reach: PlanReach) -> bool {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let kind = Kind::of(pod, self.stock);
-        let is_judged = |why: &Why| !matches!(why, Why::CannotJudge(_));
+        let kind = DemandKey::of(pod, self.stock);
+        let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
         let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
         let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
-        is_full && (reach == Reach::Free || is_hopeless())
+        is_full && (reach == PlanReach::Free || is_hopeless())
     }
 
-    fn look_at(&mut self, pod: &Pending, reach: Reach) -> Looked {
+    fn look_at(&mut self, pod: &PendingPod, reach: PlanReach) -> PodResult {
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        let group = matches!(pod.way, Way::Gated).then(|| self.group_of(&pod.uid)).flatten();
+        let group = matches!(pod.way, WaitKind::Gated).then(|| self.group_of(&pod.uid)).flatten();
         match (pod.demand.asks_plugin(), group) {
             // The kubelet picks its GPUs: there is nothing to be held for it, so nothing to wait for behind the gate.
-            (true, _) if matches!(pod.way, Way::Gated) => {
-                return Looked::Done(vec![Step::Wait { uid, key, why: Why::ByPlugin }]);
+            (true, _) if matches!(pod.way, WaitKind::Gated) => {
+                return PodResult::Done(vec![PlanStep::Wait { uid, key, why: WaitReason::ByPlugin }]);
             }
-            (true, _) => return Looked::Done(self.devices(pod).into_iter().collect()),
-            (false, Some(_)) if reach == Reach::Free && self.done.contains(&uid) => {
-                return Looked::Done(Vec::new());
+            (true, _) => return PodResult::Done(self.devices(pod).into_iter().collect()),
+            (false, Some(_)) if reach == PlanReach::Free && self.done.contains(&uid) => {
+                return PodResult::Done(Vec::new());
             }
             (false, Some(group)) => return self.group(&group, reach),
             (false, None) => {}
         }
-        let kind = Kind::of(pod, self.stock);
+        let kind = DemandKey::of(pod, self.stock);
         let placed = match reach {
-            Reach::Free => self.free_place(pod, &kind),
-            Reach::Evictions => self.place(pod, &kind),
+            PlanReach::Free => self.free_place(pod, &kind),
+            PlanReach::Evictions => self.place(pod, &kind),
         };
         let step = match placed {
-            Ok(place) => Step::Place(vec![place]),
+            Ok(place) => PlanStep::Place(vec![place]),
             // The scheduler can judge what Stowage cannot: it looks again where there is room.
-            Err(Why::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
+            Err(WaitReason::CannotJudge(_)) if self.would_fit_unjudged(pod, &kind) => {
                 self.places += 1;
-                Step::Wake { uid, key }
+                PlanStep::Wake { uid, key }
             }
-            Err(_) if reach == Reach::Free => return Looked::NeedsOthersToLeave,
-            Err(why) => Step::Wait { uid, key, why },
+            Err(_) if reach == PlanReach::Free => return PodResult::NeedsOthersToLeave,
+            Err(why) => PlanStep::Wait { uid, key, why },
         };
-        Looked::Done(vec![step])
+        PodResult::Done(vec![step])
     }
 
     /// Whether a pod that is due would fit on a node of which nobody can say what the stock filters would answer. What is held in the
     /// meantime only makes it harder.
-    fn would_fit_unjudged(&mut self, pod: &Pending, kind: &Kind) -> bool {
-        let is_unfit = |known: &Kind| known.is_like(kind);
-        if !matches!(pod.way, Way::Refused { .. }) || self.unfit.iter().any(is_unfit) {
+    fn would_fit_unjudged(&mut self, pod: &PendingPod, kind: &DemandKey) -> bool {
+        let is_unfit = |known: &DemandKey| known.is_like(kind);
+        if !matches!(pod.way, WaitKind::Refused { .. }) || self.unfit.iter().any(is_unfit) {
             return false;
         }
         let (snapshot, pace) = (self.ledger.snapshot(), self.pace);
@@ -155,17 +155,21 @@ impl<'a> Scratch<'a> {
     }
 
     /// Room for one pod, held on the scratch ledger; others leave for it where nothing is free.
-    pub fn place(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Why> {
+    pub fn place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
         self.free_place(pod, kind).or_else(|why| {
             if !self.ledger.may_evict_for(&pod.uid) {
                 return Err(why);
             }
-            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, Why::EvictionLimit))
+            self.place_of_others(pod, kind).map_err(|limit| limit.map_or(why, WaitReason::EvictionLimit))
         })
     }
 
     /// Room that others leave; otherwise the limit without which they would, if there is one.
-    fn place_of_others(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Option<EvictionLimit>> {
+    fn place_of_others(
+        &mut self,
+        pod: &PendingPod,
+        kind: &DemandKey,
+    ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
         self.pace.spend(self.hopeless.len() as u64 / 8);
         if let Some((_, limit)) = self.hopeless.iter().find(|(known, _)| known.is_like(kind)) {
             return Err(*limit);
@@ -179,7 +183,7 @@ impl<'a> Scratch<'a> {
     }
 
     /// The best place that is free now, held.
-    pub fn free_place(&mut self, pod: &Pending, kind: &Kind) -> Result<Place, Why> {
+    pub fn free_place(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<PlannedPlacement, WaitReason> {
         self.pace.spend(self.full.len() as u64 / 8);
         if let Some((_, why)) = self.full.iter().find(|(known, _)| known.is_like(kind)) {
             return Err(*why);
@@ -203,39 +207,58 @@ impl<'a> Scratch<'a> {
     /// Holds these GPUs, which are free.
     pub fn hold_at(
         &mut self,
-        pod: &Pending,
+        pod: &PendingPod,
         snapshot: &Snapshot,
         place: usize,
         gpus: GpuSet,
-    ) -> Option<Place> {
+    ) -> Option<PlannedPlacement> {
         let node = &snapshot.nodes()[place];
-        let hold = Hold {
+        let hold = Reservation {
             node: node.name.clone(),
             devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
             victims: Arc::new([]),
             deadline: self.ledger.now() + self.ledger.policy().hold_slack,
         };
-        self.hold(pod, hold, Price::default(), true)
+        self.hold(pod, hold, EvictionCost::default(), true)
     }
 
     /// Takes the hold on the scratch ledger.
-    pub fn hold(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
-        self.take(Place {
+    pub fn hold(
+        &mut self,
+        pod: &PendingPod,
+        hold: Reservation,
+        price: EvictionCost,
+        exact: bool,
+    ) -> Option<PlannedPlacement> {
+        self.take(PlannedPlacement {
             uid: pod.uid.clone(),
             key: pod.key.clone(),
             hold,
             price,
             exact,
-            by: Means::Preemption,
+            by: EvictionRight::Preemption,
         })
     }
 
     /// The same; its victims are moved.
-    pub fn hold_by_moving(&mut self, pod: &Pending, hold: Hold, price: Price, exact: bool) -> Option<Place> {
-        self.take(Place { uid: pod.uid.clone(), key: pod.key.clone(), hold, price, exact, by: Means::Moves })
+    pub fn hold_by_moving(
+        &mut self,
+        pod: &PendingPod,
+        hold: Reservation,
+        price: EvictionCost,
+        exact: bool,
+    ) -> Option<PlannedPlacement> {
+        self.take(PlannedPlacement {
+            uid: pod.uid.clone(),
+            key: pod.key.clone(),
+            hold,
+            price,
+            exact,
+            by: EvictionRight::Moves,
+        })
     }
 
-    fn take(&mut self, place: Place) -> Option<Place> {
+    fn take(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
         if !self.ledger.may_order(&place.hold.victims) {
             return None;
         }
@@ -245,7 +268,7 @@ impl<'a> Scratch<'a> {
         self.places += 1;
         // With a group its members on other nodes leave.
         for victim in place.hold.victims.iter() {
-            let node = self.ledger.entry(victim).and_then(PodEntry::node);
+            let node = self.ledger.entry(victim).and_then(PodState::node);
             node.into_iter().for_each(|node| self.known.forget_node(node));
         }
         self.look_again(&place.hold.node);
@@ -253,13 +276,13 @@ impl<'a> Scratch<'a> {
     }
 
     /// The reverse.
-    pub fn drop_hold(&mut self, place: &Place) {
+    pub fn drop_hold(&mut self, place: &PlannedPlacement) {
         self.ledger.drop_hold(&place.uid);
         self.places = self.places.saturating_sub(1);
         self.ledger.take_back_ordered(&place.hold.victims);
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
-            let node = released.as_ref().and_then(PodEntry::hold).map(|hold| &hold.node);
+            let node = released.as_ref().and_then(PodState::hold).map(|hold| &hold.node);
             node.into_iter().for_each(|node| self.look_again(node));
         }
         self.full.clear();
@@ -270,13 +293,13 @@ impl<'a> Scratch<'a> {
     }
 
     /// The nodes in order for pods of a kind.
-    pub fn ranking(&mut self, kind: &Kind, snapshot: &Snapshot) -> &Ranking {
+    pub fn ranking(&mut self, kind: &DemandKey, snapshot: &Snapshot) -> &NodeRanking {
         self.pace.spend(self.rankings.len() as u64 / 8);
         if let Some(known) = self.rankings.iter().position(|ranking| ranking.is_for(kind)) {
             return &self.rankings[known];
         }
-        let seeing = Seeing { ledger: &self.ledger, snapshot };
-        let ranking = Ranking::new(kind.clone(), &seeing, self.stock, self.pace);
+        let seeing = PlanView { ledger: &self.ledger, snapshot };
+        let ranking = NodeRanking::new(kind.clone(), &seeing, self.stock, self.pace);
         let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
         self.rankings.truncate(kept);
@@ -287,7 +310,7 @@ impl<'a> Scratch<'a> {
         self.known.forget_node(node);
         let snapshot = self.ledger.snapshot();
         let Some(place) = snapshot.place_of(node.as_str()) else { return };
-        let seeing = Seeing { ledger: &self.ledger, snapshot: &snapshot };
+        let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
         self.pace.spend(self.rankings.len() as u64);
         for ranking in &mut self.rankings {
             ranking.look_again_at(place, &seeing, self.stock);
@@ -295,36 +318,36 @@ impl<'a> Scratch<'a> {
     }
 
     /// Why there is no free place for the pod; what is nearest to one counts.
-    fn why(&mut self, pod: &Pending, kind: &Kind, allowance: Limit) -> Why {
+    fn why(&mut self, pod: &PendingPod, kind: &DemandKey, allowance: TenantLimit) -> WaitReason {
         let snapshot = self.ledger.snapshot();
         let ranking = self.ranking(kind, &snapshot);
         match (ranking.first_full(), ranking.first_unjudged()) {
-            _ if ranking.has_free() && allowance != Limit::default() => {
-                Why::BeyondLimit { vram: pod.demand.vram() }
+            _ if ranking.has_free() && allowance != TenantLimit::default() => {
+                WaitReason::BeyondLimit { vram: pod.demand.vram() }
             }
-            (Some(nearest), _) => Why::NoRoom { nodes: ranking.count_full(), nearest },
-            (None, Some(unjudged)) => Why::CannotJudge(unjudged),
-            (None, None) => Why::NoNode,
+            (Some(nearest), _) => WaitReason::NoRoom { nodes: ranking.count_full(), nearest },
+            (None, Some(unjudged)) => WaitReason::CannotJudge(unjudged),
+            (None, None) => WaitReason::NoNode,
         }
     }
 
     /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger. Nothing is said of a pod that
     /// is on its way.
-    fn devices(&mut self, pod: &Pending) -> Option<Step> {
-        let kind = Kind::of(pod, self.stock);
+    fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
+        let kind = DemandKey::of(pod, self.stock);
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
-        let is_due = matches!(pod.way, Way::Refused { .. });
+        let is_due = matches!(pod.way, WaitKind::Refused { .. });
         let step = match self.take_devices(pod, &kind) {
             Ok(()) => {
                 self.places += usize::from(is_due);
-                Step::Wake { uid, key }
+                PlanStep::Wake { uid, key }
             }
-            Err(why) => Step::Wait { uid, key, why },
+            Err(why) => PlanStep::Wait { uid, key, why },
         };
         is_due.then_some(step)
     }
 
-    fn take_devices(&mut self, pod: &Pending, kind: &Kind) -> Result<(), Why> {
+    fn take_devices(&mut self, pod: &PendingPod, kind: &DemandKey) -> Result<(), WaitReason> {
         let snapshot = self.ledger.snapshot();
         let allowance = self.ledger.allowance(&pod.uid, &pod.demand);
         let is_within = |(place, gpus): &(usize, GpuSet)| {
@@ -335,7 +358,7 @@ impl<'a> Scratch<'a> {
         let node = snapshot.nodes()[place].name.clone();
         drop(snapshot);
         if self.ledger.assume(&pod.uid, &node).is_err() {
-            return Err(Why::NoNode);
+            return Err(WaitReason::NoNode);
         }
         self.look_again(&node);
         Ok(())

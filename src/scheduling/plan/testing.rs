@@ -1,20 +1,20 @@
 //! For tests of the core: a cluster whose stock filters take everyone, and the queue of a ledger put into force.
 
-use super::{Place, Step, plan};
+use super::{PlanStep, PlannedPlacement, plan};
 use crate::ids::PodUid;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::stock::{Amounts, Machine, Requirements, StockSnapshot, StockView};
+use crate::scheduling::stock::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 
 /// Every node of the ledger takes every pod of it.
-pub fn roomy(ledger: &Ledger) -> StockSnapshot {
-    let mut view = StockView::default();
+pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
+    let mut view = ClusterFilters::default();
     for (name, _) in ledger.books() {
         let allocatable =
             Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
         let (labels, taints) = (Arc::default(), Arc::new([]));
-        view.set_machine(Machine { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
+        view.set_machine(FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
     }
     for uid in ledger.entries().into_keys() {
         view.set_waiting(uid.clone(), Requirements::default());
@@ -24,7 +24,7 @@ pub fn roomy(ledger: &Ledger) -> StockSnapshot {
 }
 
 /// What the planner would do about whoever is due.
-pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<Step> {
+pub fn steps(ledger: &mut Ledger, limit: usize) -> Vec<PlanStep> {
     let pending = ledger.pending(limit);
     plan(ledger.clone(), &roomy(ledger), &pending)
 }
@@ -34,17 +34,17 @@ pub fn placed(ledger: &mut Ledger) -> Vec<PodUid> {
     let mut placed = Vec::new();
     for step in steps(ledger, 64) {
         match step {
-            Step::Place(places) => {
-                for Place { uid, hold, .. } in places {
+            PlanStep::Place(places) => {
+                for PlannedPlacement { uid, hold, .. } in places {
                     ledger.hold(&uid, hold).expect("what was planned on a copy holds");
                     placed.push(uid);
                 }
             }
-            Step::Wake { uid, .. } => {
+            PlanStep::Wake { uid, .. } => {
                 ledger.note_woken(&uid);
                 placed.push(uid);
             }
-            Step::Wait { .. } => {}
+            PlanStep::Wait { .. } => {}
         }
     }
     placed

@@ -3,17 +3,17 @@
 use super::testing::{placed, roomy, steps};
 use super::*;
 use crate::ids::{GpuUuid, NodeName, OwnerUid};
-use crate::scheduling::budget::Budget;
+use crate::scheduling::budget::DisruptionBudget;
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Gate, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::Selector;
-use crate::scheduling::stake::{GroupKey, GroupKind, Shown, Stake};
-use crate::scheduling::stock::{Requirements, StockView};
+use crate::scheduling::stake::{DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo};
+use crate::scheduling::stock::{ClusterFilters, Requirements};
 use crate::units::{Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 mod allowance;
 mod undone;
 
-struct Cluster {
+struct LedgerCluster {
     ledger: Ledger,
 }
 
@@ -42,7 +42,7 @@ fn job(gib: u64) -> Demand {
     shared(gib, -10)
 }
 
-impl Cluster {
+impl LedgerCluster {
     /// Nodes of 80 GiB GPUs, of which 72 GiB each can be promised; those of a node are two islands.
     fn new(nodes: &[(&str, u32)]) -> Self {
         Self::by(Policy::default(), nodes)
@@ -68,23 +68,23 @@ impl Cluster {
         Self { ledger }
     }
 
-    fn see(&mut self, name: &str, demand: Demand, state: SeenState, stake: Stake) {
-        let shown = Some(Shown { stake, ..Shown::default() });
+    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, stake: DisruptionInfo) {
+        let shown = Some(ObservedDisruptionInfo { stake, ..ObservedDisruptionInfo::default() });
         let key = PodKey::parse("default", name).unwrap();
-        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown });
     }
 
     fn gated(&mut self, name: &str, demand: Demand) {
-        self.member(name, demand, Stake::default());
+        self.member(name, demand, DisruptionInfo::default());
     }
 
-    fn member(&mut self, name: &str, demand: Demand, stake: Stake) {
-        let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
-        self.see(name, demand, SeenState::Waiting(waiting), stake);
+    fn member(&mut self, name: &str, demand: Demand, stake: DisruptionInfo) {
+        let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+        self.see(name, demand, ObservedPhase::Waiting(waiting), stake);
     }
 
     fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
-        self.see(name, demand, SeenState::Waiting(SeenWaiting::default()), Stake::default());
+        self.see(name, demand, ObservedPhase::Waiting(ObservedWaiting::default()), DisruptionInfo::default());
         let snapshot = self.ledger.snapshot();
         let asked = snapshot.set_of(asked.iter().map(|name| snapshot.place_of(name).unwrap()));
         self.ledger.note_refused(&uid(name), Some(asked));
@@ -93,9 +93,9 @@ impl Cluster {
     fn bound(&mut self, name: &str, on: &str, gpu: u32, demand: Demand) {
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
         let ran = Some(Millis::seconds(600));
-        let state = SeenState::Bound { node: node(on), devices, starting: false, ran };
+        let state = ObservedPhase::Bound { node: node(on), devices, starting: false, ran };
         let owner = OwnerUid::parse(&format!("owner-of-{name}")).ok();
-        self.see(name, demand, state, Stake { owner, ..Stake::default() });
+        self.see(name, demand, state, DisruptionInfo { owner, ..DisruptionInfo::default() });
     }
 
     fn pass(&mut self, seconds: u64) {
@@ -108,28 +108,28 @@ impl Cluster {
         steps(&mut self.ledger, 64).into_iter().map(said).collect()
     }
 
-    fn plan_by(&mut self, stock: &StockSnapshot) -> Vec<String> {
+    fn plan_by(&mut self, stock: &FilterSnapshot) -> Vec<String> {
         let pending = self.ledger.pending(64);
         plan(self.ledger.clone(), stock, &pending).into_iter().map(said).collect()
     }
 }
 
-fn said(step: Step) -> String {
-    let place = |Place { uid, hold, .. }: &Place| {
+fn said(step: PlanStep) -> String {
+    let place = |PlannedPlacement { uid, hold, .. }: &PlannedPlacement| {
         let victims: Vec<&str> = hold.victims.iter().map(PodUid::as_str).collect();
         let after = if victims.is_empty() { String::new() } else { format!(" after {}", victims.join(" ")) };
         format!("{uid} on {}{after}", hold.node)
     };
     match step {
-        Step::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
-        Step::Wake { uid, .. } => format!("{uid} asks again"),
-        Step::Wait { uid, why, .. } => format!("{uid} waits: {}", why.code()),
+        PlanStep::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
+        PlanStep::Wake { uid, .. } => format!("{uid} asks again"),
+        PlanStep::Wait { uid, why, .. } => format!("{uid} waits: {}", why.code()),
     }
 }
 
-fn group(name: &str, size: Option<u32>) -> Stake {
+fn group(name: &str, size: Option<u32>) -> DisruptionInfo {
     let key = GroupKey { namespace: "default".into(), kind: GroupKind::Stowage, name: name.into() };
-    Stake { group: Some(key), group_size: size, ..Stake::default() }
+    DisruptionInfo { group: Some(key), group_size: size, ..DisruptionInfo::default() }
 }
 
 fn with_placement(placement: GroupPlacement) -> Policy {
@@ -140,7 +140,7 @@ fn with_placement(placement: GroupPlacement) -> Policy {
 
 #[test]
 fn gated_pods_are_placed_at_once_each_beside_those_before() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     for name in ["a", "b", "c"] {
         cluster.gated(name, job(40));
     }
@@ -149,7 +149,7 @@ fn gated_pods_are_placed_at_once_each_beside_those_before() {
 
 #[test]
 fn higher_priority_comes_first_whoever_came_first() {
-    let mut cluster = Cluster::new(&[("n", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("early", job(60));
     cluster.pass(5);
     cluster.gated("late", shared(60, 100));
@@ -158,7 +158,7 @@ fn higher_priority_comes_first_whoever_came_first() {
 
 #[test]
 fn where_the_nodes_sum_would_do_and_no_gpu_does_the_cheapest_leave_and_nobody_else() {
-    let mut cluster = Cluster::new(&[("n", 2)]);
+    let mut cluster = LedgerCluster::new(&[("n", 2)]);
     cluster.bound("a", "n", 0, job(40));
     cluster.bound("b", "n", 1, job(30));
     cluster.bound("c", "n", 1, job(20));
@@ -170,7 +170,7 @@ fn where_the_nodes_sum_would_do_and_no_gpu_does_the_cheapest_leave_and_nobody_el
 
 #[test]
 fn nobody_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("cheap", "m", 0, job(72));
     cluster.bound("dear", "n", 0, job(72));
     cluster.bound("dearer", "n", 0, job(0));
@@ -181,15 +181,15 @@ fn nobody_is_evicted_on_a_node_that_the_scheduler_did_not_name() {
 
 #[test]
 fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("on-n", "n", 0, job(72));
     cluster.bound("on-m", "m", 0, job(72));
     cluster.gated("serving", shared(50, 100));
-    let mut view = StockView::default();
+    let mut view = ClusterFilters::default();
     let wants =
         Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
     view.set_waiting(uid("serving"), wants);
-    let machine = |name: &str, zone: &str| crate::scheduling::stock::Machine {
+    let machine = |name: &str, zone: &str| crate::scheduling::stock::FilterNode {
         name: node(name),
         labels: Arc::new([("zone".into(), zone.into())].into()),
         taints: Arc::new([]),
@@ -206,16 +206,16 @@ fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
 
 #[test]
 fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
-    let mut cluster = Cluster::new(&[("n", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("a", shared(50, 100));
-    let mut stock = StockView::default();
+    let mut stock = ClusterFilters::default();
     let roomy = roomy(&cluster.ledger);
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
     stock.set_waiting(
         uid("a"),
-        Requirements { unjudged: Some(Unjudged::TopologySpread), ..Requirements::default() },
+        Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
     );
-    stock.set_machine(crate::scheduling::stock::Machine {
+    stock.set_machine(crate::scheduling::stock::FilterNode {
         name: node("n"),
         labels: Arc::default(),
         taints: Arc::new([]),
@@ -227,7 +227,7 @@ fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
 
 #[test]
 fn a_pod_that_never_preempts_waits() {
-    let mut cluster = Cluster::new(&[("n", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("polite", Demand { may_preempt: false, ..shared(50, 100) });
     assert_eq!(cluster.plan(), ["polite waits: no-room"]);
@@ -235,7 +235,7 @@ fn a_pod_that_never_preempts_waits() {
 
 #[test]
 fn what_is_held_for_one_is_not_planned_for_another() {
-    let mut cluster = Cluster::new(&[("n", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("job", "n", 0, job(72));
     cluster.gated("first", shared(50, 100));
     assert_eq!(placed(&mut cluster.ledger), [uid("first")]);
@@ -246,7 +246,7 @@ fn what_is_held_for_one_is_not_planned_for_another() {
 
 #[test]
 fn a_group_is_placed_whole_or_not_at_all() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -256,7 +256,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
     );
     cluster.gated("single", job(60));
     assert_eq!(cluster.plan()[0], "single on m", "the group holds nothing");
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 2)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 2)]);
     for name in ["a", "b"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -268,7 +268,7 @@ fn a_group_is_placed_whole_or_not_at_all() {
 
 #[test]
 fn a_group_that_does_not_say_its_size_is_what_stays_together_for_a_while() {
-    let mut cluster = Cluster::new(&[("n", 4)]);
+    let mut cluster = LedgerCluster::new(&[("n", 4)]);
     cluster.member("a", job(60), group("g", None));
     assert!(cluster.plan().is_empty());
     cluster.member("b", job(60), group("g", None));
@@ -279,7 +279,7 @@ fn a_group_that_does_not_say_its_size_is_what_stays_together_for_a_while() {
 #[test]
 fn a_group_goes_to_the_fewest_nodes_when_the_policy_says_so() {
     let nodes = [("k", 1), ("l", 1), ("m", 1), ("n", 3)];
-    let mut cluster = Cluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
+    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::FewestNodes), &nodes);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -288,15 +288,15 @@ fn a_group_goes_to_the_fewest_nodes_when_the_policy_says_so() {
 
 #[test]
 fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
-    let mut cluster = Cluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
+    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4), ("m", 8)]);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
     let steps = steps(&mut cluster.ledger, 64);
-    let [Step::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
     let gpus: Vec<&str> = places.iter().map(|place| place.hold.devices[0].as_str()).collect();
     assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");
-    let mut cluster = Cluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
+    let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
     for name in ["a", "b", "c"] {
         cluster.member(name, job(60), group("trio", Some(3)));
     }
@@ -305,14 +305,14 @@ fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
 
 #[test]
 fn a_group_evicts_for_all_of_it_or_for_none() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(60));
     cluster.bound("k", "m", 0, shared(60, 0));
     for name in ["a", "b"] {
         cluster.member(name, shared(50, 100), group("pair", Some(2)));
     }
     assert_eq!(cluster.plan(), ["a waits: group-too-large", "b waits: group-too-large"], "serving stays");
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(60));
     cluster.bound("k", "m", 0, job(60));
     for name in ["a", "b"] {
@@ -323,7 +323,7 @@ fn a_group_evicts_for_all_of_it_or_for_none() {
 
 #[test]
 fn the_same_ledger_gives_the_same_plan() {
-    let mut cluster = Cluster::new(&[("n", 2), ("m", 2)]);
+    let mut cluster = LedgerCluster::new(&[("n", 2), ("m", 2)]);
     for name in ["a", "b", "c", "d", "e"] {
         cluster.gated(name, job(50));
     }
@@ -339,8 +339,8 @@ fn consolidating(gain: Millis) -> Policy {
 }
 
 /// Two nodes, each half full of a job; neither has room for one that never preempts.
-fn halves(policy: Policy) -> Cluster {
-    let mut cluster = Cluster::by(policy, &[("n", 1), ("m", 1)]);
+fn halves(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(policy, &[("n", 1), ("m", 1)]);
     cluster.bound("j", "n", 0, job(30));
     cluster.bound("k", "m", 0, job(40));
     cluster.gated("polite", Demand { may_preempt: false, ..shared(60, 100) });
@@ -352,9 +352,9 @@ fn who_has_room_elsewhere_is_moved_for_one_that_fits_nowhere_if_the_policy_says_
     assert_eq!(halves(Policy::default()).plan(), ["polite waits: no-room"], "off by default");
     let mut cluster = halves(consolidating(Millis::seconds(36_000)));
     let steps = steps(&mut cluster.ledger, 64);
-    let [Step::Place(places)] = &steps[..] else { panic!("{steps:?}") };
+    let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
     let place = &places[0];
-    assert_eq!((place.by, place.hold.node.as_str()), (Means::Moves, "n"), "the smaller job moves");
+    assert_eq!((place.by, place.hold.node.as_str()), (EvictionRight::Moves, "n"), "the smaller job moves");
     assert!(cluster.ledger.clone().hold(&place.uid, place.hold.clone()).is_err(), "by no other right");
     assert_eq!(place.take(&mut cluster.ledger), Ok(()));
 }
@@ -369,23 +369,23 @@ fn nobody_is_moved_for_less_than_it_costs_or_to_where_there_is_no_room() {
 }
 
 /// A serving engine and two jobs on one GPU.
-fn pressed(cluster: &mut Cluster, kv_percent: u8, queue: u32) {
-    let pressure = Pressure::of(Percent::new(kv_percent), Some(queue));
+fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
+    let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
     let uuid = GpuUuid::parse("GPU-n-0").unwrap();
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
     let sampled = cluster.ledger.now();
-    cluster.ledger.read(&node("n"), Reading { sampled, gpus: vec![gpu], ..Reading::default() });
+    cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
 }
 
-fn shares_a_gpu() -> Cluster {
-    let mut cluster = Cluster::new(&[("n", 1)]);
+fn shares_a_gpu() -> LedgerCluster {
+    let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.bound("engine", "n", 0, shared(30, 100));
     cluster.bound("small", "n", 0, job(10));
     cluster.bound("large", "n", 0, job(20));
     cluster
 }
 
-fn who_leaves(cluster: &Cluster, watch: &mut PressureWatch) -> Vec<String> {
+fn who_leaves(cluster: &LedgerCluster, watch: &mut PressureWatch) -> Vec<String> {
     watch.look(&cluster.ledger, &BTreeSet::new()).into_iter().map(|relief| relief.uid.to_string()).collect()
 }
 
@@ -438,7 +438,7 @@ fn what_nobody_measures_presses_nobody() {
 #[test]
 fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressure() {
     let (mut cluster, mut watch) = (shares_a_gpu(), PressureWatch::default());
-    let on_n = || SeenState::Bound {
+    let on_n = || ObservedPhase::Bound {
         node: node("n"),
         devices: Some(Arc::from([GpuUuid::parse("GPU-n-0").unwrap()])),
         starting: false,
@@ -452,7 +452,7 @@ fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressu
     pressed(&mut cluster, 97, 0);
     assert_eq!(who_leaves(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
     let namespace = cluster.ledger.entry(&uid("large")).unwrap().demand.traits.namespace.clone();
-    let budget = |allowed| Budget {
+    let budget = |allowed| DisruptionBudget {
         namespace: namespace.clone(),
         name: "one".into(),
         selector: Selector::EVERYTHING,
@@ -470,13 +470,14 @@ fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressu
 
 #[test]
 fn names_that_the_scheduler_asked_about_license_a_free_place_and_no_eviction() {
-    let mut cluster = Cluster::new(&[("n", 1), ("m", 1)]);
+    let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.refused("a", shared(50, 100), &["n"]);
-    let mut stock = StockView::default();
-    let spreads = || Requirements { unjudged: Some(Unjudged::TopologySpread), ..Requirements::default() };
+    let mut stock = ClusterFilters::default();
+    let spreads =
+        || Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
     stock.set_waiting(uid("a"), spreads());
     for name in ["n", "m"] {
-        stock.set_machine(crate::scheduling::stock::Machine {
+        stock.set_machine(crate::scheduling::stock::FilterNode {
             name: node(name),
             labels: Arc::default(),
             taints: Arc::new([]),

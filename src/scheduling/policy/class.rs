@@ -1,8 +1,8 @@
 //! Classes: what a pod is to the cluster, and what follows from it. A pod does not choose its class; it shows what it is
 //! ([`super::Traits`]), and the first class that matches takes it.
 
-use super::expression::{Expression, Subject};
-use crate::scheduling::reading::Pressure;
+use super::expression::{Expression, ExpressionPod};
+use crate::scheduling::reading::EngineLoad;
 use crate::scheduling::request::Sharing;
 use crate::units::{Millis, Percent};
 use schemars::JsonSchema;
@@ -17,7 +17,7 @@ pub const MAX_CLASSES: usize = 64;
 pub struct Class {
     pub name: String,
     pub matches: Match,
-    pub eviction: Eviction,
+    pub eviction: Preemptibility,
     pub engine: bool,
     /// It joins no GPU with a fuller KV cache.
     pub kv_cache_limit: Option<Percent>,
@@ -48,7 +48,7 @@ pub struct StartGate {
 
 /// What a class asks of a GPU beside room, as decisions read it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Terms {
+pub struct ClassTerms {
     /// It profiles the GPU's memory at its start: two that do so at once break each other.
     pub engine: bool,
     pub kv_cache_limit: Option<Percent>,
@@ -57,9 +57,9 @@ pub struct Terms {
     pub bars: ClassSet,
 }
 
-impl Terms {
+impl ClassTerms {
     /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
-    pub fn exceeded_by(&self, pressure: Pressure) -> bool {
+    pub fn exceeded_by(&self, pressure: EngineLoad) -> bool {
         above(pressure.kv_cache, self.kv_cache_limit) || above(pressure.queue, self.queue_limit)
     }
 }
@@ -71,7 +71,7 @@ fn above<T: PartialOrd>(measured: Option<T>, limit: Option<T>) -> bool {
 /// Whether a pod of higher priority may take a class's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Eviction {
+pub enum Preemptibility {
     Never,
     ForHigherPriority,
 }
@@ -178,7 +178,7 @@ impl Class {
         Self {
             name: name.into(),
             matches: Match::default(),
-            eviction: Eviction::Never,
+            eviction: Preemptibility::Never,
             engine: true,
             kv_cache_limit: Percent::new(90),
             queue_limit: Some(32),
@@ -216,12 +216,12 @@ impl Default for StartGate {
 }
 
 impl Match {
-    pub fn accepts(&self, pod: &Subject<'_>) -> bool {
+    pub fn accepts(&self, pod: &ExpressionPod<'_>) -> bool {
         self.unmet_by(pod).is_none()
     }
 
     /// The first condition the pod does not meet; the cheap ones are looked at first.
-    pub fn unmet_by(&self, subject: &Subject<'_>) -> Option<Unmet> {
+    pub fn unmet_by(&self, subject: &ExpressionPod<'_>) -> Option<Unmet> {
         let pod = subject.traits;
         let is_met = [
             (Unmet::Sharing, self.sharing.is_none_or(|sharing| sharing == pod.sharing)),

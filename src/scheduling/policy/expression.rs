@@ -11,11 +11,11 @@ mod kind;
 
 pub use cost::Cost;
 
-use super::traits::Traits;
+use super::traits::PodTraits;
 use crate::scheduling::request::Sharing;
 use cel::objects::{Key, Map};
 use cel::{Context, Env, Program, Value};
-use check::Check;
+use check::ExpressionCheck;
 use serde::{Serialize, Serializer};
 use std::cell::OnceCell;
 use std::fmt;
@@ -64,8 +64,8 @@ pub struct ExpressionError {
 }
 
 /// A pod as expressions see it; made at the first one that looks.
-pub struct Subject<'a> {
-    pub traits: &'a Traits,
+pub struct ExpressionPod<'a> {
+    pub traits: &'a PodTraits,
     /// With `pod` in it; nothing for a pod beyond the bounds that costs are counted by.
     context: OnceCell<Option<Context<'static, 'static>>>,
 }
@@ -92,7 +92,7 @@ impl Expression {
         // A parser that fails on a text must not take the process with it.
         let program = catch_unwind(|| ENV.compile(text)).map_err(|_| failed(text))?;
         let program = program.map_err(|errors| syntax(text, &errors))?;
-        let cost = Check::new(text, &program).whole()?;
+        let cost = ExpressionCheck::new(text, &program).whole()?;
         Ok(Self { text: text.into(), program: Arc::new(program), cost })
     }
 
@@ -106,7 +106,7 @@ impl Expression {
     }
 
     /// Whether the pod meets it; an error if it fails on this pod, as when a label it reads is not there.
-    pub fn holds_for(&self, pod: &Subject<'_>) -> Result<bool, String> {
+    pub fn holds_for(&self, pod: &ExpressionPod<'_>) -> Result<bool, String> {
         let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
@@ -137,8 +137,8 @@ impl Serialize for Expression {
     }
 }
 
-impl<'a> Subject<'a> {
-    pub fn new(traits: &'a Traits) -> Self {
+impl<'a> ExpressionPod<'a> {
+    pub fn new(traits: &'a PodTraits) -> Self {
         Self { traits, context: OnceCell::new() }
     }
 
@@ -155,7 +155,7 @@ impl<'a> Subject<'a> {
 }
 
 /// VRAM in MiB: whole numbers that a person can compare.
-fn value(pod: &Traits) -> Value {
+fn value(pod: &PodTraits) -> Value {
     let labels = pod.labels.iter().map(|(key, value)| (Key::from(key.as_str()), value.as_str().into()));
     // CEL's own map has no order, and nothing here loops over one (`check`).
     let labels = Value::Map(Map { map: Arc::new(labels.collect()) });
@@ -234,21 +234,21 @@ fn failed(text: &str) -> ExpressionError {
 mod tests {
     use super::*;
 
-    fn pod() -> Traits {
-        Traits {
+    fn pod() -> PodTraits {
+        PodTraits {
             namespace: "search".into(),
             labels: [("team", "x"), ("app", "chat")].map(|(k, v)| (k.into(), v.into())).into(),
             priority: 5,
             gpus: 2,
             vram: crate::units::Bytes::gib(80),
             resources: ["stowage.dev/vram".to_owned()].into(),
-            ..Traits::default()
+            ..PodTraits::default()
         }
     }
 
     fn holds(text: &str) -> Result<bool, String> {
         let traits = pod();
-        Expression::compile(text).map_err(|error| error.to_string())?.holds_for(&Subject::new(&traits))
+        Expression::compile(text).map_err(|error| error.to_string())?.holds_for(&ExpressionPod::new(&traits))
     }
 
     #[test]

@@ -16,18 +16,18 @@ pub mod tenant;
 pub mod traits;
 
 pub use class::{
-    Class, ClassId, ClassSet, Eviction, MAX_CLASSES, Match, Protection, StartGate, Terms, Unmet,
+    Class, ClassId, ClassSet, ClassTerms, MAX_CLASSES, Match, Preemptibility, Protection, StartGate, Unmet,
 };
 pub use eviction::{ConflictRule, EvictionCosts, EvictionRates, ViolateBudgets};
-pub use expression::{Cost, Expression, ExpressionError, Subject};
-pub use packing::{Learning, Packing, PackingPolicy};
+pub use expression::{Cost, Expression, ExpressionError, ExpressionPod};
+pub use packing::{LearningMode, PackingPolicy, PackingRules};
 pub use planning::{
     Consolidation, GroupPlacement, GroupRules, Planning, PressureRules, Threshold, WhenBroken,
 };
-pub use pool::{Admission, Pool, PoolId};
+pub use pool::{Pool, PoolAdmission, PoolId};
 pub use scoring::Weights;
-pub use tenant::{Borrowing, Limit, MAX_TENANTS, Reclaim, Tenant, TenantId, Usage};
-pub use traits::{Judgement, Traits};
+pub use tenant::{Borrowing, MAX_TENANTS, Reclaim, Tenant, TenantId, TenantLimit, TenantUsage};
+pub use traits::{Classification, PodTraits};
 
 use super::loading::LoadingSpeeds;
 use super::node::NodeKind;
@@ -50,7 +50,7 @@ pub struct Policy {
     /// four scorings instead of a thousand.
     pub shortlist: u16,
     pub weights: Weights,
-    pub packing: Packing,
+    pub packing: PackingRules,
     /// How long a hint steers other pods around the GPUs that were just offered to someone. Longer than the
     /// way from filter to bind, shorter than anyone would notice.
     pub hint_lifetime: Millis,
@@ -66,7 +66,7 @@ pub struct Policy {
     pub planning: Planning,
     classes: Vec<Class>,
     /// Of each class, what decisions read.
-    terms: Vec<Terms>,
+    terms: Vec<ClassTerms>,
     tenants: Vec<Tenant>,
     tenant_of: BTreeMap<String, TenantId>,
     pools: Vec<Pool>,
@@ -219,11 +219,11 @@ impl Policy {
     }
 
     /// What a pod is: the first class that matches it, and whose it is.
-    pub fn judge(&self, pod: &Traits) -> Judgement {
-        let subject = Subject::new(pod);
+    pub fn judge(&self, pod: &PodTraits) -> Classification {
+        let subject = ExpressionPod::new(pod);
         let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
         let place = place.expect("the last class matches every pod");
-        Judgement {
+        Classification {
             class: ClassId(place as u8),
             terms: self.terms[place],
             tenant: self.tenant_of.get(&pod.namespace).copied(),
@@ -243,10 +243,10 @@ impl Policy {
     }
 
     /// The pool of a node with these labels, the first that selects it, and what may be placed there.
-    pub fn admission(&self, labels: &BTreeMap<String, String>) -> Admission {
+    pub fn admission(&self, labels: &BTreeMap<String, String>) -> PoolAdmission {
         match self.pools.iter().position(|pool| pool.selects(labels)) {
-            Some(place) => Admission { pool: Some(PoolId(place as u16)), classes: self.admitted[place] },
-            None => Admission::default(),
+            Some(place) => PoolAdmission { pool: Some(PoolId(place as u16)), classes: self.admitted[place] },
+            None => PoolAdmission::default(),
         }
     }
 
@@ -255,7 +255,7 @@ impl Policy {
     }
 
     /// Who hands a node's GPUs out, by what it shows and what its pool says: a device plugin, if either says so.
-    pub fn kind_of(&self, seen: NodeKind, admission: Admission) -> NodeKind {
+    pub fn kind_of(&self, seen: NodeKind, admission: PoolAdmission) -> NodeKind {
         let declared = admission.pool.and_then(|id| self.pool(id)).map(|pool| pool.nodes);
         if declared == Some(NodeKind::DevicePlugin) { NodeKind::DevicePlugin } else { seen }
     }
@@ -270,12 +270,12 @@ fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -
     }
 }
 
-fn terms(class: &Class, classes: &[Class]) -> Terms {
+fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
     let bars = |(place, other): (usize, &Class)| {
         let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
         (!both_agree).then_some(ClassId(place as u8))
     };
-    Terms {
+    ClassTerms {
         engine: class.engine,
         kv_cache_limit: class.kv_cache_limit,
         queue_limit: class.queue_limit,
@@ -321,7 +321,7 @@ impl Default for Policy {
             headroom: Headroom::all(const { Percent::new(10).unwrap() }),
             shortlist: 4,
             weights: Weights::default(),
-            packing: Packing::default(),
+            packing: PackingRules::default(),
             hint_lifetime: Millis::seconds(2),
             hold_slack: Millis::seconds(30),
             eviction_costs: EvictionCosts::default(),
@@ -357,7 +357,7 @@ pub fn built_in_classes() -> Vec<Class> {
         },
         Class {
             matches: Match { priority: Some(i32::MIN..=-1), ..Match::default() },
-            eviction: Eviction::ForHigherPriority,
+            eviction: Preemptibility::ForHigherPriority,
             engine: false,
             // Where the engines have little to spare, harvesting would cost their users.
             kv_cache_limit: Percent::new(80),

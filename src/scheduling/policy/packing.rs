@@ -5,9 +5,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Packing {
+pub struct PackingRules {
     pub policy: PackingPolicy,
-    pub learning: Learning,
+    pub learning: LearningMode,
     /// How many of the last pods count as the demand to come.
     pub window: u16,
 }
@@ -26,15 +26,15 @@ pub enum PackingPolicy {
 /// Whether what free VRAM is worth follows the pods that come. Not "on" and "off": to many YAML parsers those are booleans.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Learning {
+pub enum LearningMode {
     #[default]
     Continuous,
     /// What was learned so far stays.
     Frozen,
 }
 
-impl Default for Packing {
+impl Default for PackingRules {
     fn default() -> Self {
-        Self { policy: PackingPolicy::default(), learning: Learning::default(), window: WINDOW }
+        Self { policy: PackingPolicy::default(), learning: LearningMode::default(), window: WINDOW }
     }
 }

@@ -1,7 +1,7 @@
 //! Node pools: which nodes are whose, who hands their GPUs out, and how they should be cut.
 
 use super::class::ClassSet;
-use super::tenant::Usage;
+use super::tenant::TenantUsage;
 use crate::scheduling::device::Device;
 use crate::scheduling::node::NodeKind;
 use serde::Serialize;
@@ -18,7 +18,7 @@ pub struct Pool {
     /// What each GPU is cut into, such as `3g.40gb` twice: empty for whole GPUs, `None` for anything.
     pub mig: Option<Vec<String>>,
     /// What it has in all, as far as its owner says.
-    pub capacity: Option<Usage>,
+    pub capacity: Option<TenantUsage>,
 }
 
 /// A pool by its place in its policy.
@@ -33,12 +33,12 @@ impl PoolId {
 
 /// What a node's pool allows there, as decisions read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Admission {
+pub struct PoolAdmission {
     pub pool: Option<PoolId>,
     pub classes: ClassSet,
 }
 
-impl Default for Admission {
+impl Default for PoolAdmission {
     /// Of a node in no pool: everyone.
     fn default() -> Self {
         Self { pool: None, classes: ClassSet::ALL }

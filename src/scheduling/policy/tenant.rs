@@ -18,8 +18,8 @@ pub struct Tenant {
     pub name: String,
     pub namespaces: Vec<String>,
     /// Nothing, if none is given. Where only one of the two is, the other sets no bound: it is `u64::MAX`.
-    pub guarantee: Usage,
-    pub limit: Limit,
+    pub guarantee: TenantUsage,
+    pub limit: TenantLimit,
     pub borrowing: Borrowing,
     pub reclaim: Reclaim,
     /// Its part of what is borrowed, beside the others'; at least 1.
@@ -32,14 +32,14 @@ pub struct TenantId(pub(super) u16);
 
 /// A part of the cluster. A pod that shares a GPU uses the part of it that its VRAM is, rounded up to a thousandth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
+pub struct TenantUsage {
     pub vram: Bytes,
     pub milli_gpus: u64,
 }
 
 /// The most a tenant may use of each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limit {
+pub struct TenantLimit {
     pub vram: Option<Bytes>,
     pub milli_gpus: Option<u64>,
 }
@@ -71,8 +71,8 @@ impl Tenant {
         Self {
             name: name.into(),
             namespaces: namespaces.iter().map(|&namespace| namespace.into()).collect(),
-            guarantee: Usage::default(),
-            limit: Limit::default(),
+            guarantee: TenantUsage::default(),
+            limit: TenantLimit::default(),
             borrowing: Borrowing::Allowed,
             reclaim: Reclaim::Allowed,
             weight: 1,
@@ -80,11 +80,11 @@ impl Tenant {
     }
 
     /// The most it may use, with what its borrowing says.
-    pub fn ceiling(&self) -> Limit {
-        let Usage { vram, milli_gpus } = self.guarantee;
+    pub fn ceiling(&self) -> TenantLimit {
+        let TenantUsage { vram, milli_gpus } = self.guarantee;
         match self.borrowing {
             Borrowing::Allowed => self.limit,
-            Borrowing::Never => Limit {
+            Borrowing::Never => TenantLimit {
                 vram: Some(self.limit.vram.map_or(vram, |limit| limit.min(vram))),
                 milli_gpus: Some(self.limit.milli_gpus.map_or(milli_gpus, |limit| limit.min(milli_gpus))),
             },
@@ -92,7 +92,7 @@ impl Tenant {
     }
 
     /// The weighted dominant share of what it borrows, in millionths of a cluster that has `whole`.
-    pub fn dominant_share(&self, used: Usage, whole: Usage) -> u64 {
+    pub fn dominant_share(&self, used: TenantUsage, whole: TenantUsage) -> u64 {
         let borrowed = used.minus(self.guarantee);
         let millionths = |part: u64, whole: u64| match whole {
             0 => 0,
@@ -104,7 +104,7 @@ impl Tenant {
     }
 }
 
-impl Usage {
+impl TenantUsage {
     pub fn minus(self, other: Self) -> Self {
         Self {
             vram: self.vram.minus(other.vram),
@@ -123,33 +123,33 @@ impl Usage {
     }
 }
 
-impl Add for Usage {
+impl Add for TenantUsage {
     type Output = Self;
     fn add(self, other: Self) -> Self {
         Self { vram: self.vram + other.vram, milli_gpus: self.milli_gpus.saturating_add(other.milli_gpus) }
     }
 }
 
-impl AddAssign for Usage {
+impl AddAssign for TenantUsage {
     fn add_assign(&mut self, other: Self) {
         *self = *self + other;
     }
 }
 
-impl std::iter::Sum for Usage {
+impl std::iter::Sum for TenantUsage {
     fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
         parts.fold(Self::default(), Add::add)
     }
 }
 
-impl Limit {
-    pub fn allows(self, used: Usage) -> bool {
+impl TenantLimit {
+    pub fn allows(self, used: TenantUsage) -> bool {
         self.vram.is_none_or(|limit| used.vram <= limit)
             && self.milli_gpus.is_none_or(|limit| used.milli_gpus <= limit)
     }
 
     /// What is left of it beside `used`.
-    pub fn left(self, used: Usage) -> Self {
+    pub fn left(self, used: TenantUsage) -> Self {
         Self {
             vram: self.vram.map(|limit| limit.minus(used.vram)),
             milli_gpus: self.milli_gpus.map(|limit| limit.saturating_sub(used.milli_gpus)),

@@ -4,7 +4,7 @@ use super::*;
 
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();
-    let pod = Traits { priority, priority_class: priority_class.into(), sharing, ..Traits::default() };
+    let pod = PodTraits { priority, priority_class: priority_class.into(), sharing, ..PodTraits::default() };
     policy.class(policy.judge(&pod).class).name.clone()
 }
 
@@ -62,8 +62,8 @@ fn headroom_follows_the_longest_part_of_the_models_name() {
 
 #[test]
 fn of_two_borrowers_the_one_with_more_of_what_is_scarce_for_its_weight_has_the_larger_share() {
-    let whole = Usage { vram: crate::units::Bytes::gib(1000), milli_gpus: 10_000 };
-    let used = |gib, milli_gpus| Usage { vram: crate::units::Bytes::gib(gib), milli_gpus };
+    let whole = TenantUsage { vram: crate::units::Bytes::gib(1000), milli_gpus: 10_000 };
+    let used = |gib, milli_gpus| TenantUsage { vram: crate::units::Bytes::gib(gib), milli_gpus };
     let tenant = Tenant { guarantee: used(100, 1000), ..Tenant::named("a", &[]) };
     assert_eq!(tenant.dominant_share(used(100, 1000), whole), 0);
     assert_eq!(tenant.dominant_share(used(200, 4000), whole), 300_000);

@@ -1,6 +1,6 @@
 //! What a pod shows of itself to be judged by, and what it is judged to be.
 
-use super::class::{ClassId, Terms};
+use super::class::{ClassId, ClassTerms};
 use super::tenant::TenantId;
 use crate::scheduling::request::Sharing;
 use crate::units::Bytes;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// All that classes and tenants may look at. Annotations and the name are left out: labels, namespaces and priorities can
 /// be guarded by admission, and replicas of one workload are judged once.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
-pub struct Traits {
+pub struct PodTraits {
     pub namespace: String,
     pub labels: BTreeMap<String, String>,
     /// Empty if it has none.
@@ -29,7 +29,7 @@ pub struct Traits {
     pub service_account: String,
 }
 
-impl Default for Traits {
+impl Default for PodTraits {
     /// A pod of which nothing is known, on one GPU that it shares.
     fn default() -> Self {
         Self {
@@ -50,9 +50,9 @@ impl Default for Traits {
 
 /// What a policy says a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Judgement {
+pub struct Classification {
     pub class: ClassId,
-    pub terms: Terms,
+    pub terms: ClassTerms,
     pub tenant: Option<TenantId>,
     /// [`super::Policy::version`] of the policy that says so.
     pub version: u64,

@@ -4,9 +4,9 @@
 //! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
 //! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
-use super::price::Price;
-use super::room::{Resident, Room, Shortfall};
-use super::unit::Unit;
+use super::price::EvictionCost;
+use super::room::{PotentialVictim, PreemptionCandidate, Shortfall};
+use super::unit::VictimUnit;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
 use crate::scheduling::request::{Demand, Sharing};
@@ -14,26 +14,26 @@ use std::cmp::Reverse;
 
 /// One thing that is lacking, and who could relieve it by how much.
 #[derive(Debug)]
-pub struct Lack {
+pub struct GpuShortfall {
     /// The GPU's place; of a sum, nothing.
     pub place: usize,
     pub need: u64,
     /// By unit, if it relieves anything; the best value for its cost first.
-    by_value: Vec<Relief>,
+    by_value: Vec<FreedShare>,
     /// The same, the lowest priority first, and the least spared first.
-    by_priority: Vec<Relief>,
-    by_spared: Vec<Relief>,
-    pub least: Price,
+    by_priority: Vec<FreedShare>,
+    by_spared: Vec<FreedShare>,
+    pub least: EvictionCost,
 }
 
 /// What of sums over the node is lacking.
 #[derive(Debug, Default)]
-pub struct Lacks {
-    pub all: Vec<Lack>,
+pub struct SumShortfalls {
+    pub all: Vec<GpuShortfall>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Relief {
+struct FreedShare {
     unit: u32,
     amount: u64,
     from_guarantee: bool,
@@ -42,14 +42,14 @@ struct Relief {
     cost: u64,
 }
 
-impl Lack {
+impl GpuShortfall {
     /// `None` if not even all units together are enough.
     pub fn of_seat(
         place: usize,
         gpu: &Gpu,
         demand: &Demand,
-        units: &[Unit<'_>],
-        base: Price,
+        units: &[VictimUnit<'_>],
+        base: EvictionCost,
     ) -> Option<Self> {
         Self::of(place, seat_need(gpu, demand), units, base, |unit| {
             let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
@@ -60,22 +60,22 @@ impl Lack {
     fn of(
         place: usize,
         need: u64,
-        units: &[Unit<'_>],
-        base: Price,
-        amount: impl Fn(&Unit<'_>) -> u64,
+        units: &[VictimUnit<'_>],
+        base: EvictionCost,
+        amount: impl Fn(&VictimUnit<'_>) -> u64,
     ) -> Option<Self> {
-        let relief = |(place, unit): (usize, &Unit<'_>)| {
-            let Price { from_guarantee, priority, spared, cost, .. } = unit.price;
-            Relief { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
+        let relief = |(place, unit): (usize, &VictimUnit<'_>)| {
+            let EvictionCost { from_guarantee, priority, spared, cost, .. } = unit.price;
+            FreedShare { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
         };
-        let relieves = |relief: &Relief| relief.amount > 0;
-        let by_priority: Vec<Relief> = units.iter().enumerate().map(relief).filter(relieves).collect();
+        let relieves = |relief: &FreedShare| relief.amount > 0;
+        let by_priority: Vec<FreedShare> = units.iter().enumerate().map(relief).filter(relieves).collect();
         let (mut by_priority, mut by_value, mut by_spared) =
             (by_priority.clone(), by_priority.clone(), by_priority);
         by_priority.sort_by_key(|relief| relief.priority);
         by_spared.sort_by_key(|relief| relief.spared);
         by_value.sort_by(|a, b| {
-            let value = |a: &Relief, b: &Relief| u128::from(a.amount) * u128::from(b.cost);
+            let value = |a: &FreedShare, b: &FreedShare| u128::from(a.amount) * u128::from(b.cost);
             value(b, a).cmp(&value(a, b)).then(Reverse(a.amount).cmp(&Reverse(b.amount)))
         });
         let mut lack = Self { place, need, by_value, by_priority, by_spared, least: base };
@@ -85,35 +85,35 @@ impl Lack {
 
     /// The least that a set costs which covers `need`, if what is chosen already costs `base` and only units that are `open` may
     /// still be chosen. `None` if they are not enough.
-    pub fn least(&self, need: u64, base: Price, open: impl Fn(usize) -> bool) -> Option<Price> {
+    pub fn least(&self, need: u64, base: EvictionCost, open: impl Fn(usize) -> bool) -> Option<EvictionCost> {
         if need == 0 {
             return Some(base);
         }
-        let open = |relief: &&Relief| open(relief.unit as usize);
-        let borrowed = |relief: &&Relief| base.from_guarantee || !relief.from_guarantee;
+        let open = |relief: &&FreedShare| open(relief.unit as usize);
+        let borrowed = |relief: &&FreedShare| base.from_guarantee || !relief.from_guarantee;
         let from_guarantee =
             base.from_guarantee || !covers(self.by_value.iter().filter(open).filter(borrowed), need);
-        let allowed = |relief: &&Relief| from_guarantee || !relief.from_guarantee;
+        let allowed = |relief: &&FreedShare| from_guarantee || !relief.from_guarantee;
         let in_order = self.by_priority.iter().filter(open).filter(allowed);
         let priority = threshold(in_order, need, base.priority, |relief| relief.priority)?;
-        let allowed = |relief: &&Relief| allowed(relief) && relief.priority <= priority;
+        let allowed = |relief: &&FreedShare| allowed(relief) && relief.priority <= priority;
         let in_order = self.by_spared.iter().filter(open).filter(allowed);
         let spared = threshold(in_order, need, base.spared, |relief| relief.spared)?;
-        let allowed = |relief: &&Relief| allowed(relief) && relief.spared <= spared;
+        let allowed = |relief: &&FreedShare| allowed(relief) && relief.spared <= spared;
         let cost =
             base.cost.saturating_add(least_cost(self.by_value.iter().filter(open).filter(allowed), need));
-        Some(Price { from_guarantee, priority, spared, cost, ..base })
+        Some(EvictionCost { from_guarantee, priority, spared, cost, ..base })
     }
 }
 
-impl Lack {
+impl GpuShortfall {
     /// No fewer pods than these are evicted from the seat to cover `need`, if only units that are `open` may be chosen (the
     /// relaxation again: the largest relief for each pod first, the last one in part).
-    pub fn least_pods(&self, units: &[Unit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
+    pub fn least_pods(&self, units: &[VictimUnit<'_>], need: u64, open: impl Fn(usize) -> bool) -> u32 {
         if need == 0 {
             return 0;
         }
-        let on_seat = |unit: &Unit<'_>| {
+        let on_seat = |unit: &VictimUnit<'_>| {
             let there = unit.residents.iter().filter(|resident| resident.gpus.contains(self.place));
             if unit.is_awaited { 0 } else { there.count() as u64 }
         };
@@ -138,11 +138,12 @@ impl Lack {
     }
 }
 
-impl Lacks {
+impl SumShortfalls {
     /// `None` if not even all units together are enough.
-    pub fn of_sums(missing: &Shortfall, units: &[Unit<'_>], base: Price) -> Option<Self> {
+    pub fn of_sums(missing: &Shortfall, units: &[VictimUnit<'_>], base: EvictionCost) -> Option<Self> {
         let sums = sums(missing).into_iter().enumerate().filter(|(_, need)| *need > 0);
-        let all = sums.map(|(place, need)| Lack::of(place, need, units, base, |unit| sums_of(unit)[place]));
+        let all =
+            sums.map(|(place, need)| GpuShortfall::of(place, need, units, base, |unit| sums_of(unit)[place]));
         Some(Self { all: all.collect::<Option<_>>()? })
     }
 }
@@ -151,12 +152,12 @@ fn sums(shortfall: &Shortfall) -> [u64; 3] {
     [shortfall.vram.0, shortfall.companion.cpu.0, shortfall.companion.memory.0]
 }
 
-fn sums_of(unit: &Unit<'_>) -> [u64; 3] {
+fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
     sums(&unit.freed)
 }
 
 /// What a sum still lacks.
-pub fn sum_need(lack: &Lack, freed: &Shortfall) -> u64 {
+pub fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
     lack.need.saturating_sub(sums(freed)[lack.place])
 }
 
@@ -171,18 +172,19 @@ pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
 
 /// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the
 /// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
-pub fn floor(room: &Room, demand: &Demand) -> Option<Price> {
+pub fn floor(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
-    let mut floors: Vec<Price> = seats.filter_map(|place| seat_floor(room, place, demand)).collect();
+    let mut floors: Vec<EvictionCost> = seats.filter_map(|place| seat_floor(room, place, demand)).collect();
     floors.sort_unstable();
     let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
-    Some(Price { violations: room.violations, ..last })
+    Some(EvictionCost { violations: room.violations, ..last })
 }
 
-fn seat_floor(room: &Room, place: usize, demand: &Demand) -> Option<Price> {
+fn seat_floor(room: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
     let gpu = &room.gpus[place];
-    let awaited = room.awaited.iter().map(|resident| (resident, Price::default()));
-    let candidates = room.candidates.iter().map(|resident| (resident, Price::default().plus(resident)));
+    let awaited = room.awaited.iter().map(|resident| (resident, EvictionCost::default()));
+    let candidates =
+        room.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
     let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
     least_on_seat(
         seat_need(gpu, demand),
@@ -191,16 +193,16 @@ fn seat_floor(room: &Room, place: usize, demand: &Demand) -> Option<Price> {
 }
 
 /// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
-pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, Price)>) -> Option<Price> {
+pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
     if need == 0 {
-        return Some(Price::default());
+        return Some(EvictionCost::default());
     }
-    let (mut left, mut best) = (need, None::<Price>);
+    let (mut left, mut best) = (need, None::<EvictionCost>);
     for (amount, price) in who_goes {
         left = left.saturating_sub(amount);
         let cost = u128::from(price.cost) * u128::from(need) / u128::from(amount.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        best = Some(best.map_or(Price { cost, ..price }, |best| Price {
+        best = Some(best.map_or(EvictionCost { cost, ..price }, |best| EvictionCost {
             from_guarantee: best.from_guarantee && price.from_guarantee,
             priority: best.priority.min(price.priority),
             spared: best.spared.min(price.spared),
@@ -208,8 +210,8 @@ pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, Price)>) ->
             ..best
         }));
     }
-    let Price { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
-    Some(Price { from_guarantee, priority, spared, cost, ..Price::default() })
+    let EvictionCost { from_guarantee, priority, spared, cost, .. } = best.filter(|_| left == 0)?;
+    Some(EvictionCost { from_guarantee, priority, spared, cost, ..EvictionCost::default() })
 }
 
 /// No more than the pods that must be evicted to cover the need on a seat, by those who give back so much each; who leaves anyway is
@@ -226,22 +228,22 @@ pub fn least_pods_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, bool)>
 }
 
 /// What one who leaves gives back on a seat.
-fn relief(resident: &Resident, gpu: &Gpu, demand: &Demand) -> u64 {
+fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
         Sharing::Shared => (gpu.price(resident.per_gpu, resident.sharing) + resident.beyond).0,
     }
 }
 
-fn covers<'a>(reliefs: impl Iterator<Item = &'a Relief>, need: u64) -> bool {
+fn covers<'a>(reliefs: impl Iterator<Item = &'a FreedShare>, need: u64) -> bool {
     reached(reliefs, need, |_| ()).is_some()
 }
 
 /// What is said of the one by whom the need is covered.
 fn reached<'a, T>(
-    reliefs: impl Iterator<Item = &'a Relief>,
+    reliefs: impl Iterator<Item = &'a FreedShare>,
     need: u64,
-    said: impl Fn(&Relief) -> T,
+    said: impl Fn(&FreedShare) -> T,
 ) -> Option<T> {
     let mut left = need;
     for relief in reliefs {
@@ -255,15 +257,15 @@ fn reached<'a, T>(
 
 /// How far one must go through reliefs in order of `key` to cover the need, but no less than one has gone already.
 fn threshold<'a>(
-    in_order: impl Iterator<Item = &'a Relief>,
+    in_order: impl Iterator<Item = &'a FreedShare>,
     need: u64,
     already: u32,
-    key: impl Fn(&Relief) -> u32,
+    key: impl Fn(&FreedShare) -> u32,
 ) -> Option<u32> {
     reached(in_order, need, key).map(|last| last.max(already))
 }
 
-fn least_cost<'a>(by_value: impl Iterator<Item = &'a Relief>, need: u64) -> u64 {
+fn least_cost<'a>(by_value: impl Iterator<Item = &'a FreedShare>, need: u64) -> u64 {
     let (mut left, mut cost) = (need, 0u64);
     for relief in by_value {
         if relief.amount >= left {

@@ -3,11 +3,11 @@
 
 use super::allowance::EvictionAllowance;
 use super::bound::floor;
-use super::price::Price;
-use super::room::Room;
+use super::price::EvictionCost;
+use super::room::PreemptionCandidate;
 use super::search::Search;
-use super::unit::{Case, NoSet};
-use super::{Effort, Rules, VictimSet};
+use super::unit::{NoVictimSet, VictimProblem};
+use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::NodeName;
 use crate::scheduling::request::Demand;
 use std::borrow::Borrow;
@@ -16,19 +16,19 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 /// A node, and no more than what the cheapest set of victims costs there. In order, the one that could be cheapest comes first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Prospect {
-    pub floor: Price,
+pub struct NodeCostBound {
+    pub floor: EvictionCost,
     pub node: NodeName,
     /// No set there has fewer pods that are evicted.
     pub least_evicted: u32,
 }
 
 /// A room that has been looked at, and no more than what the cheapest set of victims costs in it.
-pub type Seen<R> = (Price, R);
+pub type ExaminedCandidate<R> = (EvictionCost, R);
 
 /// What a search came to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct VictimSearchResult {
     pub set: Option<VictimSet>,
     /// Some set was left out because of a limit on evictions.
     pub is_limited: bool,
@@ -36,14 +36,14 @@ pub struct Found {
 
 /// Where a search finds its rooms, and what it must keep to. Whoever keeps rooms for the next search can keep what this one learns
 /// of them.
-pub trait Rooms {
-    type Room: Borrow<Room>;
+pub trait CandidateSource {
+    type Candidate: Borrow<PreemptionCandidate>;
 
     /// `None` if nobody's leaving would be enough.
-    fn look(&mut self, node: &NodeName) -> Option<Seen<Self::Room>>;
+    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Self::Candidate>>;
 
     /// No set of the node's room costs less; `None` as above.
-    fn learn(&mut self, _node: &NodeName, _least: Option<Price>) {}
+    fn learn(&mut self, _node: &NodeName, _least: Option<EvictionCost>) {}
 
     /// How many pods may be evicted; `None` if that does not matter.
     fn allowance(&self) -> Option<EvictionAllowance<'_>> {
@@ -61,44 +61,46 @@ pub trait Rooms {
     }
 }
 
-impl<R: Borrow<Room>, F: FnMut(&NodeName) -> Option<Seen<R>>> Rooms for F {
-    type Room = R;
+impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandidate<R>>> CandidateSource
+    for F
+{
+    type Candidate = R;
 
-    fn look(&mut self, node: &NodeName) -> Option<Seen<R>> {
+    fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<R>> {
         self(node)
     }
 }
 
 /// `None` if nobody's leaving would be enough.
-pub fn seen(room: Room, demand: &Demand) -> Option<Seen<Room>> {
+pub fn seen(room: PreemptionCandidate, demand: &Demand) -> Option<ExaminedCandidate<PreemptionCandidate>> {
     Some((floor(&room, demand)?, room))
 }
 
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
 /// first by name. `prospects` stand in order; only those that could be cheapest are looked at.
-pub fn cheapest_among<R: Rooms>(
-    prospects: impl IntoIterator<Item = Prospect>,
+pub fn cheapest_among<R: CandidateSource>(
+    prospects: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
-    rules: Rules,
-    effort: Effort,
+    rules: BudgetRules,
+    effort: SearchEffort,
     rooms: R,
 ) -> Option<VictimSet> {
     find_among(prospects, demand, rules, effort, rooms).set
 }
 
 /// The same, with what was left out.
-pub fn find_among<R: Rooms>(
-    prospects: impl IntoIterator<Item = Prospect>,
+pub fn find_among<R: CandidateSource>(
+    prospects: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
-    rules: Rules,
-    effort: Effort,
+    rules: BudgetRules,
+    effort: SearchEffort,
     mut rooms: R,
-) -> Found {
+) -> VictimSearchResult {
     let mut search = Search::new(effort);
     let mut distant = prospects.into_iter().peekable();
     // Rooms that have been looked at, and what they cost at least by what is known now.
-    let mut seen: Vec<Option<R::Room>> = Vec::new();
-    let mut near: BinaryHeap<Reverse<(Prospect, usize)>> = BinaryHeap::new();
+    let mut seen: Vec<Option<R::Candidate>> = Vec::new();
+    let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
     loop {
         let next = near.peek().map(|Reverse((prospect, _))| prospect);
         if let Some(prospect) = distant.next_if(|prospect| next.is_none_or(|next| prospect <= next)) {
@@ -111,11 +113,11 @@ pub fn find_among<R: Rooms>(
                 continue;
             }
             if !rooms.goes_on(LOOK) {
-                return Found { set: None, is_limited: false };
+                return VictimSearchResult { set: None, is_limited: false };
             }
             let Some((floor, room)) = rooms.look(&prospect.node) else { continue };
             debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
-            near.push(Reverse((Prospect { floor, ..prospect }, seen.len())));
+            near.push(Reverse((NodeCostBound { floor, ..prospect }, seen.len())));
             seen.push(Some(room));
             continue;
         }
@@ -127,26 +129,32 @@ pub fn find_among<R: Rooms>(
         let before = search.steps();
         try_room(&mut search, room.borrow(), demand, rules, &mut rooms);
         if !rooms.goes_on(search.steps() - before) {
-            return Found { set: None, is_limited: false };
+            return VictimSearchResult { set: None, is_limited: false };
         }
     }
-    Found { is_limited: search.is_limited(), set: search.best() }
+    VictimSearchResult { is_limited: search.is_limited(), set: search.best() }
 }
 
 /// Steps that the first look at a room counts for: it asks the entry of each pod there.
 const LOOK: u32 = 16;
 
 /// Whether as many may be evicted as each set of the node has at least.
-fn is_within(prospect: &Prospect, allowance: &EvictionAllowance<'_>) -> bool {
+fn is_within(prospect: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
     let least = prospect.least_evicted;
     least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&prospect.node))
 }
 
-fn try_room<R: Rooms>(search: &mut Search, room: &Room, demand: &Demand, rules: Rules, rooms: &mut R) {
-    match Case::new(room, demand, rules, rooms.allowance()) {
-        Err(NoSet::Ever) => rooms.learn(&room.node, None),
+fn try_room<R: CandidateSource>(
+    search: &mut Search,
+    room: &PreemptionCandidate,
+    demand: &Demand,
+    rules: BudgetRules,
+    rooms: &mut R,
+) {
+    match VictimProblem::new(room, demand, rules, rooms.allowance()) {
+        Err(NoVictimSet::Ever) => rooms.learn(&room.node, None),
         // Without a limit, or later, it has one.
-        Err(NoSet::Now) => search.note_limited(),
+        Err(NoVictimSet::Now) => search.note_limited(),
         Ok(case) => {
             if !case.is_limited {
                 rooms.learn(&room.node, Some(case.least));
@@ -160,15 +168,20 @@ fn try_room<R: Rooms>(search: &mut Search, room: &Room, demand: &Demand, rules: 
 }
 
 /// The same of rooms that are all known, each of another node.
-pub fn cheapest(rooms: &[Room], demand: &Demand, rules: Rules, effort: Effort) -> Option<VictimSet> {
+pub fn cheapest(
+    rooms: &[PreemptionCandidate],
+    demand: &Demand,
+    rules: BudgetRules,
+    effort: SearchEffort,
+) -> Option<VictimSet> {
     let known = rooms.iter().filter_map(|room| Some((&room.node, (floor(room, demand)?, room))));
-    let known: BTreeMap<&NodeName, Seen<&Room>> = known.collect();
-    let mut prospects: Vec<Prospect> =
+    let known: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = known.collect();
+    let mut prospects: Vec<NodeCostBound> =
         known.iter().map(|(node, (floor, _))| prospect(node, *floor)).collect();
     prospects.sort_unstable();
     cheapest_among(prospects, demand, rules, effort, |node: &NodeName| known.get(node).copied())
 }
 
-fn prospect(node: &NodeName, floor: Price) -> Prospect {
-    Prospect { floor, node: node.clone(), least_evicted: 0 }
+fn prospect(node: &NodeName, floor: EvictionCost) -> NodeCostBound {
+    NodeCostBound { floor, node: node.clone(), least_evicted: 0 }
 }

@@ -14,9 +14,15 @@ mod unit;
 
 pub use allowance::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
 pub use bound::{least_on_seat, least_pods_on_seat, seat_need};
-pub use lazy::{Found, Prospect, Rooms, Seen, cheapest, cheapest_among, find_among, seen};
-pub use price::{Loss, Price, Standing};
-pub use room::{Bar, Gang, Resident, Room, Shortfall, TenantRoom, discharge, settle_bars};
+pub use lazy::{
+    CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
+    find_among, seen,
+};
+pub use price::{EvictionCost, PodEvictionCost, QuotaStatus};
+pub use room::{
+    ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
+    settle_bars,
+};
 
 use super::device::GpuSet;
 use super::request::Demand;
@@ -27,7 +33,7 @@ use serde::{Deserialize, Serialize};
 /// What to make of disruption budgets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Rules {
+pub enum BudgetRules {
     /// A set that overdraws one is none.
     Keep,
     /// Such a set is dearer than any that overdraws less.
@@ -36,7 +42,7 @@ pub enum Rules {
 
 /// How many branches are looked at before the best set found so far has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Effort {
+pub struct SearchEffort {
     pub per_node: u32,
     pub in_all: u32,
 }
@@ -52,13 +58,13 @@ pub struct VictimSet {
     pub elsewhere: Vec<PodUid>,
     /// Pods of the node that are leaving anyway and must have left, in order of UID.
     pub awaited: Vec<PodUid>,
-    pub price: Price,
+    pub price: EvictionCost,
     pub longest_grace: Millis,
     /// False if the search ended early: cheaper sets may exist.
     pub exact: bool,
 }
 
-impl Default for Effort {
+impl Default for SearchEffort {
     /// Pods of equal size and price are told apart by name only, so that few nodes take a hundred branches; a full budget is
     /// some ten milliseconds.
     fn default() -> Self {
@@ -66,7 +72,7 @@ impl Default for Effort {
     }
 }
 
-impl Effort {
+impl SearchEffort {
     /// As long as it takes.
     pub const UNLIMITED: Self = Self { per_node: u32::MAX, in_all: u32::MAX };
 }
@@ -87,8 +93,12 @@ impl VictimSet {
 }
 
 /// The cheapest set of one room; see [`cheapest`]. It may be empty, if nobody has to leave.
-pub fn cheapest_victims(room: &Room, demand: &Demand, rules: Rules) -> Option<VictimSet> {
-    cheapest(std::slice::from_ref(room), demand, rules, Effort::default())
+pub fn cheapest_victims(
+    room: &PreemptionCandidate,
+    demand: &Demand,
+    rules: BudgetRules,
+) -> Option<VictimSet> {
+    cheapest(std::slice::from_ref(room), demand, rules, SearchEffort::default())
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! What it costs that pods leave: the parts of one pod's loss, and the price of a set, whose order is the policy.
 
-use super::room::Resident;
+use super::room::PotentialVictim;
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// What the eviction of one pod loses, part by part, each in thousandths of a GPU for a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Loss {
+pub struct PodEvictionCost {
     /// To stop, and to be placed and started again.
     pub restart: u64,
     /// Work since its last checkpoint, up to what its class lets count.
@@ -25,7 +25,7 @@ pub struct Loss {
 /// Whose share a victim lives on: what is borrowed goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Standing {
+pub enum QuotaStatus {
     /// Beyond its tenant's guarantee, if it has one. The more its tenant has borrowed for its weight, the less it is spared:
     /// its share in millionths, counted from above.
     Borrowed {
@@ -37,7 +37,7 @@ pub enum Standing {
 /// What a victim set costs; less is better, the first field that differs decides. It only grows as victims are added.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Price {
+pub struct EvictionCost {
     /// By how many pods disruption budgets are overdrawn, over all of them.
     pub violations: u32,
     /// Somebody loses what is guaranteed: only where what is borrowed is not enough.
@@ -56,19 +56,19 @@ pub struct Price {
     pub awaited: u32,
 }
 
-impl Loss {
+impl PodEvictionCost {
     pub fn total(&self) -> u64 {
         let Self { restart, work, reload, drain, in_flight, again } = *self;
         [restart, work, reload, drain, in_flight, again].into_iter().fold(0, u64::saturating_add)
     }
 }
 
-impl Price {
+impl EvictionCost {
     /// With one more who leaves.
-    pub fn plus(self, resident: &Resident) -> Self {
+    pub fn plus(self, resident: &PotentialVictim) -> Self {
         let (guaranteed, spared) = match resident.standing {
-            Standing::Guaranteed => (true, 0),
-            Standing::Borrowed { spared } => (false, spared),
+            QuotaStatus::Guaranteed => (true, 0),
+            QuotaStatus::Borrowed { spared } => (false, spared),
         };
         self.and(Self {
             violations: 0,

@@ -1,28 +1,28 @@
 //! One node as a search for victims sees it: its GPUs, who could leave them, who leaves anyway, and what it would take for the
 //! pod to be placed there. Data; the ledger fills it in.
 
-use super::price::{Loss, Price, Standing};
+use super::price::{EvictionCost, PodEvictionCost, QuotaStatus};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::policy::{ClassId, ClassSet, Limit, TenantId, Usage};
-use crate::scheduling::reading::Pressure;
-use crate::scheduling::request::{Companion, Sharing};
+use crate::scheduling::policy::{ClassId, ClassSet, TenantId, TenantLimit, TenantUsage};
+use crate::scheduling::reading::EngineLoad;
+use crate::scheduling::request::{HostResources, Sharing};
 use crate::units::{Bytes, MilliCpu, Millis};
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
-pub struct Room {
+pub struct PreemptionCandidate {
     pub node: NodeName,
     pub gpus: Vec<Gpu>,
     /// Pods that may be evicted for the one who asks: of a preemptible class, of lower priority, placed, not protected, and
     /// not already leaving for someone else.
-    pub candidates: Vec<Resident>,
+    pub candidates: Vec<PotentialVictim>,
     /// Pods that are being deleted: their room is on its way at no cost.
-    pub awaited: Vec<Resident>,
+    pub awaited: Vec<PotentialVictim>,
     /// Groups of which candidates here are members: those leave together or not at all.
-    pub gangs: Vec<Gang>,
+    pub gangs: Vec<VictimGroup>,
     /// Who keeps classes off which GPUs: a class is let in again when the last that bars it has left.
-    pub bars: Vec<Bar>,
+    pub bars: Vec<ClassExclusion>,
     /// How many pods each disruption budget that covers a candidate lets leave.
     pub budgets: Vec<u32>,
     /// Which budgets those are, by their places in the ledger's list.
@@ -30,7 +30,7 @@ pub struct Room {
     /// False if budgets may stand that nobody could read.
     pub budgets_known: bool,
     /// What the tenant of the one who asks may have, and has beside it.
-    pub tenant: TenantRoom,
+    pub tenant: TenantQuota,
     /// What the scheduler itself must see freed.
     pub shortfall: Shortfall,
     /// By how much budgets are overdrawn here whoever of the candidates leaves.
@@ -39,14 +39,14 @@ pub struct Room {
 
 /// A tenant of some GPUs that does not share them with everyone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bar {
+pub struct ClassExclusion {
     pub uid: PodUid,
     pub gpus: GpuSet,
     pub classes: ClassSet,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resident {
+pub struct PotentialVictim {
     pub uid: PodUid,
     pub gpus: GpuSet,
     pub per_gpu: Bytes,
@@ -57,30 +57,30 @@ pub struct Resident {
     pub class: ClassId,
     /// Whose it is: its eviction counts as that tenant's.
     pub tenant: Option<TenantId>,
-    pub companion: Companion,
+    pub companion: HostResources,
     /// How long it may take to leave.
     pub grace: Millis,
-    pub loss: Loss,
+    pub loss: PodEvictionCost,
     pub deletion_cost: i32,
-    pub standing: Standing,
+    pub standing: QuotaStatus,
     /// What it gives back of what the tenant of the one who asks may have.
-    pub given_back: Usage,
-    /// The budgets that cover it, by their place in [`Room::budgets`].
+    pub given_back: TenantUsage,
+    /// The budgets that cover it, by their place in [`PreemptionCandidate::budgets`].
     pub budgets: Vec<u16>,
-    /// Its group, by its place in [`Room::gangs`].
+    /// Its group, by its place in [`PreemptionCandidate::gangs`].
     pub gang: Option<u16>,
 }
 
 /// Members of a group: those on this node are candidates, and with any of them all leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Gang {
+pub struct VictimGroup {
     /// Everyone who leaves with it, on whichever node, in order of UID.
     pub members: Arc<[PodUid]>,
     /// Of those on other nodes: their price, the longest that one may take to leave, what they give back, and the budgets that
     /// cover them.
-    pub price: Price,
+    pub price: EvictionCost,
     pub grace: Millis,
-    pub given_back: Usage,
+    pub given_back: TenantUsage,
     pub budgets: Vec<u16>,
     /// Where those on other nodes are, and whose they are.
     pub elsewhere: Vec<(NodeName, Option<TenantId>)>,
@@ -88,19 +88,19 @@ pub struct Gang {
 
 /// What a tenant may have, and has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TenantRoom {
-    pub ceiling: Limit,
-    pub used: Usage,
+pub struct TenantQuota {
+    pub ceiling: TenantLimit,
+    pub used: TenantUsage,
 }
 
 /// What the scheduler itself must see freed on the node: the sum over the victims it proposed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Shortfall {
     pub vram: Bytes,
-    pub companion: Companion,
+    pub companion: HostResources,
 }
 
-impl Room {
+impl PreemptionCandidate {
     /// A room in which nobody could leave.
     pub fn new(node: NodeName, gpus: Vec<Gpu>) -> Self {
         Self {
@@ -113,35 +113,36 @@ impl Room {
             budgets: Vec::new(),
             budget_places: Vec::new(),
             budgets_known: true,
-            tenant: TenantRoom::default(),
+            tenant: TenantQuota::default(),
             shortfall: Shortfall::default(),
             violations: 0,
         }
     }
 }
 
-impl Resident {
+impl PotentialVictim {
     pub fn vram(&self) -> Bytes {
         self.per_gpu.times(u64::from(self.gpus.len()))
     }
 }
 
-impl TenantRoom {
+impl TenantQuota {
     /// Whether it may have so much more, once it has given that much back.
-    pub fn allows(&self, wanted: Usage, given_back: Usage) -> bool {
-        self.ceiling == Limit::default() || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
+    pub fn allows(&self, wanted: TenantUsage, given_back: TenantUsage) -> bool {
+        self.ceiling == TenantLimit::default()
+            || self.ceiling.left(self.used.minus(given_back)).allows(wanted)
     }
 }
 
 impl Shortfall {
-    pub fn of<'a>(residents: impl Iterator<Item = &'a Resident>) -> Self {
+    pub fn of<'a>(residents: impl Iterator<Item = &'a PotentialVictim>) -> Self {
         residents.fold(Self::default(), |sum, resident| sum.plus(resident))
     }
 
-    pub(super) fn plus(self, resident: &Resident) -> Self {
+    pub(super) fn plus(self, resident: &PotentialVictim) -> Self {
         Self {
             vram: self.vram + resident.vram(),
-            companion: Companion {
+            companion: HostResources {
                 cpu: MilliCpu(self.companion.cpu.0 + resident.companion.cpu.0),
                 memory: self.companion.memory + resident.companion.memory,
             },
@@ -156,7 +157,7 @@ impl Shortfall {
 }
 
 /// Lets in whom nobody bars any more.
-pub fn settle_bars(bars: &[Bar], state: &mut [Gpu], has_left: impl Fn(&PodUid) -> bool) {
+pub fn settle_bars(bars: &[ClassExclusion], state: &mut [Gpu], has_left: impl Fn(&PodUid) -> bool) {
     if bars.is_empty() {
         return;
     }
@@ -168,13 +169,13 @@ pub fn settle_bars(bars: &[Bar], state: &mut [Gpu], has_left: impl Fn(&PodUid) -
 
 /// The resident leaves: what it was promised is free, what it had beyond that is given back, and where nobody is left no
 /// engine is busy.
-pub fn discharge(state: &mut [Gpu], resident: &Resident) {
+pub fn discharge(state: &mut [Gpu], resident: &PotentialVictim) {
     for place in resident.gpus.iter() {
         let gpu = &mut state[place];
         gpu.discharge(resident.per_gpu, resident.sharing);
         gpu.taken = gpu.taken.minus(resident.beyond);
         if gpu.tenants == 0 {
-            gpu.pressure = Pressure::NONE;
+            gpu.pressure = EngineLoad::NONE;
             gpu.starting = false;
         }
     }

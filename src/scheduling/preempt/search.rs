@@ -3,20 +3,20 @@
 //!
 //! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
 
-use super::bound::{Lack, seat_need, sum_need};
-use super::price::Price;
+use super::bound::{GpuShortfall, seat_need, sum_need};
+use super::price::EvictionCost;
 use super::room::{Shortfall, settle_bars};
-use super::unit::{Case, Unit};
-use super::{Effort, Rules, VictimSet};
+use super::unit::{VictimProblem, VictimUnit};
+use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::ledger::used_on;
-use crate::scheduling::policy::Usage;
+use crate::scheduling::policy::TenantUsage;
 use crate::units::Millis;
 use std::ops::ControlFlow;
 
 pub struct Search {
-    effort: Effort,
+    effort: SearchEffort,
     steps: u32,
     /// Some room or the whole was left before its end.
     is_cut_short: bool,
@@ -28,16 +28,16 @@ pub struct Search {
 }
 
 /// One room in the search.
-struct Visit<'s, 'a> {
+struct CandidateSearch<'s, 'a> {
     search: &'s mut Search,
-    case: &'a Case<'a>,
+    case: &'a VictimProblem<'a>,
     steps: u32,
 }
 
 /// One search for one set of seats: who could leave (those on the seats first), who has been chosen, and what is free then.
-struct Branch<'a> {
+struct SearchBranch<'a> {
     gpus: GpuSet,
-    seats: Vec<&'a Lack>,
+    seats: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
     /// How many of `order` are on the seats.
     on_seats: usize,
@@ -47,15 +47,15 @@ struct Branch<'a> {
     state: Vec<Gpu>,
     /// The GPUs that were changed, as they were before.
     before: Vec<(usize, Gpu)>,
-    price: Price,
-    sums: Sums,
+    price: EvictionCost,
+    sums: ChosenSums,
 }
 
 /// What those who were chosen add up to.
 #[derive(Default, Clone)]
-struct Sums {
+struct ChosenSums {
     freed: Shortfall,
-    given_back: Usage,
+    given_back: TenantUsage,
     /// How many pods of each budget leave.
     covered: Vec<u32>,
     /// How many pods of each limit are evicted, and how many of this node.
@@ -64,7 +64,7 @@ struct Sums {
 }
 
 impl Search {
-    pub fn new(effort: Effort) -> Self {
+    pub fn new(effort: SearchEffort) -> Self {
         Self { effort, steps: 0, is_cut_short: false, is_limited: false, best: None, before: None }
     }
 
@@ -91,10 +91,10 @@ impl Search {
         self.best = self.before.take();
     }
 
-    pub fn try_room(&mut self, case: &Case<'_>) {
+    pub fn try_room(&mut self, case: &VictimProblem<'_>) {
         self.is_limited |= case.is_limited;
         if self.beats(case.least, &case.room.node) {
-            let mut visit = Visit { search: self, case, steps: 0 };
+            let mut visit = CandidateSearch { search: self, case, steps: 0 };
             let _ = visit.for_each_seats(&case.seats, &mut Vec::new());
         }
     }
@@ -106,14 +106,18 @@ impl Search {
 
     /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
     /// one node the first that is found, which is always the same.
-    pub fn beats(&self, price: Price, node: &NodeName) -> bool {
+    pub fn beats(&self, price: EvictionCost, node: &NodeName) -> bool {
         self.best.as_ref().is_none_or(|best| (price, node) < (best.price, &best.node))
     }
 }
 
-impl<'a> Visit<'_, 'a> {
+impl<'a> CandidateSearch<'_, 'a> {
     /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
-    fn for_each_seats(&mut self, seats: &'a [Lack], chosen: &mut Vec<&'a Lack>) -> ControlFlow<()> {
+    fn for_each_seats(
+        &mut self,
+        seats: &'a [GpuShortfall],
+        chosen: &mut Vec<&'a GpuShortfall>,
+    ) -> ControlFlow<()> {
         let missing = self.case.demand.gpus as usize - chosen.len();
         if missing == 0 {
             return self.try_seats(chosen);
@@ -130,8 +134,8 @@ impl<'a> Visit<'_, 'a> {
         ControlFlow::Continue(())
     }
 
-    fn try_seats(&mut self, seats: &[&'a Lack]) -> ControlFlow<()> {
-        let mut branch = Branch::new(self.case, seats);
+    fn try_seats(&mut self, seats: &[&'a GpuShortfall]) -> ControlFlow<()> {
+        let mut branch = SearchBranch::new(self.case, seats);
         self.descend(&mut branch, 0);
         if self.is_spent() {
             self.search.is_cut_short = true;
@@ -141,12 +145,12 @@ impl<'a> Visit<'_, 'a> {
     }
 
     fn is_spent(&self) -> bool {
-        let Effort { per_node, in_all } = self.search.effort;
+        let SearchEffort { per_node, in_all } = self.search.effort;
         self.steps >= per_node || self.search.steps >= in_all
     }
 
     /// Decides over `branch.order[next]` and all after it.
-    fn descend(&mut self, branch: &mut Branch<'a>, next: usize) {
+    fn descend(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         if self.is_spent() {
             self.search.is_cut_short = true;
             return;
@@ -175,14 +179,14 @@ impl<'a> Visit<'_, 'a> {
         self.skip(branch, next);
     }
 
-    fn take(&mut self, branch: &mut Branch<'a>, next: usize) {
+    fn take(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         let unit = branch.order[next];
         let before = (branch.price, branch.sums.clone(), branch.before.len());
         branch.open[unit as usize] = false;
         branch.take(self.case, unit);
         let is_within = branch.is_within_limits(self.case);
         self.search.is_limited |= !is_within;
-        let is_kept = self.case.rules == Rules::Violate || branch.price.violations == 0;
+        let is_kept = self.case.rules == BudgetRules::Violate || branch.price.violations == 0;
         if is_within && is_kept && self.search.beats(branch.price, &self.case.room.node) {
             self.descend(branch, next + 1);
         }
@@ -191,12 +195,12 @@ impl<'a> Visit<'_, 'a> {
     }
 
     /// Without this one its equals are no better: it would have been taken in their place.
-    fn skip(&mut self, branch: &mut Branch<'a>, next: usize) {
+    fn skip(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         let units = &self.case.units;
         let first = &units[branch.order[next] as usize];
         let is_like = |unit: &&u32| units[**unit as usize].is_like(first);
         let equals = branch.order[next..].iter().take_while(is_like).count();
-        let mark = |branch: &mut Branch<'_>, is_open| {
+        let mark = |branch: &mut SearchBranch<'_>, is_open| {
             for unit in &branch.order[next..next + equals] {
                 branch.open[*unit as usize] = is_open;
             }
@@ -207,7 +211,7 @@ impl<'a> Visit<'_, 'a> {
     }
 
     /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
-    fn offer(&mut self, branch: &Branch<'a>) {
+    fn offer(&mut self, branch: &SearchBranch<'a>) {
         let needed = self.without_idle(branch);
         let price = needed.price;
         if self.search.beats(price, &self.case.room.node) {
@@ -220,7 +224,7 @@ impl<'a> Visit<'_, 'a> {
     }
 
     /// The branch without those whose staying would still do; the dearest are spared first.
-    fn without_idle(&self, branch: &Branch<'a>) -> Branch<'a> {
+    fn without_idle(&self, branch: &SearchBranch<'a>) -> SearchBranch<'a> {
         let mut chosen = branch.chosen.clone();
         chosen.sort_unstable();
         let mut place = chosen.len();
@@ -235,8 +239,8 @@ impl<'a> Visit<'_, 'a> {
     }
 }
 
-impl<'a> Branch<'a> {
-    fn new(case: &'a Case<'a>, seats: &[&'a Lack]) -> Self {
+impl<'a> SearchBranch<'a> {
+    fn new(case: &'a VictimProblem<'a>, seats: &[&'a GpuShortfall]) -> Self {
         let gpus: GpuSet = seats.iter().map(|seat| seat.place).collect();
         let all = 0..case.units.len() as u32;
         let (mut order, mut others): (Vec<u32>, Vec<u32>) =
@@ -252,38 +256,42 @@ impl<'a> Branch<'a> {
             chosen: Vec::new(),
             state: case.room.gpus.clone(),
             before: Vec::new(),
-            price: Price { violations: case.room.violations, ..Price::default() },
-            sums: Sums {
+            price: EvictionCost { violations: case.room.violations, ..EvictionCost::default() },
+            sums: ChosenSums {
                 covered: vec![0; case.room.budgets.len()],
                 evicted: vec![0; case.left.len()],
-                ..Sums::default()
+                ..ChosenSums::default()
             },
         }
     }
 
     /// The same seats, with these chosen and nobody else.
-    fn with_exactly(&self, case: &'a Case<'a>, chosen: &[u32]) -> Self {
+    fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
         let mut branch = Self::new(case, &self.seats);
         chosen.iter().for_each(|unit| branch.take(case, *unit));
         branch
     }
 
-    fn take(&mut self, case: &Case<'_>, place: u32) {
+    fn take(&mut self, case: &VictimProblem<'_>, place: u32) {
         let unit = &case.units[place as usize];
         self.before.extend(unit.gpus.iter().map(|gpu| (gpu, self.state[gpu])));
         unit.discharge(&mut self.state);
         self.chosen.push(place);
-        let Sums { freed, given_back, covered, evicted, evicted_here } = &mut self.sums;
+        let ChosenSums { freed, given_back, covered, evicted, evicted_here } = &mut self.sums;
         *freed = unit.residents.iter().fold(*freed, |sum, resident| sum.plus(resident));
         *given_back += unit.given_back;
         unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
         unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
         *evicted_here += unit.evicted_here();
-        self.price = Price { violations: case.violations(covered), ..self.price.and(unit.price) };
+        self.price = EvictionCost { violations: case.violations(covered), ..self.price.and(unit.price) };
         self.settle_bars(case);
     }
 
-    fn put_back(&mut self, case: &Case<'_>, (price, sums, changes): (Price, Sums, usize)) {
+    fn put_back(
+        &mut self,
+        case: &VictimProblem<'_>,
+        (price, sums, changes): (EvictionCost, ChosenSums, usize),
+    ) {
         for (gpu, before) in self.before.drain(changes..).rev() {
             self.state[gpu] = before;
         }
@@ -292,33 +300,34 @@ impl<'a> Branch<'a> {
         self.settle_bars(case);
     }
 
-    fn settle_bars(&mut self, case: &Case<'_>) {
+    fn settle_bars(&mut self, case: &VictimProblem<'_>) {
         let Self { chosen, state, .. } = self;
         let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
         settle_bars(&case.room.bars, state, leaves);
     }
 
-    fn is_enough(&self, case: &Case<'_>) -> bool {
+    fn is_enough(&self, case: &VictimProblem<'_>) -> bool {
         self.has_seats(case, &self.state)
             && case.room.shortfall.is_covered_by(&self.sums.freed)
             && self.is_allowed(case, self.sums.given_back)
     }
 
-    fn has_seats(&self, case: &Case<'_>, state: &[Gpu]) -> bool {
+    fn has_seats(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
         self.gpus.iter().all(|place| state[place].has_room(case.demand))
     }
 
     /// Whether the pod's tenant may have these seats once so much was given back.
-    fn is_allowed(&self, case: &Case<'_>, given_back: Usage) -> bool {
+    fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
         case.room.tenant.allows(used_on(&case.room.gpus, case.demand, self.gpus), given_back)
     }
 
     /// The least that a set costs which is chosen on from here; `None` if none would be enough.
-    fn least(&self, case: &Case<'_>) -> Option<Price> {
+    fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
         let open = |unit: usize| self.open[unit];
-        let of_seat =
-            |seat: &&Lack| seat.least(seat_need(&self.state[seat.place], case.demand), self.price, open);
-        let of_sum = |sum: &Lack| sum.least(sum_need(sum, &self.sums.freed), self.price, open);
+        let of_seat = |seat: &&GpuShortfall| {
+            seat.least(seat_need(&self.state[seat.place], case.demand), self.price, open)
+        };
+        let of_sum = |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.price, open);
         let mut least = self.price;
         for seat in &self.seats {
             least = least.max(of_seat(seat)?);
@@ -330,22 +339,22 @@ impl<'a> Branch<'a> {
     }
 
     /// No fewer pods of this node are evicted in a set that is chosen on from here.
-    fn least_evicted(&self, case: &Case<'_>) -> u32 {
+    fn least_evicted(&self, case: &VictimProblem<'_>) -> u32 {
         if case.left_here == u32::MAX {
             return 0;
         }
         let open = |unit: usize| self.open[unit];
-        let need = |seat: &Lack| seat_need(&self.state[seat.place], case.demand);
+        let need = |seat: &GpuShortfall| seat_need(&self.state[seat.place], case.demand);
         let more = self.seats.iter().map(|seat| seat.least_pods(&case.units, need(seat), open)).sum();
         self.sums.evicted_here + case.spread(more)
     }
 
-    fn is_within_limits(&self, case: &Case<'_>) -> bool {
+    fn is_within_limits(&self, case: &VictimProblem<'_>) -> bool {
         self.sums.evicted.iter().zip(&case.left).all(|(evicted, left)| evicted <= left)
     }
 
     /// Whether it would do if everyone left who is still undecided.
-    fn could_be_enough(&self, case: &Case<'_>, next: usize) -> bool {
+    fn could_be_enough(&self, case: &VictimProblem<'_>, next: usize) -> bool {
         let mut state = self.state.clone();
         let (mut freed, mut given_back) = (self.sums.freed, self.sums.given_back);
         let rest = || self.order[next..].iter().map(|unit| &case.units[*unit as usize]);
@@ -361,7 +370,7 @@ impl<'a> Branch<'a> {
             && self.is_allowed(case, given_back)
     }
 
-    fn victim_set(&self, case: &Case<'_>) -> VictimSet {
+    fn victim_set(&self, case: &VictimProblem<'_>) -> VictimSet {
         let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
         let here = |is_awaited: bool| {
             let units = chosen().filter(move |unit| unit.is_awaited == is_awaited);
@@ -384,7 +393,7 @@ impl<'a> Branch<'a> {
     }
 }
 
-impl Unit<'_> {
+impl VictimUnit<'_> {
     fn has(&self, uid: &PodUid) -> bool {
         self.residents.iter().any(|resident| resident.uid == *uid)
     }

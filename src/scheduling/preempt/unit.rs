@@ -1,53 +1,53 @@
 //! A room made ready for the search: pods that leave together as one, in the order in which they are tried, and the seats that
 //! the pod could get.
 
-use super::Rules;
+use super::BudgetRules;
 use super::allowance::{EvictionAllowance, ScopeKey};
-use super::bound::{Lack, Lacks};
-use super::price::Price;
-use super::room::{Gang, Resident, Room, Shortfall, discharge, settle_bars};
+use super::bound::{GpuShortfall, SumShortfalls};
+use super::price::EvictionCost;
+use super::room::{PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_bars};
 use crate::ids::PodUid;
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::usable;
-use crate::scheduling::policy::Usage;
+use crate::scheduling::policy::TenantUsage;
 use crate::scheduling::request::Demand;
 use crate::units::Millis;
 use std::collections::BTreeMap;
 
 /// Pods that leave together: one, or the members of a group.
 #[derive(Debug)]
-pub struct Unit<'a> {
+pub struct VictimUnit<'a> {
     /// Those of this node, in order of UID.
-    pub residents: Vec<&'a Resident>,
-    pub gang: Option<&'a Gang>,
+    pub residents: Vec<&'a PotentialVictim>,
+    pub gang: Option<&'a VictimGroup>,
     /// It leaves anyway.
     pub is_awaited: bool,
     /// Of all of them, but for overdrawn budgets.
-    pub price: Price,
+    pub price: EvictionCost,
     pub gpus: GpuSet,
     pub freed: Shortfall,
-    pub given_back: Usage,
+    pub given_back: TenantUsage,
     /// A budget stands here once for each pod that it covers.
     pub budgets: Vec<u16>,
-    /// The same of the limits on evictions that a set of this room could exceed, by their places in [`Case::left`].
+    /// The same of the limits on evictions that a set of this room could exceed, by their places in [`VictimProblem::left`].
     pub limits: Vec<u16>,
     pub grace: Millis,
 }
 
 /// One room, one demand.
 #[derive(Debug)]
-pub struct Case<'a> {
-    pub room: &'a Room,
+pub struct VictimProblem<'a> {
+    pub room: &'a PreemptionCandidate,
     pub demand: &'a Demand,
-    pub rules: Rules,
+    pub rules: BudgetRules,
     /// The cheapest first; such as do the same at the same price stand side by side.
-    pub units: Vec<Unit<'a>>,
+    pub units: Vec<VictimUnit<'a>>,
     /// The GPUs it could get if everyone left, with what is lacking there; the cheapest first.
-    pub seats: Vec<Lack>,
+    pub seats: Vec<GpuShortfall>,
     /// What the scheduler itself lacks.
-    pub sums: Lacks,
+    pub sums: SumShortfalls,
     /// No set of this room costs less.
-    pub least: Price,
+    pub least: EvictionCost,
     /// How many more pods may be evicted, of each limit that a set could exceed.
     pub left: Vec<u32>,
     /// How many of this node at most.
@@ -60,22 +60,22 @@ pub struct Case<'a> {
 
 /// Why a room has no set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoSet {
+pub enum NoVictimSet {
     /// Nobody's leaving would be enough.
     Ever,
     /// What may be evicted now is not enough.
     Now,
 }
 
-impl<'a> Case<'a> {
+impl<'a> VictimProblem<'a> {
     pub fn new(
-        room: &'a Room,
+        room: &'a PreemptionCandidate,
         demand: &'a Demand,
-        rules: Rules,
+        rules: BudgetRules,
         allowance: Option<EvictionAllowance<'_>>,
-    ) -> Result<Self, NoSet> {
-        if rules == Rules::Keep && room.violations > 0 {
-            return Err(NoSet::Ever);
+    ) -> Result<Self, NoVictimSet> {
+        if rules == BudgetRules::Keep && room.violations > 0 {
+            return Err(NoVictimSet::Ever);
         }
         let mut units = units(room, rules);
         let all = units.len();
@@ -84,24 +84,30 @@ impl<'a> Case<'a> {
             None => (Vec::new(), u32::MAX),
         };
         let is_limited = units.len() < all;
-        let no_set = if is_limited { NoSet::Now } else { NoSet::Ever };
+        let no_set = if is_limited { NoVictimSet::Now } else { NoVictimSet::Ever };
         let case = Self::of_units(room, demand, rules, units).ok_or(no_set)?;
         let case = Self { left, left_here, is_limited, ..case };
-        if case.least_evicted() > left_here { Err(NoSet::Now) } else { Ok(case) }
+        if case.least_evicted() > left_here { Err(NoVictimSet::Now) } else { Ok(case) }
     }
 
-    fn of_units(room: &'a Room, demand: &'a Demand, rules: Rules, units: Vec<Unit<'a>>) -> Option<Self> {
-        let base = Price { violations: room.violations, ..Price::default() };
+    fn of_units(
+        room: &'a PreemptionCandidate,
+        demand: &'a Demand,
+        rules: BudgetRules,
+        units: Vec<VictimUnit<'a>>,
+    ) -> Option<Self> {
+        let base = EvictionCost { violations: room.violations, ..EvictionCost::default() };
         let emptied = emptied(room, &units);
         let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].has_room(demand);
         let seats = (0..emptied.len()).filter(could_do);
-        let mut seats: Vec<Lack> =
-            seats.filter_map(|place| Lack::of_seat(place, &room.gpus[place], demand, &units, base)).collect();
+        let mut seats: Vec<GpuShortfall> = seats
+            .filter_map(|place| GpuShortfall::of_seat(place, &room.gpus[place], demand, &units, base))
+            .collect();
         seats.sort_by_key(|seat| (seat.least, seat.place));
-        let sums = Lacks::of_sums(&room.shortfall, &units, base)?;
+        let sums = SumShortfalls::of_sums(&room.shortfall, &units, base)?;
         // A set with so many seats has one that is at least as dear as the last of the cheapest.
         let last = seats.get((demand.gpus as usize).checked_sub(1)?)?;
-        let least = sums.all.iter().map(|lack| lack.least).fold(last.least, Price::max);
+        let least = sums.all.iter().map(|lack| lack.least).fold(last.least, EvictionCost::max);
         let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
         let widest = evicted.map(|resident| resident.gpus.len()).max().unwrap_or(1).max(1);
         let (left, left_here, is_limited) = (Vec::new(), u32::MAX, false);
@@ -131,13 +137,13 @@ impl<'a> Case<'a> {
     }
 }
 
-impl<'a> Unit<'a> {
-    fn one(resident: &'a Resident) -> Self {
+impl<'a> VictimUnit<'a> {
+    fn one(resident: &'a PotentialVictim) -> Self {
         Self {
             residents: vec![resident],
             gang: None,
             is_awaited: false,
-            price: Price::default().plus(resident),
+            price: EvictionCost::default().plus(resident),
             gpus: resident.gpus,
             freed: Shortfall::of(std::iter::once(resident)),
             given_back: resident.given_back,
@@ -147,12 +153,12 @@ impl<'a> Unit<'a> {
         }
     }
 
-    fn awaited(resident: &'a Resident) -> Self {
-        let price = Price { awaited: 1, ..Price::default() };
+    fn awaited(resident: &'a PotentialVictim) -> Self {
+        let price = EvictionCost { awaited: 1, ..EvictionCost::default() };
         Self { is_awaited: true, price, budgets: Vec::new(), ..Self::one(resident) }
     }
 
-    fn gang(gang: &'a Gang, residents: Vec<&'a Resident>) -> Self {
+    fn gang(gang: &'a VictimGroup, residents: Vec<&'a PotentialVictim>) -> Self {
         let all = || residents.iter().copied();
         Self {
             gang: Some(gang),
@@ -177,14 +183,14 @@ impl<'a> Unit<'a> {
     fn likeness(&self) -> impl Ord + use<'_, 'a> {
         let resident = self.residents[0];
         let group = self.gang.map(|gang| &gang.members);
-        let Resident { gpus, per_gpu, beyond, sharing, class, tenant, .. } = *resident;
+        let PotentialVictim { gpus, per_gpu, beyond, sharing, class, tenant, .. } = *resident;
         let sums = (self.freed.companion.cpu, self.freed.companion.memory);
         let given_back = (self.given_back.vram, self.given_back.milli_gpus);
         (gpus, per_gpu, beyond, sharing, (class, tenant), sums, given_back, &self.budgets, group)
     }
 
     /// In which scopes its eviction counts, and how often.
-    fn scopes(&self, room: &Room) -> BTreeMap<ScopeKey, u32> {
+    fn scopes(&self, room: &PreemptionCandidate) -> BTreeMap<ScopeKey, u32> {
         let mut scopes = BTreeMap::new();
         if self.is_awaited {
             return scopes;
@@ -210,17 +216,19 @@ impl<'a> Unit<'a> {
     }
 }
 
-fn units<'a>(room: &'a Room, rules: Rules) -> Vec<Unit<'a>> {
-    let is_kept = |unit: &Unit<'_>| rules == Rules::Keep && (!room.budgets_known || overdraws(room, unit));
-    let alone = room.candidates.iter().filter(|resident| resident.gang.is_none()).map(Unit::one);
+fn units<'a>(room: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUnit<'a>> {
+    let is_kept =
+        |unit: &VictimUnit<'_>| rules == BudgetRules::Keep && (!room.budgets_known || overdraws(room, unit));
+    let alone = room.candidates.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
     let gangs = room.gangs.iter().enumerate().filter_map(|(place, gang)| {
-        let of_gang = |resident: &&Resident| resident.gang == Some(place as u16);
-        let mut here: Vec<&Resident> = room.candidates.iter().filter(of_gang).collect();
+        let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
+        let mut here: Vec<&PotentialVictim> = room.candidates.iter().filter(of_gang).collect();
         here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
-        (!here.is_empty()).then(|| Unit::gang(gang, here))
+        (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
     });
     let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
-    let mut units: Vec<Unit<'a>> = evicted.chain(room.awaited.iter().map(Unit::awaited)).collect();
+    let mut units: Vec<VictimUnit<'a>> =
+        evicted.chain(room.awaited.iter().map(VictimUnit::awaited)).collect();
     units.sort_by(|a, b| {
         let by_price = a.price.cmp(&b.price);
         by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
@@ -230,7 +238,11 @@ fn units<'a>(room: &'a Room, rules: Rules) -> Vec<Unit<'a>> {
 
 /// Leaves out the units that exceed a limit on evictions even alone. Answers what is left of each limit that those who remain could
 /// exceed together, and how many pods of this node may be evicted.
-fn within(units: &mut Vec<Unit<'_>>, room: &Room, allowance: &EvictionAllowance<'_>) -> (Vec<u32>, u32) {
+fn within(
+    units: &mut Vec<VictimUnit<'_>>,
+    room: &PreemptionCandidate,
+    allowance: &EvictionAllowance<'_>,
+) -> (Vec<u32>, u32) {
     let left_here = allowance.left_in_cluster().min(allowance.left_on(&room.node));
     let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(room)).collect();
     let is_within =
@@ -249,19 +261,19 @@ fn within(units: &mut Vec<Unit<'_>>, room: &Room, allowance: &EvictionAllowance<
         let places = (0u16..).zip(&binding).filter_map(|(place, (key, _))| Some((place, *scopes.get(*key)?)));
         unit.limits = places.flat_map(|(place, n)| std::iter::repeat_n(place, n as usize)).collect();
     }
-    let evictable: u32 = units.iter().map(Unit::evicted_here).sum();
+    let evictable: u32 = units.iter().map(VictimUnit::evicted_here).sum();
     let left_here = if evictable > left_here { left_here } else { u32::MAX };
     (binding.into_iter().map(|(_, left)| left).collect(), left_here)
 }
 
 /// Whether budgets forbid that it leaves, even alone.
-fn overdraws(room: &Room, unit: &Unit<'_>) -> bool {
+fn overdraws(room: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
     let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
     unit.budgets.iter().any(|budget| covered(*budget) > room.budgets[usize::from(*budget)])
 }
 
 /// The node without any of these.
-fn emptied(room: &Room, units: &[Unit<'_>]) -> Vec<Gpu> {
+fn emptied(room: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
     let mut state = room.gpus.clone();
     units.iter().for_each(|unit| unit.discharge(&mut state));
     let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));

@@ -3,12 +3,12 @@
 
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
-use crate::scheduling::ledger::{Gate, Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::decision::Reservation;
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::testing::roomy;
-use crate::scheduling::plan::{Bounds, Place, Plan, Step, Why, plan, plan_within};
-use crate::scheduling::policy::{EvictionRates, Policy, Tenant, Traits};
+use crate::scheduling::plan::{Plan, PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::scheduling::policy::{EvictionRates, PodTraits, Policy, Tenant};
 use crate::scheduling::preempt::allowance::LimitedBecause;
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Millis, Moment};
@@ -20,7 +20,7 @@ use std::sync::Arc;
 const NAMESPACES: [&str; 3] = ["red", "blue", "nobody's"];
 
 #[derive(Debug, Clone)]
-struct Pod {
+struct RatedPod {
     vram: u64,
     gpus: u32,
     priority: i32,
@@ -28,19 +28,19 @@ struct Pod {
 }
 
 #[derive(Debug, Clone)]
-struct World {
+struct RateLimitedCluster {
     /// GPUs of each node.
     nodes: Vec<u32>,
-    residents: Vec<(Pod, usize, u32)>,
-    queue: Vec<Pod>,
+    residents: Vec<(RatedPod, usize, u32)>,
+    queue: Vec<RatedPod>,
     rates: EvictionRates,
     has_tenants: bool,
     /// Residents that count as evicted a while ago.
     earlier: Vec<usize>,
 }
 
-fn pod(vram: std::ops::Range<u64>, priority: std::ops::Range<i32>) -> impl Strategy<Value = Pod> {
-    (vram, 1u32..3, priority, 0usize..3).prop_map(|(vram, gpus, priority, namespace)| Pod {
+fn pod(vram: std::ops::Range<u64>, priority: std::ops::Range<i32>) -> impl Strategy<Value = RatedPod> {
+    (vram, 1u32..3, priority, 0usize..3).prop_map(|(vram, gpus, priority, namespace)| RatedPod {
         vram,
         gpus,
         priority,
@@ -48,7 +48,7 @@ fn pod(vram: std::ops::Range<u64>, priority: std::ops::Range<i32>) -> impl Strat
     })
 }
 
-fn world() -> impl Strategy<Value = World> {
+fn world() -> impl Strategy<Value = RateLimitedCluster> {
     let nodes = prop::collection::vec(1u32..3, 1..4);
     let residents = prop::collection::vec((pod(10..60, -3..0), 0usize..3, 0u32..2), 0..10);
     let queue = prop::collection::vec(pod(20..91, -1..3), 1..6);
@@ -59,7 +59,7 @@ fn world() -> impl Strategy<Value = World> {
     });
     let earlier = prop::collection::vec(0usize..10, 0..3);
     (nodes, residents, queue, rates, any::<bool>(), earlier).prop_map(
-        |(nodes, residents, queue, rates, has_tenants, earlier)| World {
+        |(nodes, residents, queue, rates, has_tenants, earlier)| RateLimitedCluster {
             nodes,
             residents,
             queue,
@@ -83,18 +83,18 @@ fn gpu(on: usize, index: u32) -> GpuUuid {
 }
 
 /// A scope in which evictions are counted: all, a node's, a tenant's.
-type Scope = (&'static str, String);
+type CountedScope = (&'static str, String);
 
-struct Bench {
+struct AllowanceFixture {
     ledger: Ledger,
-    world: World,
+    world: RateLimitedCluster,
     /// Where each resident is, and whose it is.
     homes: BTreeMap<PodUid, (usize, usize)>,
     earlier: Vec<PodUid>,
 }
 
-impl Bench {
-    fn new(world: World) -> Self {
+impl AllowanceFixture {
+    fn new(world: RateLimitedCluster) -> Self {
         let mut policy = Policy::default();
         policy.eviction_rates = world.rates;
         if world.has_tenants {
@@ -113,8 +113,8 @@ impl Bench {
             bench.settle(&format!("resident-{i}"), pod, on, *g % bench.world.nodes[on]);
         }
         for (i, pod) in bench.world.queue.clone().iter().enumerate() {
-            let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
-            bench.see(&format!("waits-{i}"), pod, SeenState::Waiting(waiting));
+            let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+            bench.see(&format!("waits-{i}"), pod, ObservedPhase::Waiting(waiting));
         }
         let earlier = bench.world.earlier.iter().map(|i| uid(&format!("resident-{i}")));
         bench.earlier = earlier.filter(|uid| bench.homes.contains_key(uid)).collect();
@@ -124,36 +124,36 @@ impl Bench {
     }
 
     /// A resident on one GPU, if there is room for it.
-    fn settle(&mut self, name: &str, pod: &Pod, on: usize, g: u32) {
-        let pod = Pod { gpus: 1, ..pod.clone() };
+    fn settle(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
+        let pod = RatedPod { gpus: 1, ..pod.clone() };
         if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_space(&self.demand(&pod)) {
             return;
         }
         let devices = Some(Arc::from([gpu(on, g)]));
         let ran = Some(Millis::seconds(900));
-        self.see(name, &pod, SeenState::Bound { node: node(on), devices, starting: false, ran });
+        self.see(name, &pod, ObservedPhase::Bound { node: node(on), devices, starting: false, ran });
         self.homes.insert(uid(name), (on, pod.namespace));
     }
 
-    fn demand(&self, pod: &Pod) -> Demand {
+    fn demand(&self, pod: &RatedPod) -> Demand {
         let mut demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
-        let traits = Traits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
+        let traits = PodTraits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
         demand.take(self.ledger.policy().judge(&traits));
         Demand { traits: Arc::new(traits), ..demand }
     }
 
-    fn see(&mut self, name: &str, pod: &Pod, state: SeenState) {
+    fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
         let key = PodKey::parse("default", name).unwrap();
         let demand = self.demand(pod);
-        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown: None });
     }
 
-    fn plan(&mut self) -> Vec<Step> {
+    fn plan(&mut self) -> Vec<PlanStep> {
         let pending = self.ledger.pending(64);
         plan(self.ledger.clone(), &roomy(&self.ledger), &pending)
     }
 
-    fn scopes_of(&self, victim: &PodUid) -> Vec<Scope> {
+    fn scopes_of(&self, victim: &PodUid) -> Vec<CountedScope> {
         let (on, namespace) = self.homes[victim];
         let mut scopes = vec![("cluster", String::new()), ("node", on.to_string())];
         if self.world.has_tenants {
@@ -163,7 +163,7 @@ impl Bench {
         scopes
     }
 
-    fn count<'a>(&self, victims: impl IntoIterator<Item = &'a PodUid>) -> BTreeMap<Scope, u32> {
+    fn count<'a>(&self, victims: impl IntoIterator<Item = &'a PodUid>) -> BTreeMap<CountedScope, u32> {
         let mut counts = BTreeMap::new();
         for scope in victims.into_iter().flat_map(|victim| self.scopes_of(victim)) {
             *counts.entry(scope).or_default() += 1;
@@ -171,7 +171,7 @@ impl Bench {
         counts
     }
 
-    fn limit(&self, scope: &Scope) -> u32 {
+    fn limit(&self, scope: &CountedScope) -> u32 {
         let EvictionRates { cluster, node, tenant } = self.world.rates;
         match scope.0 {
             "cluster" => cluster,
@@ -181,7 +181,7 @@ impl Bench {
     }
 
     /// Whether so many more may be evicted in each scope: within what is left of its limit, or all alone.
-    fn is_within(&self, set: &BTreeMap<Scope, u32>, used: &BTreeMap<Scope, u32>) -> bool {
+    fn is_within(&self, set: &BTreeMap<CountedScope, u32>, used: &BTreeMap<CountedScope, u32>) -> bool {
         set.iter().all(|(scope, wanted)| {
             let (limit, used) = (self.limit(scope), used.get(scope).copied().unwrap_or(0));
             used + wanted <= limit || (used == 0 && limit > 0)
@@ -202,7 +202,7 @@ impl Bench {
                 for leaving in 0u32..1 << here.len() {
                     let leaves = here.iter().enumerate().filter(|(i, _)| leaving & (1 << i) != 0);
                     let victims: Vec<PodUid> = leaves.map(|(_, uid)| (*uid).clone()).collect();
-                    let hold = Hold {
+                    let hold = Reservation {
                         node: node(n),
                         devices: devices.clone(),
                         victims: victims.clone().into(),
@@ -217,10 +217,10 @@ impl Bench {
         sets
     }
 
-    fn put_into_force(&mut self, steps: &[Step]) -> Vec<Place> {
+    fn put_into_force(&mut self, steps: &[PlanStep]) -> Vec<PlannedPlacement> {
         let mut places = Vec::new();
         for place in
-            steps.iter().flat_map(|step| if let Step::Place(places) = step { &places[..] } else { &[] })
+            steps.iter().flat_map(|step| if let PlanStep::Place(places) = step { &places[..] } else { &[] })
         {
             place.take(&mut self.ledger).expect("what was planned can be held");
             self.ledger.note_ordered(&place.hold.victims);
@@ -230,9 +230,9 @@ impl Bench {
     }
 }
 
-fn waits(steps: &[Step]) -> impl Iterator<Item = (&PodUid, &Why)> {
+fn waits(steps: &[PlanStep]) -> impl Iterator<Item = (&PodUid, &WaitReason)> {
     steps.iter().filter_map(|step| match step {
-        Step::Wait { uid, why, .. } => Some((uid, why)),
+        PlanStep::Wait { uid, why, .. } => Some((uid, why)),
         _ => None,
     })
 }
@@ -242,7 +242,7 @@ proptest! {
 
     #[test]
     fn b1_no_plan_exceeds_a_limit_on_evictions(world in world()) {
-        let mut bench = Bench::new(world);
+        let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
         let places = bench.put_into_force(&steps);
         let mut used = bench.count(&bench.earlier);
@@ -255,15 +255,15 @@ proptest! {
 
     #[test]
     fn b1_nobody_waits_that_a_set_within_the_limits_would_help_nor_for_an_untrue_reason(world in world()) {
-        let mut bench = Bench::new(world);
+        let mut bench = AllowanceFixture::new(world);
         let steps = bench.plan();
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
             waits(&steps).map(|(uid, _)| (uid.clone(), bench.sets(uid))).collect();
         let places = bench.put_into_force(&steps);
         let evicted = places.iter().flat_map(|place| place.hold.victims.iter());
         let used = bench.count(bench.earlier.iter().chain(evicted));
-        let because = |why: &Why| match why {
-            Why::EvictionLimit(limit) => Some(limit.because),
+        let because = |why: &WaitReason| match why {
+            WaitReason::EvictionLimit(limit) => Some(limit.because),
             _ => None,
         };
         let waits_for_a_minute =
@@ -289,29 +289,29 @@ proptest! {
 
     #[test]
     fn b2_a_plan_that_is_stopped_or_cut_short_is_the_beginning_of_the_whole(world in world(), steps in 1u64..400) {
-        let mut bench = Bench::new(world);
+        let mut bench = AllowanceFixture::new(world);
         let (pending, stock) = (bench.ledger.pending(64), roomy(&bench.ledger));
-        let run = |bounds: Bounds<'_>| plan_within(bench.ledger.clone(), &stock, &pending, bounds);
-        let whole = run(Bounds::NONE);
+        let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &stock, &pending, bounds);
+        let whole = run(PlanBounds::NONE);
         prop_assert!(whole.left_over.is_empty());
         let asked = Cell::new(0);
         let is_stopped = || {
             asked.set(asked.get() + 1);
             asked.get() > steps
         };
-        let stopped = run(Bounds { is_stopped: &is_stopped, ..Bounds::NONE });
+        let stopped = run(PlanBounds { is_stopped: &is_stopped, ..PlanBounds::NONE });
         let free = |plan: &Plan| plan.steps.iter().take_while(|step| is_free(step)).count();
         let same = stopped.steps.iter().zip(&whole.steps).take_while(|(a, b)| a == b).count();
         prop_assert!(same == stopped.steps.len(), "{:?} {:?}", stopped, whole);
         prop_assert_eq!(stopped.steps.len() + stopped.left_over.len(), pending.len());
         prop_assert!(asked.get() <= steps + 2, "it went on for {} looks", asked.get() - steps);
-        let cut = run(Bounds { free: steps, evictions: steps, ..Bounds::NONE });
+        let cut = run(PlanBounds { free: steps, evictions: steps, ..PlanBounds::NONE });
         prop_assert_eq!(cut.steps.len() + cut.left_over.len(), pending.len());
         prop_assert!(!cut.steps.is_empty() && free(&cut) <= free(&whole));
-        prop_assert_eq!(run(Bounds { free: steps, evictions: steps, ..Bounds::NONE }), cut);
+        prop_assert_eq!(run(PlanBounds { free: steps, evictions: steps, ..PlanBounds::NONE }), cut);
     }
 }
 
-fn is_free(step: &Step) -> bool {
-    matches!(step, Step::Place(places) if places.iter().all(|place| place.hold.victims.is_empty()))
+fn is_free(step: &PlanStep) -> bool {
+    matches!(step, PlanStep::Place(places) if places.iter().all(|place| place.hold.victims.is_empty()))
 }

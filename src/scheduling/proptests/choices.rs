@@ -6,13 +6,13 @@ use crate::ids::NodeName;
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
 use crate::scheduling::node::Node;
-use crate::scheduling::pack::{self, Choice};
-use crate::scheduling::policy::{ClassSet, Headroom, Limit, Policy};
-use crate::scheduling::rank::{Attempt, OwnRoom, shortlist};
-use crate::scheduling::reading::{Freshness, Pressure};
+use crate::scheduling::pack::{self, GpuChoice};
+use crate::scheduling::policy::{ClassSet, Headroom, Policy, TenantLimit};
+use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
+use crate::scheduling::reading::{EngineLoad, Freshness};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::worth::{Appraisal, Worth};
+use crate::scheduling::worth::{NodeEvaluation, PackingModel};
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
@@ -20,8 +20,8 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
         prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
     let pressure = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
-        .prop_map(|(kv, queue)| Pressure::of(kv.and_then(Percent::new), queue));
-    let pressure = prop_oneof![3 => Just(Pressure::NONE), 1 => Just(Pressure::default()), 3 => pressure];
+        .prop_map(|(kv, queue)| EngineLoad::of(kv.and_then(Percent::new), queue));
+    let pressure = prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => pressure];
     let rarely = || proptest::bool::weighted(0.2);
     let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely()));
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
@@ -147,13 +147,13 @@ proptest! {
     fn what_is_said_of_a_choice_is_the_same_when_it_is_asked_again(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
-        let (worth, node) = (Worth::default(), node("n", gpus.clone()));
+        let (worth, node) = (PackingModel::default(), node("n", gpus.clone()));
         let outlook = worth.outlook(node.site());
-        let [alone, alike] = [Appraisal::by_best_fit(&gpus, &demand), worth.appraise(&outlook, &demand)];
+        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), worth.appraise(&outlook, &demand)];
         let chosen = pack::choose_by(&alone, GpuSet::ALL);
         prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
         for appraisal in [alone, alike] {
-            prop_assert_eq!(chosen, chosen.map(|choice| Choice::of(&appraisal.compare(), choice.gpus)));
+            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&appraisal.compare(), choice.gpus)));
         }
     }
 
@@ -189,8 +189,8 @@ proptest! {
         let nodes: Vec<Node> = cluster.iter().zip(&names).map(|(gpus, name)| node(name, gpus.clone())).collect();
         let snapshot = Snapshot::new(1, 1, nodes);
         let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
-        let attempt = Attempt {
-            limit, just_failed: Some(&failed), own_room: None, policy: &Policy::default(), allowance: Limit::default(),
+        let attempt = ScheduleAttempt {
+            limit, just_failed: Some(&failed), own_room: None, policy: &Policy::default(), allowance: TenantLimit::default(),
         };
         let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
 
@@ -242,14 +242,14 @@ fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fa
     let (demand, policy) = (demand_of(10, 1, Sharing::Shared, 0), Policy::default());
     let snapshot = Snapshot::new(1, 1, vec![node("tight", vec![gpu(60)]), node("roomy", vec![gpu(1)])]);
     let roomy = NodeName::parse("roomy").unwrap();
-    let own_room = OwnRoom { node: &roomy, verdict: Ok(GpuSet::one(0)) };
-    let best = |own_room: Option<OwnRoom<'_>>| {
-        let attempt = Attempt {
+    let own_room = ReservedPlacement { node: &roomy, verdict: Ok(GpuSet::one(0)) };
+    let best = |own_room: Option<ReservedPlacement<'_>>| {
+        let attempt = ScheduleAttempt {
             limit: 1,
             just_failed: own_room.map(|own| own.node),
             own_room,
             policy: &policy,
-            allowance: Limit::default(),
+            allowance: TenantLimit::default(),
         };
         let list = shortlist(&snapshot, &demand, ["tight", "roomy"].into_iter(), attempt);
         list.best

@@ -6,16 +6,16 @@ mod step;
 use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::audit::audit;
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::memo::Memo;
+use crate::scheduling::memo::ScoreCache;
 use crate::scheduling::plugin::PluginShare;
-use crate::scheduling::policy::Limit;
-use crate::scheduling::rank::{Attempt, shortlist};
+use crate::scheduling::policy::TenantLimit;
+use crate::scheduling::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
-use bench::Bench;
+use bench::LedgerHistory;
 use proptest::prelude::*;
 use std::sync::Arc;
 use step::*;
@@ -25,7 +25,7 @@ proptest! {
 
     #[test]
     fn whatever_happens_no_gpu_is_promised_twice_and_the_books_add_up(steps in prop::collection::vec(step(), 1..80)) {
-        let mut bench = Bench::new();
+        let mut bench = LedgerHistory::new();
         for step in &steps {
             bench.apply(step);
             bench.check_promises();
@@ -38,7 +38,7 @@ proptest! {
 
     #[test]
     fn what_is_remembered_of_nodes_is_what_they_would_say_anew(steps in prop::collection::vec(step(), 1..60)) {
-        let (mut bench, mut memo) = (Bench::new(), Memo::default());
+        let (mut bench, mut memo) = (LedgerHistory::new(), ScoreCache::default());
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
         let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
         for step in &steps {
@@ -46,7 +46,7 @@ proptest! {
             let (snapshot, policy) = (bench.ledger.snapshot(), bench.ledger.policy().clone());
             let names = ["node-2", "node-0", "node-1"];
             let failed = name(1);
-            let attempt = Attempt { limit: 2, just_failed: Some(&failed), own_room: None, policy: &policy, allowance: Limit::default() };
+            let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), own_room: None, policy: &policy, allowance: TenantLimit::default() };
             for demand in &demands {
                 // Made of the nodes alone, it has nothing summed up.
                 let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
@@ -59,7 +59,7 @@ proptest! {
 
     #[test]
     fn the_same_history_gives_the_same_books(steps in prop::collection::vec(step(), 1..60)) {
-        let (mut one, mut other) = (Bench::new(), Bench::new());
+        let (mut one, mut other) = (LedgerHistory::new(), LedgerHistory::new());
         for step in &steps {
             one.apply(step);
             other.apply(step);
@@ -72,11 +72,11 @@ proptest! {
 
     #[test]
     fn the_ledger_rebuilt_from_the_pods_is_the_one_that_was_lost(steps in prop::collection::vec(step(), 1..60)) {
-        let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, Step::LoseGpu(_) | Step::RemoveNode(_) | Step::Read(..) | Step::Spare(..) | Step::Learn)).collect();
-        let mut bench = Bench::new();
+        let steps: Vec<_> = steps.into_iter().filter(|s| !matches!(s, LedgerStep::LoseGpu(_) | LedgerStep::RemoveNode(_) | LedgerStep::Read(..) | LedgerStep::Spare(..) | LedgerStep::Learn)).collect();
+        let mut bench = LedgerHistory::new();
         steps.iter().for_each(|step| bench.apply(step));
         // What is in flight settles before a comparison means anything, and hints may be lost.
-        (0..14).for_each(|pod| bench.apply(&Step::Confirm(pod)));
+        (0..14).for_each(|pod| bench.apply(&LedgerStep::Confirm(pod)));
         (0..14).for_each(|pod| drop(bench.ledger.begin_attempt(&uid(pod))));
         let mut rebuilt = bench.rebuilt();
         let gpus = |ledger: &mut Ledger| -> Vec<(NodeName, Vec<Gpu>)> {
@@ -87,7 +87,7 @@ proptest! {
             ledger.snapshot().nodes().iter().map(|node| node.plugin.to_vec()).collect()
         };
         prop_assert_eq!(shares(&mut rebuilt), shares(&mut bench.ledger));
-        let pods = |ledger: &Ledger| -> Vec<(PodUid, Demand, Option<NodeName>, Option<Hold>)> {
+        let pods = |ledger: &Ledger| -> Vec<(PodUid, Demand, Option<NodeName>, Option<Reservation>)> {
             let entries = ledger.entries().into_iter();
             entries.map(|(u, e)| (u.clone(), e.demand.clone(), e.node().cloned(), e.hold().cloned())).collect()
         };

@@ -16,17 +16,17 @@ use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::device::{Device, Gpu, Health};
 use crate::scheduling::node::Node;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::policy::{Headroom, Judgement, Policy, Traits};
+use crate::scheduling::policy::{Classification, Headroom, PodTraits, Policy};
 use crate::scheduling::reading::Freshness;
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::scheduling::snapshot::Snapshot;
 use crate::units::{Bytes, Millis, Percent};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
-    let traits = Traits { priority, sharing, ..Traits::default() };
-    let Judgement { class, terms, tenant, version } = Policy::default().judge(&traits);
+    let traits = PodTraits { priority, sharing, ..PodTraits::default() };
+    let Classification { class, terms, tenant, version } = Policy::default().judge(&traits);
     Demand {
         ask: Ask::Vram,
         per_gpu: Bytes(per_gpu),
@@ -39,7 +39,7 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         judged_by: version,
         priority,
         may_preempt: true,
-        companion: Companion::default(),
+        companion: HostResources::default(),
         grace: Millis::seconds(30),
         model: None,
         kv_cache: None,

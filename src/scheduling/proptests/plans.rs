@@ -6,15 +6,23 @@ use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Gate, Ledger, Pending, Phase, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{
+    Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
+};
 use crate::scheduling::node::NodeKind;
-use crate::scheduling::plan::{Bounds, Place, Step, Why, plan, plan_within};
-use crate::scheduling::policy::{Eviction, EvictionRates, Policy};
-use crate::scheduling::preempt::{Effort, Rules, cheapest, cheapest_among, cheapest_victims, seen};
+use crate::scheduling::plan::{PlanBounds, PlanStep, PlannedPlacement, WaitReason, plan, plan_within};
+use crate::scheduling::policy::{EvictionRates, Policy, Preemptibility};
+use crate::scheduling::preempt::{
+    BudgetRules, SearchEffort, cheapest, cheapest_among, cheapest_victims, seen,
+};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::{Requirement, Selector};
-use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake, Stamp};
-use crate::scheduling::stock::{Amounts, Footprint, Machine, Requirements, StockSnapshot, StockView};
+use crate::scheduling::stake::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
+use crate::scheduling::stock::{
+    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
+};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +32,7 @@ const NODES: u8 = 4;
 const CPU: u64 = 8;
 
 #[derive(Debug, Clone)]
-struct Pod {
+struct QueuedPod {
     vram: u64,
     gpus: u32,
     sharing: Sharing,
@@ -38,21 +46,21 @@ struct Pod {
 }
 
 #[derive(Debug, Clone)]
-struct World {
+struct PlannedCluster {
     gpus: Vec<u32>,
-    residents: Vec<(Pod, u8, u32)>,
-    queue: Vec<Pod>,
+    residents: Vec<(QueuedPod, u8, u32)>,
+    queue: Vec<QueuedPod>,
     /// How many pods the one budget lets go.
     allowed: u32,
     per_minute: u32,
 }
 
-fn pod() -> impl Strategy<Value = Pod> {
+fn pod() -> impl Strategy<Value = QueuedPod> {
     let sharing = prop_oneof![5 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)];
     let zone = prop_oneof![3 => Just(None), 1 => (0u8..2).prop_map(Some)];
     let group = prop_oneof![4 => Just(None), 1 => (0u8..2).prop_map(Some)];
     (10u64..80, 1u32..3, sharing, -3i32..3, 0u64..4, zone, group, any::<bool>(), any::<bool>()).prop_map(
-        |(vram, gpus, sharing, priority, cpu, zone, group, gated, is_covered)| Pod {
+        |(vram, gpus, sharing, priority, cpu, zone, group, gated, is_covered)| QueuedPod {
             vram,
             gpus,
             sharing,
@@ -66,11 +74,17 @@ fn pod() -> impl Strategy<Value = Pod> {
     )
 }
 
-fn world() -> impl Strategy<Value = World> {
+fn world() -> impl Strategy<Value = PlannedCluster> {
     let gpus = prop::collection::vec(1u32..4, NODES as usize);
     let residents = prop::collection::vec((pod(), 0..NODES, 0u32..3), 0..14);
     (gpus, residents, prop::collection::vec(pod(), 1..10), 0u32..3, 0u32..8).prop_map(
-        |(gpus, residents, queue, allowed, per_minute)| World { gpus, residents, queue, allowed, per_minute },
+        |(gpus, residents, queue, allowed, per_minute)| PlannedCluster {
+            gpus,
+            residents,
+            queue,
+            allowed,
+            per_minute,
+        },
     )
 }
 
@@ -86,7 +100,7 @@ fn zone_of(node: u8) -> String {
     format!("zone-{}", node % 2)
 }
 
-fn demand(pod: &Pod) -> Demand {
+fn demand(pod: &QueuedPod) -> Demand {
     let mut demand = demand_of(pod.vram, pod.gpus, pod.sharing, pod.priority);
     let mut traits = (*demand.traits).clone();
     if pod.is_covered {
@@ -97,38 +111,42 @@ fn demand(pod: &Pod) -> Demand {
     demand
 }
 
-fn amounts(pod: &Pod) -> Amounts {
+fn amounts(pod: &QueuedPod) -> Amounts {
     Amounts { cpu: MilliCpu(pod.cpu * 1000), ..Amounts::default() }
 }
 
-fn stake(pod: &Pod) -> Stake {
+fn stake(pod: &QueuedPod) -> DisruptionInfo {
     let key = |group: u8| GroupKey {
         namespace: "default".into(),
         kind: GroupKind::Stowage,
         name: format!("group-{group}").into(),
     };
-    Stake { group: pod.group.map(key), group_size: pod.group.map(|_| 2), ..Stake::default() }
+    DisruptionInfo {
+        group: pod.group.map(key),
+        group_size: pod.group.map(|_| 2),
+        ..DisruptionInfo::default()
+    }
 }
 
-struct Bench {
+struct PlanFixture {
     ledger: Ledger,
-    view: StockView,
-    pods: BTreeMap<PodUid, Pod>,
+    view: ClusterFilters,
+    pods: BTreeMap<PodUid, QueuedPod>,
 }
 
-impl Bench {
-    fn new(world: &World) -> Self {
+impl PlanFixture {
+    fn new(world: &PlannedCluster) -> Self {
         let mut policy = Policy::default();
         policy.eviction_rates = EvictionRates { cluster: world.per_minute, node: 100, tenant: 100 };
         let mut ledger = Ledger::new(Arc::new(policy));
         ledger.set_now(Moment(10_000_000));
-        let mut view = StockView::default();
+        let mut view = ClusterFilters::default();
         for n in 0..NODES {
             ledger.set_node(&node(n), NodeKind::Stowage, None);
             ledger
                 .report_devices(&node(n), (0..world.gpus[n as usize]).map(|g| device(n, g)).collect())
                 .unwrap();
-            view.set_machine(Machine {
+            view.set_machine(FilterNode {
                 name: node(n),
                 labels: Arc::new([("zone".to_owned(), zone_of(n))].into()),
                 taints: Arc::new([]),
@@ -136,7 +154,7 @@ impl Bench {
                 pods: 100,
             });
         }
-        ledger.set_budget(crate::scheduling::budget::Budget {
+        ledger.set_budget(crate::scheduling::budget::DisruptionBudget {
             namespace: "default".into(),
             name: "covered".into(),
             selector: Selector::All(vec![Requirement::is("app", "covered")]),
@@ -154,8 +172,8 @@ impl Bench {
     }
 
     /// A resident on one GPU, if there is room for it and CPU left.
-    fn settle(&mut self, name: &str, pod: &Pod, on: u8, gpu: u32) {
-        let pod = Pod { gpus: 1, ..pod.clone() };
+    fn settle(&mut self, name: &str, pod: &QueuedPod, on: u8, gpu: u32) {
+        let pod = QueuedPod { gpus: 1, ..pod.clone() };
         let demand = demand(&pod);
         let view = self.ledger.node(&node(on)).unwrap();
         let used: u64 = self.on(on).map(|other| other.cpu).sum();
@@ -163,17 +181,25 @@ impl Bench {
             return;
         }
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
-        let state =
-            SeenState::Bound { node: node(on), devices, starting: false, ran: Some(Millis::seconds(900)) };
+        let state = ObservedPhase::Bound {
+            node: node(on),
+            devices,
+            starting: false,
+            ran: Some(Millis::seconds(900)),
+        };
         self.see(name, &pod, state);
-        let footprint =
-            Footprint { node: node(on), amounts: amounts(&pod), ports: Arc::new([]), repels: Arc::new([]) };
+        let footprint = NodeFootprint {
+            node: node(on),
+            amounts: amounts(&pod),
+            ports: Arc::new([]),
+            repels: Arc::new([]),
+        };
         self.view.set_pod(uid(name), footprint);
     }
 
-    fn arrive(&mut self, name: &str, pod: &Pod) {
-        let gate = if pod.gated { Gate::Planned } else { Gate::Open };
-        self.see(name, pod, SeenState::Waiting(SeenWaiting { gate, ..SeenWaiting::default() }));
+    fn arrive(&mut self, name: &str, pod: &QueuedPod) {
+        let gate = if pod.gated { SchedulingGate::Planned } else { SchedulingGate::Open };
+        self.see(name, pod, ObservedPhase::Waiting(ObservedWaiting { gate, ..ObservedWaiting::default() }));
         let zone = pod.zone.map(|zone| ("zone".to_owned(), format!("zone-{zone}")));
         let wants = Requirements {
             amounts: amounts(pod),
@@ -186,10 +212,10 @@ impl Bench {
         }
     }
 
-    fn see(&mut self, name: &str, pod: &Pod, state: SeenState) {
-        let shown = Some(Shown { stake: stake(pod), ..Shown::default() });
+    fn see(&mut self, name: &str, pod: &QueuedPod, state: ObservedPhase) {
+        let shown = Some(ObservedDisruptionInfo { stake: stake(pod), ..ObservedDisruptionInfo::default() });
         let key = PodKey::parse("default", name).unwrap();
-        self.ledger.see(Seen { uid: uid(name), key, demand: demand(pod), state, shown });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand: demand(pod), state, shown });
         self.pods.insert(uid(name), pod.clone());
     }
 
@@ -199,37 +225,42 @@ impl Bench {
         let (key, demand) = (entry.key.clone(), entry.demand.clone());
         let devices = entry.devices().cloned();
         let state =
-            SeenState::Bound { node: entry.node().unwrap().clone(), devices, starting: false, ran: None };
-        let leaving = leaves.then_some(Leaving { asked_ago: Millis::seconds(1), grace: Millis::seconds(20) });
-        let shown = Shown { stake: stake(&self.pods[&uid(name)]), stamp: Stamp::Ago(saved), leaving };
-        self.ledger.see(Seen { uid: uid(name), key, demand, state, shown: Some(shown) });
+            ObservedPhase::Bound { node: entry.node().unwrap().clone(), devices, starting: false, ran: None };
+        let leaving =
+            leaves.then_some(PodDeletion { asked_ago: Millis::seconds(1), grace: Millis::seconds(20) });
+        let shown = ObservedDisruptionInfo {
+            stake: stake(&self.pods[&uid(name)]),
+            stamp: CheckpointAge::Ago(saved),
+            leaving,
+        };
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown: Some(shown) });
     }
 
     /// Pods that are bound to a node.
-    fn on(&self, n: u8) -> impl Iterator<Item = &Pod> {
+    fn on(&self, n: u8) -> impl Iterator<Item = &QueuedPod> {
         let bound = move |uid: &PodUid| {
             let phase = self.ledger.entry(uid).map(|entry| &entry.phase);
-            matches!(phase, Some(Phase::Bound(bound)) if bound.node == node(n))
+            matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node(n))
         };
         self.pods.iter().filter(move |(uid, _)| bound(uid)).map(|(_, pod)| pod)
     }
 
-    fn stock(&self) -> StockSnapshot {
+    fn stock(&self) -> FilterSnapshot {
         self.view.snapshot()
     }
 
-    fn steps(&mut self) -> Vec<Step> {
+    fn steps(&mut self) -> Vec<PlanStep> {
         let pending = self.ledger.pending(64);
         plan(self.ledger.clone(), &self.stock(), &pending)
     }
 
     /// What a plan of this pod alone would do, put into force. Nothing, if it is only about free places and there is none.
-    fn place_alone(&mut self, stock: &StockSnapshot, pod: &Pending, only_free: bool) -> Option<Step> {
-        let mut alone = plan_within(self.ledger.clone(), stock, std::slice::from_ref(pod), Bounds::NONE);
+    fn place_alone(&mut self, stock: &FilterSnapshot, pod: &PendingPod, only_free: bool) -> Option<PlanStep> {
+        let mut alone = plan_within(self.ledger.clone(), stock, std::slice::from_ref(pod), PlanBounds::NONE);
         let step = alone.steps.pop()?;
-        let places = if let Step::Place(places) = &step { &places[..] } else { &[] };
+        let places = if let PlanStep::Place(places) = &step { &places[..] } else { &[] };
         let is_free = !places.is_empty() && places.iter().all(|place| place.hold.victims.is_empty());
-        if only_free && !is_free && !matches!(step, Step::Wake { .. }) {
+        if only_free && !is_free && !matches!(step, PlanStep::Wake { .. }) {
             return None;
         }
         for place in places {
@@ -241,7 +272,7 @@ impl Bench {
     }
 
     /// What must be so of every place, by the pods alone.
-    fn check(&self, places: &[Place], before: &BTreeMap<PodUid, i32>) {
+    fn check(&self, places: &[PlannedPlacement], before: &BTreeMap<PodUid, i32>) {
         let mut victims_of_all = BTreeSet::new();
         for place in places {
             let pod = &self.pods[&place.uid];
@@ -254,7 +285,7 @@ impl Bench {
             for victim in place.hold.victims.iter() {
                 assert!(before[victim] < pod.priority, "{victim} is as important as {}", place.uid);
                 let class = self.ledger.policy().class(self.ledger.entry(victim).unwrap().demand.class);
-                assert_eq!(class.eviction, Eviction::ForHigherPriority);
+                assert_eq!(class.eviction, Preemptibility::ForHigherPriority);
                 assert!(victims_of_all.insert(victim.clone()), "{victim} leaves for two");
             }
         }
@@ -266,7 +297,7 @@ proptest! {
 
     #[test]
     fn what_is_planned_can_be_put_into_force_and_breaks_nothing(world in world()) {
-        let mut bench = Bench::new(&world);
+        let mut bench = PlanFixture::new(&world);
         let priorities: BTreeMap<PodUid, i32> =
             bench.pods.iter().map(|(uid, pod)| (uid.clone(), pod.priority)).collect();
         let steps = bench.steps();
@@ -274,7 +305,7 @@ proptest! {
         let mut evicted: Vec<PodUid> = Vec::new();
         let mut placed: BTreeSet<PodUid> = BTreeSet::new();
         for step in &steps {
-            let Step::Place(places) = step else { continue };
+            let PlanStep::Place(places) = step else { continue };
             bench.check(places, &priorities);
             for place in places {
                 prop_assert!(bench.ledger.hold(&place.uid, place.hold.clone()).is_ok(), "{:?}", place);
@@ -283,7 +314,7 @@ proptest! {
             }
         }
         prop_assert_eq!(audit(&bench.ledger), Vec::new(), "no GPU is promised more than it has");
-        let evicts = |step: &&Step| matches!(step, Step::Place(places) if places.iter().any(|place| !place.hold.victims.is_empty()));
+        let evicts = |step: &&PlanStep| matches!(step, PlanStep::Place(places) if places.iter().any(|place| !place.hold.victims.is_empty()));
         let alone = world.per_minute > 0 && steps.iter().filter(evicts).count() == 1;
         prop_assert!(evicted.len() <= world.per_minute as usize || alone, "a larger set is evicted alone");
         let covered = evicted.iter().filter(|uid| bench.pods[*uid].is_covered).count();
@@ -332,17 +363,17 @@ proptest! {
 
     #[test]
     fn nobody_waits_for_room_that_is_free(world in world()) {
-        let mut bench = Bench::new(&world);
+        let mut bench = PlanFixture::new(&world);
         let steps = bench.steps();
         for step in &steps {
-            let Step::Place(places) = step else { continue };
+            let PlanStep::Place(places) = step else { continue };
             for place in places {
                 bench.ledger.hold(&place.uid, place.hold.clone()).unwrap();
             }
         }
         let snapshot = bench.ledger.snapshot();
         for step in &steps {
-            let Step::Wait { uid, .. } = step else { continue };
+            let PlanStep::Wait { uid, .. } = step else { continue };
             let pod = &bench.pods[uid];
             if pod.group.is_some() {
                 continue;
@@ -367,7 +398,7 @@ proptest! {
         world in world(),
         told in prop::collection::vec((0..12usize, 0..3000u64, any::<bool>()), 0..8),
     ) {
-        let mut bench = Bench::new(&world);
+        let mut bench = PlanFixture::new(&world);
         for (n, seconds, leaves) in told {
             bench.tell(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
         }
@@ -378,15 +409,15 @@ proptest! {
             let rooms = bench.ledger.rooms_for(&claim, &nodes);
             let prospects = bench.ledger.prospects(&claim, demand);
             for room in &rooms {
-                if let Some(set) = cheapest_victims(room, demand, Rules::Keep) {
+                if let Some(set) = cheapest_victims(room, demand, BudgetRules::Keep) {
                     let floor = prospects.iter().find(|prospect| prospect.node == room.node).map(|found| found.floor);
                     prop_assert!(floor.is_some_and(|floor| floor <= set.price), "{:?} {:?}", floor, set);
                 }
             }
             let mut survey = bench.ledger.survey(&claim, demand);
             let look = |node: &NodeName| seen(survey.room(node)?, demand);
-            let lazily = cheapest_among(prospects, demand, Rules::Keep, Effort::UNLIMITED, look);
-            prop_assert_eq!(lazily, cheapest(&rooms, demand, Rules::Keep, Effort::UNLIMITED));
+            let lazily = cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
+            prop_assert_eq!(lazily, cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
         }
     }
 }
@@ -403,7 +434,7 @@ proptest! {
             let first = world.queue[0].clone();
             world.queue.fill(first);
         }
-        let mut bench = Bench::new(&world);
+        let mut bench = PlanFixture::new(&world);
         let (pending, stock) = (bench.ledger.pending(64), bench.stock());
         let together = plan(bench.ledger.clone(), &stock, &pending);
         let mut alone = Vec::new();
@@ -415,16 +446,16 @@ proptest! {
             }
         }
         alone.extend(rest.into_iter().filter_map(|pod| bench.place_alone(&stock, pod, false)));
-        let waiting = |step: &Step| match step {
-            Step::Wait { uid, why, .. } => Some((uid.clone(), matches!(why, Why::EvictionLimit(_)))),
+        let waiting = |step: &PlanStep| match step {
+            PlanStep::Wait { uid, why, .. } => Some((uid.clone(), matches!(why, WaitReason::EvictionLimit(_)))),
             _ => None,
         };
-        let placed = |steps: &[Step]| -> Vec<Step> {
+        let placed = |steps: &[PlanStep]| -> Vec<PlanStep> {
             steps.iter().filter(|step| waiting(step).is_none()).cloned().collect()
         };
         prop_assert_eq!(placed(&together), placed(&alone));
         // What was nearest to a place is of when a kind of pods was first looked at.
-        let waiting = |steps: &[Step]| -> Vec<_> { steps.iter().filter_map(waiting).collect() };
+        let waiting = |steps: &[PlanStep]| -> Vec<_> { steps.iter().filter_map(waiting).collect() };
         prop_assert_eq!(waiting(&together), waiting(&alone));
     }
 }

@@ -4,15 +4,16 @@
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::ledger::{
-    Assumption, Judgements, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting,
+    AssumeResult, Classifications, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{
-    Borrowing, Class, Eviction, Limit, Match, Policy, Pool, Reclaim, Tenant, Traits, Usage,
+    Borrowing, Class, Match, PodTraits, Policy, Pool, Preemptibility, Reclaim, Tenant, TenantLimit,
+    TenantUsage,
 };
-use crate::scheduling::preempt::{Rules, Standing, cheapest_victims};
+use crate::scheduling::preempt::{BudgetRules, QuotaStatus, cheapest_victims};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::{Bytes, Millis, Moment};
 use proptest::prelude::*;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 const NAMESPACES: [&str; 4] = ["red", "blue", "green", "nobody's"];
 
 #[derive(Debug, Clone)]
-enum Step {
+enum TenantStep {
     Arrive { pod: u8, namespace: usize, vram: u64, sharing: Sharing, priority: i32 },
     Assume { pod: u8, node: u8 },
     Confirm(u8),
@@ -32,19 +33,19 @@ enum Step {
     Tick(u64),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = TenantStep> {
     let (pod, node) = (0u8..16, 0u8..3);
     let sharing = prop_oneof![5 => Just(Sharing::Shared), 1 => Just(Sharing::Exclusive)];
     prop_oneof![
         6 => (pod.clone(), 0usize..4, 1u64..60, sharing, -2i32..3).prop_map(
-            |(pod, namespace, vram, sharing, priority)| Step::Arrive { pod, namespace, vram, sharing, priority }
+            |(pod, namespace, vram, sharing, priority)| TenantStep::Arrive { pod, namespace, vram, sharing, priority }
         ),
-        8 => (pod.clone(), node.clone()).prop_map(|(pod, node)| Step::Assume { pod, node }),
-        6 => pod.clone().prop_map(Step::Confirm),
-        1 => pod.clone().prop_map(Step::Release),
-        4 => (pod, node).prop_map(|(pod, node)| Step::Hold { pod, node }),
-        1 => (0usize..3).prop_map(Step::Policy),
-        1 => (1u64..2000).prop_map(|seconds| Step::Tick(seconds * 1000)),
+        8 => (pod.clone(), node.clone()).prop_map(|(pod, node)| TenantStep::Assume { pod, node }),
+        6 => pod.clone().prop_map(TenantStep::Confirm),
+        1 => pod.clone().prop_map(TenantStep::Release),
+        4 => (pod, node).prop_map(|(pod, node)| TenantStep::Hold { pod, node }),
+        1 => (0usize..3).prop_map(TenantStep::Policy),
+        1 => (1u64..2000).prop_map(|seconds| TenantStep::Tick(seconds * 1000)),
     ]
 }
 
@@ -53,21 +54,22 @@ fn policy(n: usize) -> Policy {
     let of = |namespace: &str| Match { namespaces: vec![namespace.into()], ..Match::default() };
     let class = |name: &str, shares_with: Option<&[&str]>, min_runtime| Class {
         matches: of(name),
-        eviction: Eviction::ForHigherPriority,
+        eviction: Preemptibility::ForHigherPriority,
         engine: false,
         shares_with: shares_with.map(|names| names.iter().map(|&name| name.into()).collect()),
         min_runtime: Millis::seconds(min_runtime),
         ..Class::named(name)
     };
-    let others = Class { engine: false, eviction: Eviction::ForHigherPriority, ..Class::named("others") };
+    let others =
+        Class { engine: false, eviction: Preemptibility::ForHigherPriority, ..Class::named("others") };
     let classes = match n {
         0 => vec![class("red", Some(&["red", "others"]), 0), class("blue", None, 900), others],
         1 => vec![class("blue", Some(&[]), 0), class("red", None, 0), others],
         _ => vec![others],
     };
     let tenant = |name: &str, vram, limit| Tenant {
-        guarantee: Usage { vram: Bytes(vram), milli_gpus: u64::MAX },
-        limit: Limit { vram: limit, milli_gpus: None },
+        guarantee: TenantUsage { vram: Bytes(vram), milli_gpus: u64::MAX },
+        limit: TenantLimit { vram: limit, milli_gpus: None },
         ..Tenant::named(name, &[name])
     };
     let tenants = match n {
@@ -75,7 +77,7 @@ fn policy(n: usize) -> Policy {
         1 => vec![
             Tenant { borrowing: Borrowing::Never, ..tenant("blue", 90, None) },
             Tenant { reclaim: Reclaim::Never, weight: 3, ..tenant("red", 50, Some(Bytes(90))) },
-            Tenant { limit: Limit { vram: None, milli_gpus: Some(1500) }, ..tenant("green", 0, None) },
+            Tenant { limit: TenantLimit { vram: None, milli_gpus: Some(1500) }, ..tenant("green", 0, None) },
         ],
         _ => vec![],
     };
@@ -98,7 +100,7 @@ fn name(node: u8) -> NodeName {
 
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
     let mut demand = demand_of(vram, 1, sharing, priority);
-    let traits = Traits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
+    let traits = PodTraits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
     demand.take(policy.judge(&traits));
     Demand { traits: Arc::new(traits), ..demand }
 }
@@ -114,48 +116,48 @@ fn new_ledger(policy: Policy) -> Ledger {
     ledger
 }
 
-struct Bench {
+struct TenantFixture {
     ledger: Ledger,
     now: Moment,
 }
 
 /// What a pod takes where it is, is about to be or holds room: 90 of 100 can be promised on each GPU.
-fn used(entry: &PodEntry) -> Option<(u64, u64)> {
+fn used(entry: &PodState) -> Option<(u64, u64)> {
     let is_here = entry.node().is_some() || entry.hold().is_some();
     let vram = if entry.demand.sharing == Sharing::Exclusive { 90 } else { entry.demand.per_gpu.0 };
     is_here.then_some((vram, (vram * 1000).div_ceil(90)))
 }
 
-impl Bench {
-    fn apply(&mut self, step: &Step) {
+impl TenantFixture {
+    fn apply(&mut self, step: &TenantStep) {
         self.ledger.set_now(self.now);
         match *step {
-            Step::Arrive { pod, namespace, vram, sharing, priority } => {
+            TenantStep::Arrive { pod, namespace, vram, sharing, priority } => {
                 if self.ledger.entry(&uid(pod)).is_none() {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
-                    let state = SeenState::Waiting(SeenWaiting::default());
-                    self.ledger.see(Seen { uid: uid(pod), key, demand, state, shown: None });
+                    let state = ObservedPhase::Waiting(ObservedWaiting::default());
+                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown: None });
                 }
             }
-            Step::Assume { pod, node } => {
+            TenantStep::Assume { pod, node } => {
                 let had_room = self.ledger.entry(&uid(pod)).is_some_and(|entry| entry.hold().is_some());
-                if let Ok(Assumption::New(_)) = self.ledger.assume(&uid(pod), &name(node)) {
+                if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &name(node)) {
                     self.check_promise(&uid(pod), &name(node), had_room);
                 }
             }
-            Step::Confirm(pod) => {
+            TenantStep::Confirm(pod) => {
                 let entry = self.ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
                 if let Some(entry) = entry {
                     self.ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
             }
-            Step::Release(pod) => {
+            TenantStep::Release(pod) => {
                 self.ledger.release(&uid(pod));
             }
-            Step::Hold { pod, node } => self.hold(pod, node),
-            Step::Policy(n) => self.ledger.set_policy(policy(n), &Judgements::default()),
-            Step::Tick(millis) => {
+            TenantStep::Hold { pod, node } => self.hold(pod, node),
+            TenantStep::Policy(n) => self.ledger.set_policy(policy(n), &Classifications::default()),
+            TenantStep::Tick(millis) => {
                 self.now = self.now + Millis(millis);
                 self.ledger.expire(self.now);
             }
@@ -219,7 +221,7 @@ impl Bench {
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
             let victim = self.ledger.entry(&candidate.uid).unwrap();
-            let Phase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
+            let PodPhase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
             assert!(victim.demand.priority < demand.priority);
             assert!(self.now.since(bound.started) >= self.class_of(&victim.demand).min_runtime);
             let (mine, theirs) = (self.tenant_of(&demand), self.tenant_of(&victim.demand));
@@ -233,13 +235,13 @@ impl Bench {
                 assert!(!guaranteed.contains(&candidate.uid), "what is guaranteed is kept");
             }
             let lives_on_guarantee = guaranteed.contains(&candidate.uid);
-            assert_eq!(candidate.standing == Standing::Guaranteed, lives_on_guarantee);
+            assert_eq!(candidate.standing == QuotaStatus::Guaranteed, lives_on_guarantee);
         }
-        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
-        let hold = Hold { node: name(node), devices, victims: set.everyone().into(), deadline };
+        let hold = Reservation { node: name(node), devices, victims: set.everyone().into(), deadline };
         let _ = self.ledger.hold(&uid(pod), hold);
     }
 
@@ -253,7 +255,7 @@ impl Bench {
                 .iter()
                 .filter(|(_, entry)| tenant.namespaces.contains(&entry.demand.traits.namespace))
                 .filter_map(|(uid, entry)| match &entry.phase {
-                    Phase::Bound(bound) => {
+                    PodPhase::Bound(bound) => {
                         Some((-entry.demand.priority, bound.started, (*uid).clone(), *entry))
                     }
                     _ => None,
@@ -277,7 +279,12 @@ impl Bench {
         let policy = self.ledger.policy().clone();
         for (id, tenant) in policy.tenant_ids().zip(policy.tenants()) {
             let (vram, milli_gpus) = self.sum_of(tenant);
-            assert_eq!(self.ledger.used_by(id), Usage { vram: Bytes(vram), milli_gpus }, "{}", tenant.name);
+            assert_eq!(
+                self.ledger.used_by(id),
+                TenantUsage { vram: Bytes(vram), milli_gpus },
+                "{}",
+                tenant.name
+            );
         }
         for entry in self.ledger.entries().values() {
             let judged = policy.judge(&entry.demand.traits);
@@ -291,12 +298,18 @@ impl Bench {
         let mut fresh = new_ledger((*policy).clone());
         fresh.set_now(self.now);
         for (uid, entry) in self.ledger.entries() {
-            if let Phase::Bound(bound) = &entry.phase {
+            if let PodPhase::Bound(bound) = &entry.phase {
                 let mut demand = entry.demand.clone();
                 demand.take(policy.judge(&demand.traits));
                 let (node, devices) = (bound.node.clone(), bound.devices.clone());
-                let state = SeenState::Bound { node, devices, starting: false, ran: None };
-                fresh.see(Seen { uid: uid.clone(), key: entry.key.clone(), demand, state, shown: None });
+                let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
+                fresh.see(PodObservation {
+                    uid: uid.clone(),
+                    key: entry.key.clone(),
+                    demand,
+                    state,
+                    shown: None,
+                });
             }
         }
         let bound: Vec<PodUid> = fresh.entries().into_keys().cloned().collect();
@@ -324,7 +337,7 @@ proptest! {
     fn limits_hold_and_classes_keep_apart_whatever_happens_and_whichever_policy_is_in_force(
         steps in prop::collection::vec(step(), 0..120),
     ) {
-        let mut bench = Bench { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+        let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
         for step in &steps {
             bench.apply(step);
             bench.check();
@@ -335,8 +348,8 @@ proptest! {
 
 #[test]
 fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_round() {
-    let mut bench = Bench { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
-    let arrive = |pod, namespace, vram, priority| Step::Arrive {
+    let mut bench = TenantFixture { ledger: new_ledger(policy(0)), now: Moment(10_000_000) };
+    let arrive = |pod, namespace, vram, priority| TenantStep::Arrive {
         pod,
         namespace,
         vram,
@@ -346,13 +359,13 @@ fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_ro
     // Blue is guaranteed 60 and has 150; red is guaranteed 100 and has nothing.
     for (pod, vram) in [(0, 80), (1, 70)] {
         bench.apply(&arrive(pod, 1, vram, -1));
-        bench.apply(&Step::Assume { pod, node: 1 });
-        bench.apply(&Step::Confirm(pod));
+        bench.apply(&TenantStep::Assume { pod, node: 1 });
+        bench.apply(&TenantStep::Confirm(pod));
     }
-    bench.apply(&Step::Tick(3_600_000));
+    bench.apply(&TenantStep::Tick(3_600_000));
     bench.apply(&arrive(2, 0, 60, 2));
     bench.apply(&arrive(3, 2, 60, 2));
-    let candidates = |bench: &Bench, pod: u8| {
+    let candidates = |bench: &TenantFixture, pod: u8| {
         let claim = bench.ledger.claim(&uid(pod));
         bench.ledger.room_for(&claim, &name(1)).unwrap().candidates.len()
     };

@@ -4,20 +4,20 @@
 use super::demand_of;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet, Health};
-use crate::scheduling::policy::{ClassId, ClassSet, Limit, Usage};
+use crate::scheduling::policy::{ClassId, ClassSet, TenantLimit, TenantUsage};
 use crate::scheduling::preempt::{
-    Bar, Effort, Gang, Loss, Price, Resident, Room, Rules, Shortfall, Standing, TenantRoom, VictimSet,
-    cheapest, settle_bars,
+    BudgetRules, ClassExclusion, EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate,
+    QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest, settle_bars,
 };
-use crate::scheduling::reading::Pressure;
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::reading::EngineLoad;
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::sim::random::Random;
 use crate::units::{Bytes, MilliCpu, Millis, Percent};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A pod as the oracle knows it.
 #[derive(Debug, Clone)]
-struct Pod {
+struct OraclePod {
     name: String,
     /// `None`: on a node that nobody asks about.
     node: Option<usize>,
@@ -35,11 +35,11 @@ struct Pod {
     group: Option<usize>,
     own_tenant: bool,
     bars: bool,
-    way: Way,
+    way: VictimKind,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum VictimKind {
     MayLeave,
     LeavesAnyway,
     Stays,
@@ -55,9 +55,9 @@ struct Card {
 }
 
 #[derive(Debug)]
-struct World {
+struct VictimCluster {
     nodes: Vec<Vec<Card>>,
-    pods: Vec<Pod>,
+    pods: Vec<OraclePod>,
     /// What each budget lets leave.
     budgets: Vec<u64>,
     budgets_known: bool,
@@ -69,9 +69,9 @@ struct World {
 }
 
 /// A seed makes a case, and the case can be named by it.
-struct Dice(Random);
+struct VictimDice(Random);
 
-impl Dice {
+impl VictimDice {
     fn below(&mut self, n: u64) -> u64 {
         self.0.below(n as usize) as u64
     }
@@ -84,9 +84,9 @@ impl Dice {
 /// Has used before what it asks for now.
 const USED: u64 = 500;
 
-impl World {
+impl VictimCluster {
     fn new(seed: u64) -> Self {
-        let mut dice = Dice(Random::seeded(seed, 0));
+        let mut dice = VictimDice(Random::seeded(seed, 0));
         let sharing = if dice.one_in(5) { Sharing::Exclusive } else { Sharing::Shared };
         let gpus = 1 + u32::from(dice.one_in(3));
         let demand = demand_of(10 + dice.below(60), gpus, sharing, 5);
@@ -104,19 +104,19 @@ impl World {
         world
     }
 
-    fn add_pod(&mut self, dice: &mut Dice, n: u64) {
+    fn add_pod(&mut self, dice: &mut VictimDice, n: u64) {
         let node = dice.below(self.nodes.len() as u64) as usize;
         let cards = self.nodes[node].len() as u64;
         let way = match dice.below(8) {
-            0 => Way::Stays,
-            1 => Way::LeavesAnyway,
-            _ => Way::MayLeave,
+            0 => VictimKind::Stays,
+            1 => VictimKind::LeavesAnyway,
+            _ => VictimKind::MayLeave,
         };
-        let is_far = way == Way::MayLeave && dice.one_in(10);
+        let is_far = way == VictimKind::MayLeave && dice.one_in(10);
         let budgets = (0..self.budgets.len()).filter(|_| dice.one_in(3)).collect();
         let alone = dice.one_in(8);
         // Few sizes and costs, so that there are equals.
-        let pod = Pod {
+        let pod = OraclePod {
             name: format!("pod-{n}"),
             node: (!is_far).then_some(node),
             gpus: (0..1 + u64::from(dice.one_in(4))).map(|_| dice.below(cards) as usize).collect(),
@@ -129,7 +129,8 @@ impl World {
             deletion_cost: dice.below(2) as i32,
             spared: (!dice.one_in(4)).then(|| dice.below(2) as u32),
             budgets,
-            group: (way == Way::MayLeave && (is_far || dice.one_in(3))).then(|| dice.below(2) as usize),
+            group: (way == VictimKind::MayLeave && (is_far || dice.one_in(3)))
+                .then(|| dice.below(2) as usize),
             own_tenant: dice.one_in(2),
             bars: dice.one_in(8),
             way,
@@ -139,11 +140,11 @@ impl World {
         }
     }
 
-    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = &Pod> {
+    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = &OraclePod> {
         self.pods.iter().filter(move |pod| pod.node == Some(node) && pod.gpus.contains(&gpu))
     }
 
-    fn has_place(&self, node: usize, gpu: usize, pod: &Pod) -> bool {
+    fn has_place(&self, node: usize, gpu: usize, pod: &OraclePod) -> bool {
         let card = &self.nodes[node][gpu];
         let used: u64 = self.on(node, gpu).map(|other| other.bytes + other.beyond).sum();
         let is_first = self.on(node, gpu).next().is_none();
@@ -153,23 +154,24 @@ impl World {
 
     // ---- what the search is given ----
 
-    fn rooms(&self) -> Vec<Room> {
+    fn rooms(&self) -> Vec<PreemptionCandidate> {
         (0..self.nodes.len()).map(|node| self.room(node)).collect()
     }
 
-    fn room(&self, node: usize) -> Room {
-        let here = |way: Way| self.pods.iter().filter(move |pod| pod.node == Some(node) && pod.way == way);
-        let groups: BTreeSet<usize> = here(Way::MayLeave).filter_map(|pod| pod.group).collect();
+    fn room(&self, node: usize) -> PreemptionCandidate {
+        let here =
+            |way: VictimKind| self.pods.iter().filter(move |pod| pod.node == Some(node) && pod.way == way);
+        let groups: BTreeSet<usize> = here(VictimKind::MayLeave).filter_map(|pod| pod.group).collect();
         let place = |group: Option<usize>| {
             group.and_then(|group| groups.iter().position(|known| *known == group)).map(|place| place as u16)
         };
         let (vram, cpu, violations) = self.missing[node];
         let bars = self.pods.iter().filter(|pod| pod.node == Some(node) && pod.bars).map(bar);
-        let mut room = Room {
-            candidates: here(Way::MayLeave)
-                .map(|pod| Resident { gang: place(pod.group), ..self.resident(pod) })
+        let mut room = PreemptionCandidate {
+            candidates: here(VictimKind::MayLeave)
+                .map(|pod| PotentialVictim { gang: place(pod.group), ..self.resident(pod) })
                 .collect(),
-            awaited: here(Way::LeavesAnyway).map(|pod| self.resident(pod)).collect(),
+            awaited: here(VictimKind::LeavesAnyway).map(|pod| self.resident(pod)).collect(),
             gangs: groups.iter().map(|group| self.gang(*group, node)).collect(),
             bars: bars.collect(),
             budgets: self.budgets.iter().map(|allowed| *allowed as u32).collect(),
@@ -177,10 +179,10 @@ impl World {
             tenant: self.tenant(),
             shortfall: Shortfall {
                 vram: Bytes(vram),
-                companion: Companion { cpu: MilliCpu(cpu), memory: Bytes::ZERO },
+                companion: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO },
             },
             violations,
-            ..Room::new(NodeName::parse(&format!("node-{node}")).unwrap(), self.gpus(node))
+            ..PreemptionCandidate::new(NodeName::parse(&format!("node-{node}")).unwrap(), self.gpus(node))
         };
         settle_bars(&room.bars, &mut room.gpus, |_| false);
         room
@@ -195,7 +197,11 @@ impl World {
                 engine_hinted: false,
                 barred_by_hints: ClassSet::NONE,
                 taken: Bytes(card.taken_by_strangers),
-                pressure: if card.busy { Pressure::of(Percent::new(99), Some(99)) } else { Pressure::NONE },
+                pressure: if card.busy {
+                    EngineLoad::of(Percent::new(99), Some(99))
+                } else {
+                    EngineLoad::NONE
+                },
                 barred: ClassSet::NONE,
                 tenants: 0,
                 exclusive: false,
@@ -213,14 +219,14 @@ impl World {
         self.nodes[node].iter().enumerate().map(gpu).collect()
     }
 
-    fn tenant(&self) -> TenantRoom {
-        let Some(left) = self.left else { return TenantRoom::default() };
-        let ceiling = Limit { vram: Some(Bytes(USED.saturating_add_signed(left))), milli_gpus: None };
-        TenantRoom { ceiling, used: Usage { vram: Bytes(USED), milli_gpus: 0 } }
+    fn tenant(&self) -> TenantQuota {
+        let Some(left) = self.left else { return TenantQuota::default() };
+        let ceiling = TenantLimit { vram: Some(Bytes(USED.saturating_add_signed(left))), milli_gpus: None };
+        TenantQuota { ceiling, used: TenantUsage { vram: Bytes(USED), milli_gpus: 0 } }
     }
 
-    fn resident(&self, pod: &Pod) -> Resident {
-        Resident {
+    fn resident(&self, pod: &OraclePod) -> PotentialVictim {
+        PotentialVictim {
             uid: uid(pod),
             gpus: pod.gpus.iter().copied().collect::<GpuSet>(),
             per_gpu: Bytes(pod.bytes),
@@ -230,27 +236,27 @@ impl World {
             class: ClassId::default(),
             tenant: None,
             // No two are alike in all but their names if one bars others and one does not.
-            companion: Companion { cpu: MilliCpu(pod.cpu), memory: Bytes(u64::from(pod.bars)) },
+            companion: HostResources { cpu: MilliCpu(pod.cpu), memory: Bytes(u64::from(pod.bars)) },
             grace: Millis::seconds(1),
-            loss: Loss { work: pod.cost, ..Loss::default() },
+            loss: PodEvictionCost { work: pod.cost, ..PodEvictionCost::default() },
             deletion_cost: pod.deletion_cost,
-            standing: pod.spared.map_or(Standing::Guaranteed, |spared| Standing::Borrowed { spared }),
-            given_back: Usage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
+            standing: pod.spared.map_or(QuotaStatus::Guaranteed, |spared| QuotaStatus::Borrowed { spared }),
+            given_back: TenantUsage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
             budgets: pod.budgets.iter().map(|budget| *budget as u16).collect(),
             gang: None,
         }
     }
 
-    fn gang(&self, group: usize, node: usize) -> Gang {
-        let of_group = |pod: &&Pod| pod.group == Some(group);
+    fn gang(&self, group: usize, node: usize) -> VictimGroup {
+        let of_group = |pod: &&OraclePod| pod.group == Some(group);
         let elsewhere = || self.pods.iter().filter(of_group).filter(|pod| pod.node != Some(node));
         let mut members: Vec<_> = self.pods.iter().filter(of_group).map(uid).collect();
         members.sort();
-        Gang {
+        VictimGroup {
             members: members.into(),
-            price: elsewhere().fold(Price::default(), |price, pod| price.plus(&self.resident(pod))),
+            price: elsewhere().fold(EvictionCost::default(), |price, pod| price.plus(&self.resident(pod))),
             grace: Millis::seconds(1),
-            given_back: Usage { vram: Bytes(elsewhere().map(gives_back).sum()), milli_gpus: 0 },
+            given_back: TenantUsage { vram: Bytes(elsewhere().map(gives_back).sum()), milli_gpus: 0 },
             budgets: elsewhere().flat_map(|pod| &pod.budgets).map(|budget| *budget as u16).collect(),
             elsewhere: Vec::new(),
         }
@@ -259,18 +265,18 @@ impl World {
     // ---- what the oracle makes of it ----
 
     /// Everyone who leaves if this pod of a node does.
-    fn with(&self, pod: &Pod) -> Vec<&Pod> {
+    fn with(&self, pod: &OraclePod) -> Vec<&OraclePod> {
         match pod.group {
             Some(_) => self.pods.iter().filter(|other| other.group == pod.group).collect(),
             None => self.pods.iter().filter(|other| other.name == pod.name).collect(),
         }
     }
 
-    fn best(&self, rules: Rules) -> Option<(Price, usize)> {
+    fn best(&self, rules: BudgetRules) -> Option<(EvictionCost, usize)> {
         (0..self.nodes.len())
             .filter_map(|node| {
-                let movable: Vec<&Pod> =
-                    self.pods.iter().filter(|p| p.node == Some(node) && p.way != Way::Stays).collect();
+                let movable: Vec<&OraclePod> =
+                    self.pods.iter().filter(|p| p.node == Some(node) && p.way != VictimKind::Stays).collect();
                 let sets = (0u32..1 << movable.len()).map(|bits| {
                     (0..movable.len()).filter(|i| bits >> i & 1 == 1).map(|i| movable[i]).collect::<Vec<_>>()
                 });
@@ -280,8 +286,8 @@ impl World {
     }
 
     /// The price of these and all who leave with them; `None` if it is no candidate.
-    fn price_of(&self, node: usize, chosen: &[&Pod], rules: Rules) -> Option<Price> {
-        let mut all: BTreeMap<&str, &Pod> = BTreeMap::new();
+    fn price_of(&self, node: usize, chosen: &[&OraclePod], rules: BudgetRules) -> Option<EvictionCost> {
+        let mut all: BTreeMap<&str, &OraclePod> = BTreeMap::new();
         for pod in chosen.iter().flat_map(|pod| self.with(pod)) {
             all.insert(&pod.name, pod);
         }
@@ -289,16 +295,16 @@ impl World {
         if !self.is_enough(node, &all) {
             return None;
         }
-        let victims = || all.values().filter(|pod| pod.way == Way::MayLeave);
+        let victims = || all.values().filter(|pod| pod.way == VictimKind::MayLeave);
         let covered = |budget: usize| victims().filter(|pod| pod.budgets.contains(&budget)).count() as u64;
         let over: u64 = (0..self.budgets.len()).map(|b| covered(b).saturating_sub(self.budgets[b])).sum();
         let violations = over as u32 + self.missing[node].2;
         let is_forbidden = violations > 0 || (!self.budgets_known && victims().count() > 0);
-        if rules == Rules::Keep && is_forbidden {
+        if rules == BudgetRules::Keep && is_forbidden {
             return None;
         }
-        let most = |figure: fn(&Pod) -> u32| victims().map(|pod| figure(pod)).max().unwrap_or(0);
-        Some(Price {
+        let most = |figure: fn(&OraclePod) -> u32| victims().map(|pod| figure(pod)).max().unwrap_or(0);
+        Some(EvictionCost {
             violations,
             from_guarantee: victims().any(|pod| pod.spared.is_none()),
             priority: most(|pod| pod.priority.abs_diff(i32::MIN)),
@@ -307,11 +313,11 @@ impl World {
             deletion_cost: most(|pod| pod.deletion_cost.abs_diff(i32::MIN)),
             victims: victims().count() as u32,
             evicted: Bytes(victims().map(|pod| pod.bytes * pod.gpus.len() as u64).sum()),
-            awaited: all.values().filter(|pod| pod.way == Way::LeavesAnyway).count() as u32,
+            awaited: all.values().filter(|pod| pod.way == VictimKind::LeavesAnyway).count() as u32,
         })
     }
 
-    fn is_enough(&self, node: usize, gone: &BTreeMap<&str, &Pod>) -> bool {
+    fn is_enough(&self, node: usize, gone: &BTreeMap<&str, &OraclePod>) -> bool {
         let here = || gone.values().filter(|pod| pod.node == Some(node));
         let vram: u64 = here().map(|pod| pod.bytes * pod.gpus.len() as u64).sum();
         let cpu: u64 = here().map(|pod| pod.cpu).sum();
@@ -331,9 +337,9 @@ impl World {
     }
 
     /// What the pod would use of a GPU, if it has room there when these have gone.
-    fn seat(&self, node: usize, gpu: usize, gone: &BTreeMap<&str, &Pod>) -> Option<u64> {
+    fn seat(&self, node: usize, gpu: usize, gone: &BTreeMap<&str, &OraclePod>) -> Option<u64> {
         let card = &self.nodes[node][gpu];
-        let rest: Vec<&Pod> = self.on(node, gpu).filter(|pod| !gone.contains_key(&*pod.name)).collect();
+        let rest: Vec<&OraclePod> = self.on(node, gpu).filter(|pod| !gone.contains_key(&*pod.name)).collect();
         let had_tenants = self.on(node, gpu).next().is_some();
         let is_emptied = had_tenants && rest.is_empty();
         let used: u64 = rest.iter().map(|pod| pod.bytes + pod.beyond).sum();
@@ -351,7 +357,7 @@ impl World {
     }
 }
 
-fn card(dice: &mut Dice) -> Card {
+fn card(dice: &mut VictimDice) -> Card {
     Card {
         capacity: if dice.one_in(4) { 60 } else { 72 },
         taken_by_strangers: if dice.one_in(5) { dice.below(40) } else { 0 },
@@ -361,44 +367,49 @@ fn card(dice: &mut Dice) -> Card {
     }
 }
 
-fn missing(dice: &mut Dice) -> (u64, u64, u32) {
+fn missing(dice: &mut VictimDice) -> (u64, u64, u32) {
     let vram = if dice.one_in(4) { dice.below(60) } else { 0 };
     let cpu = if dice.one_in(4) { dice.below(4) } else { 0 };
     (vram, cpu, u32::from(dice.one_in(12)))
 }
 
-fn sharing(pod: &Pod) -> Sharing {
+fn sharing(pod: &OraclePod) -> Sharing {
     if pod.alone { Sharing::Exclusive } else { Sharing::Shared }
 }
 
-fn gives_back(pod: &Pod) -> u64 {
+fn gives_back(pod: &OraclePod) -> u64 {
     if pod.own_tenant { pod.bytes * pod.gpus.len() as u64 } else { 0 }
 }
 
-fn uid(pod: &Pod) -> PodUid {
+fn uid(pod: &OraclePod) -> PodUid {
     PodUid::parse(&pod.name).unwrap()
 }
 
-fn bar(pod: &Pod) -> Bar {
-    Bar { uid: uid(pod), gpus: pod.gpus.iter().copied().collect(), classes: ClassSet::ALL }
+fn bar(pod: &OraclePod) -> ClassExclusion {
+    ClassExclusion { uid: uid(pod), gpus: pod.gpus.iter().copied().collect(), classes: ClassSet::ALL }
 }
 
 /// The set is what the oracle says it must be, and nobody in it need have stayed.
-fn check(world: &World, rules: Rules, seed: u64) -> Option<VictimSet> {
-    let found = cheapest(&world.rooms(), &world.demand, rules, Effort::UNLIMITED);
+fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimSet> {
+    let found = cheapest(&world.rooms(), &world.demand, rules, SearchEffort::UNLIMITED);
     let node_of = |set: &VictimSet| set.node.as_str().trim_start_matches("node-").parse::<usize>().unwrap();
     let answer = found.as_ref().map(|set| (set.price, node_of(set)));
     assert_eq!(answer, world.best(rules), "seed {seed}: {world:#?}");
     let set = found?;
-    let named = |uids: &[PodUid]| -> Vec<&Pod> {
+    let named = |uids: &[PodUid]| -> Vec<&OraclePod> {
         uids.iter().map(|one| world.pods.iter().find(|pod| uid(pod) == *one).unwrap()).collect()
     };
     let node = node_of(&set);
-    let all: BTreeMap<&str, &Pod> = named(&set.everyone()).into_iter().map(|pod| (&*pod.name, pod)).collect();
+    let all: BTreeMap<&str, &OraclePod> =
+        named(&set.everyone()).into_iter().map(|pod| (&*pod.name, pod)).collect();
     assert!(set.exact && world.is_enough(node, &all), "seed {seed}");
-    assert!(named(&set.victims).iter().all(|pod| pod.way == Way::MayLeave && pod.node == Some(node)));
-    assert!(named(&set.elsewhere).iter().all(|pod| pod.way == Way::MayLeave && pod.node != Some(node)));
-    assert!(named(&set.awaited).iter().all(|pod| pod.way == Way::LeavesAnyway && pod.node == Some(node)));
+    assert!(named(&set.victims).iter().all(|pod| pod.way == VictimKind::MayLeave && pod.node == Some(node)));
+    assert!(
+        named(&set.elsewhere).iter().all(|pod| pod.way == VictimKind::MayLeave && pod.node != Some(node))
+    );
+    assert!(
+        named(&set.awaited).iter().all(|pod| pod.way == VictimKind::LeavesAnyway && pod.node == Some(node))
+    );
     for pod in all.values() {
         let together = world.with(pod);
         assert!(
@@ -416,8 +427,8 @@ fn check(world: &World, rules: Rules, seed: u64) -> Option<VictimSet> {
 fn no_cheaper_set_of_victims_exists_on_any_node() {
     let (mut found, mut emptied, mut grouped, mut awaited, mut violated) = (0, 0, 0, 0, 0);
     for seed in 0..4000 {
-        let world = World::new(seed);
-        for rules in [Rules::Keep, Rules::Violate] {
+        let world = VictimCluster::new(seed);
+        for rules in [BudgetRules::Keep, BudgetRules::Violate] {
             let Some(set) = check(&world, rules, seed) else { continue };
             found += 1;
             emptied += usize::from(set.victims.is_empty());
@@ -435,9 +446,9 @@ fn no_cheaper_set_of_victims_exists_on_any_node() {
 #[test]
 fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
     for seed in 0..500 {
-        let world = World::new(seed);
+        let world = VictimCluster::new(seed);
         let mut rooms = world.rooms();
-        let first = cheapest(&rooms, &world.demand, Rules::Violate, Effort::UNLIMITED);
+        let first = cheapest(&rooms, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
         let mut random = Random::seeded(seed, 1);
         random.shuffle(&mut rooms);
         for room in &mut rooms {
@@ -445,7 +456,7 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
             random.shuffle(&mut room.awaited);
             random.shuffle(&mut room.bars);
         }
-        let again = cheapest(&rooms, &world.demand, Rules::Violate, Effort::UNLIMITED);
+        let again = cheapest(&rooms, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
         assert_eq!(first, again, "seed {seed}");
     }
 }
@@ -454,11 +465,13 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
 fn a_search_that_is_cut_short_says_so_and_still_spares_whom_it_can() {
     let mut cut_short = 0;
     for seed in 0..500 {
-        let world = World::new(seed);
-        let effort = Effort { per_node: 3, in_all: 5 };
-        let Some(set) = cheapest(&world.rooms(), &world.demand, Rules::Violate, effort) else { continue };
+        let world = VictimCluster::new(seed);
+        let effort = SearchEffort { per_node: 3, in_all: 5 };
+        let Some(set) = cheapest(&world.rooms(), &world.demand, BudgetRules::Violate, effort) else {
+            continue;
+        };
         cut_short += usize::from(!set.exact);
-        let best = world.best(Rules::Violate).expect("a set was found").0;
+        let best = world.best(BudgetRules::Violate).expect("a set was found").0;
         assert!(set.price == best || (!set.exact && set.price > best), "seed {seed}");
     }
     assert!(cut_short > 10, "{cut_short}");

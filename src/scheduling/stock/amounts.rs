@@ -97,7 +97,7 @@ fn is_pod_level(resource: &str) -> bool {
 
 /// What the pods of a node take together. Only ever added to: what leaves is found by adding up those who stay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct RequestedSums {
     pub pods: u64,
     cpu: MilliCpu,
     memory: Bytes,
@@ -105,7 +105,7 @@ pub struct Taken {
     others: BTreeMap<Arc<str>, u64>,
 }
 
-impl Taken {
+impl RequestedSums {
     pub fn add(&mut self, pod: &Amounts) {
         self.pods += 1;
         self.cpu = MilliCpu(self.cpu.0.saturating_add(pod.cpu.0));
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn sums_stop_at_the_largest_number() {
-        let mut taken = Taken::default();
+        let mut taken = RequestedSums::default();
         let huge = Amounts::of(&[(CPU, u64::MAX), (MEMORY, u64::MAX), ("example.com/nic", u64::MAX)].into());
         taken.add(&huge);
         taken.add(&huge);

@@ -11,16 +11,16 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Of a node and of a pod alike.
-pub type Labels = BTreeMap<String, String>;
+pub type ObjectLabels = BTreeMap<String, String>;
 
 /// The taint that stands for `spec.unschedulable`: whoever tolerates it may come to a cordoned node.
 pub const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// A node as its object shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Machine {
+pub struct FilterNode {
     pub name: NodeName,
-    pub labels: Arc<Labels>,
+    pub labels: Arc<ObjectLabels>,
     /// A cordoned node has [`UNSCHEDULABLE`] among them.
     pub taints: Arc<[Taint]>,
     pub allocatable: Amounts,
@@ -65,7 +65,7 @@ pub struct NodeTerm {
     pub name: Vec<Rule>,
 }
 
-impl Machine {
+impl FilterNode {
     /// The first taint that keeps away who tolerates only this.
     pub fn untolerated(&self, tolerations: &[Toleration]) -> Option<&Taint> {
         self.taints.iter().find(|taint| !tolerations.iter().any(|toleration| toleration.covers(taint)))
@@ -91,7 +91,7 @@ impl Toleration {
 
 impl NodeTerm {
     /// A term that asks for nothing takes no node.
-    pub fn takes(&self, machine: &Machine) -> bool {
+    pub fn takes(&self, machine: &FilterNode) -> bool {
         let asks = !self.labels.is_empty() || !self.name.is_empty();
         asks && self.labels.iter().all(|requirement| requirement.holds_in(&machine.labels))
             && self.name.iter().all(|rule| rule.holds_for(Some(machine.name.as_str())))

@@ -18,43 +18,43 @@ pub mod requirements;
 pub mod verdict;
 
 pub use amounts::Amounts;
-pub use machine::Machine;
-pub use requirements::{Footprint, Repulsion, Requirements, Scope, Unjudged};
-pub use verdict::{StockReason, Verdict};
+pub use machine::FilterNode;
+pub use requirements::{AntiAffinity, NamespaceScope, NodeFootprint, Requirements, UnsupportedRule};
+pub use verdict::{FilterReason, FilterVerdict};
 
-use super::request::Companion;
+use super::request::HostResources;
 use crate::ids::{NodeName, PodUid};
 use crate::units::{Bytes, MilliCpu};
 use amounts::{CPU, MEMORY};
-use page::Page;
-use repelling::Repelling;
+use page::FilterNodeState;
+use repelling::AntiAffinityIndex;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use verdict::{Present, judge};
+use verdict::{NodeOccupancy, judge};
 
 /// The cluster as the stock filters see it.
 #[derive(Debug, Default)]
-pub struct StockView {
-    seen: StockSnapshot,
+pub struct ClusterFilters {
+    seen: FilterSnapshot,
     /// On which node's page a bound pod stands.
     places: BTreeMap<PodUid, NodeName>,
 }
 
 /// The view at one moment, to be asked without its lock. Cheap to take: pages are shared until they change.
 #[derive(Debug, Clone, Default)]
-pub struct StockSnapshot {
-    pages: FxHashMap<NodeName, Arc<Page>>,
+pub struct FilterSnapshot {
+    pages: FxHashMap<NodeName, Arc<FilterNodeState>>,
     waiting: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
     /// Of bound pods, what their successors will ask; kept only where somebody may be moved.
     movable: Arc<BTreeMap<PodUid, Arc<Requirements>>>,
-    repelling: Arc<Repelling>,
+    repelling: Arc<AntiAffinityIndex>,
 }
 
 /// How a plan alters a node before the pod comes there. Pods that stand here and neither are on the node nor wait change nothing,
 /// except that a `coming` pod that was never seen cannot be judged.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Freed<'a> {
+pub struct AssumedNodeChange<'a> {
     /// Who leaves: what they take is given back. Whom they keep away by anti-affinity counts until they are gone.
     pub leaving: &'a [PodUid],
     /// Waiting pods that take their room there first: planned earlier, held, or assumed and not yet seen bound.
@@ -63,8 +63,8 @@ pub struct Freed<'a> {
 
 /// One pod to be judged on many nodes: what is the same for all of them is looked up once.
 #[derive(Debug)]
-pub struct Question<'a> {
-    view: &'a StockSnapshot,
+pub struct FilterQuery<'a> {
+    view: &'a FilterSnapshot,
     /// `None`: any pod that asks the same and is not there yet.
     pod: Option<&'a PodUid>,
     wants: &'a Requirements,
@@ -72,9 +72,9 @@ pub struct Question<'a> {
     shut: BTreeMap<&'a str, BTreeSet<&'a str>>,
 }
 
-impl StockView {
+impl ClusterFilters {
     /// A node as it is now.
-    pub fn set_machine(&mut self, mut machine: Machine) {
+    pub fn set_machine(&mut self, mut machine: FilterNode) {
         let page = self.seen.pages.entry(machine.name.clone()).or_default();
         if page.machine.as_deref() == Some(&machine) {
             return;
@@ -95,7 +95,7 @@ impl StockView {
     }
 
     /// A bound pod as it is now. It does not wait any more.
-    pub fn set_pod(&mut self, uid: PodUid, footprint: Footprint) {
+    pub fn set_pod(&mut self, uid: PodUid, footprint: NodeFootprint) {
         // Most of what is seen of a bound pod is its status.
         if self.seen.footprint(&footprint.node, &uid) == Some(&footprint) {
             return;
@@ -112,7 +112,7 @@ impl StockView {
         let amounts = Amounts { others: shared_if_empty(footprint.amounts.others), ..footprint.amounts };
         self.places.insert(uid.clone(), node.clone());
         let page = self.seen.pages.entry(node.clone()).or_default();
-        Arc::make_mut(page).insert(uid, Footprint { node, amounts, ports, repels });
+        Arc::make_mut(page).insert(uid, NodeFootprint { node, amounts, ports, repels });
     }
 
     /// A pod that waits, as it is now.
@@ -153,7 +153,7 @@ impl StockView {
         self.places.keys().chain(self.seen.waiting.keys())
     }
 
-    pub fn snapshot(&self) -> StockSnapshot {
+    pub fn snapshot(&self) -> FilterSnapshot {
         self.seen.clone()
     }
 
@@ -163,14 +163,14 @@ impl StockView {
     }
 
     /// CPU and memory that bound pods leave of a node; `None` if it is not known.
-    pub fn spare(&self, node: &NodeName) -> Option<Companion> {
+    pub fn spare(&self, node: &NodeName) -> Option<HostResources> {
         let page = self.seen.pages.get(node)?;
         let (offered, taken) = (&page.machine.as_ref()?.allocatable, page.taken(&[], &[]));
         let left = |resource: &str| offered.of_resource(resource).saturating_sub(taken.of_resource(resource));
-        Some(Companion { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
+        Some(HostResources { cpu: MilliCpu(left(CPU)), memory: Bytes(left(MEMORY)) })
     }
 
-    /// See [`StockSnapshot::wants`].
+    /// See [`FilterSnapshot::wants`].
     pub fn wants(&self, pod: &PodUid) -> Option<&Requirements> {
         self.seen.wants(pod)
     }
@@ -182,17 +182,17 @@ impl StockView {
     }
 }
 
-impl StockSnapshot {
+impl FilterSnapshot {
     /// What the stock filters would say of this pod on this node, altered as `beside` says.
     ///
-    /// Whoever has many nodes to ask about asks a [`Question`].
+    /// Whoever has many nodes to ask about asks a [`FilterQuery`].
     pub fn verdict(
         &self,
         pod: &PodUid,
         wants: &Requirements,
         node: &NodeName,
-        beside: &Freed<'_>,
-    ) -> Verdict {
+        beside: &AssumedNodeChange<'_>,
+    ) -> FilterVerdict {
         self.ask(Some(pod), wants).verdict(node, beside)
     }
 
@@ -206,42 +206,42 @@ impl StockSnapshot {
         self.movable.get(pod).map(|wants| &**wants)
     }
 
-    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> Question<'a> {
+    pub fn ask<'a>(&'a self, pod: Option<&'a PodUid>, wants: &'a Requirements) -> FilterQuery<'a> {
         let mut shut = BTreeMap::<&str, BTreeSet<&str>>::new();
         for (repulsion, sources) in self.repelling.against(wants) {
             let topology = &*repulsion.topology;
             let values = sources.filter_map(|node| self.machine(node)?.labels.get(topology));
             shut.entry(topology).or_default().extend(values.map(String::as_str));
         }
-        Question { view: self, pod, wants, shut }
+        FilterQuery { view: self, pod, wants, shut }
     }
 
-    fn machine(&self, node: &NodeName) -> Option<&Machine> {
+    fn machine(&self, node: &NodeName) -> Option<&FilterNode> {
         self.pages.get(node)?.machine.as_deref()
     }
 
-    fn footprint(&self, node: &NodeName, uid: &PodUid) -> Option<&Footprint> {
+    fn footprint(&self, node: &NodeName, uid: &PodUid) -> Option<&NodeFootprint> {
         self.pages.get(node)?.pod(uid)
     }
 }
 
-impl<'a> Question<'a> {
-    pub fn verdict(&self, node: &NodeName, beside: &Freed<'_>) -> Verdict {
+impl<'a> FilterQuery<'a> {
+    pub fn verdict(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> FilterVerdict {
         let page = self.view.pages.get(node);
         let Some((page, machine)) = page.and_then(|page| Some((page, page.machine.as_deref()?))) else {
-            return Verdict::Refuses(StockReason::UnknownNode);
+            return FilterVerdict::Refuses(FilterReason::UnknownNode);
         };
         let (coming, unseen) = self.coming(page, beside.coming);
         let repelled = self.is_shut(machine) || coming.iter().any(|other| self.is_repelled_by(other));
-        let unjudged = repelled.then_some(Unjudged::RepelledByAnother).or(unseen);
+        let unjudged = repelled.then_some(UnsupportedRule::RepelledByAnother).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
-        judge(self.wants, Present { machine, taken: &taken, ports, unjudged })
+        judge(self.wants, NodeOccupancy { machine, taken: &taken, ports, unjudged })
     }
 
     /// What the node lacks of the CPU and memory that the pod asks for.
-    pub fn lack(&self, node: &NodeName, beside: &Freed<'_>) -> Companion {
-        let Some(page) = self.view.pages.get(node) else { return Companion::default() };
-        let Some(machine) = &page.machine else { return Companion::default() };
+    pub fn lack(&self, node: &NodeName, beside: &AssumedNodeChange<'_>) -> HostResources {
+        let Some(page) = self.view.pages.get(node) else { return HostResources::default() };
+        let Some(machine) = &page.machine else { return HostResources::default() };
         let (coming, _) = self.coming(page, beside.coming);
         let taken = page.taken(beside.leaving, &coming);
         let lack = |resource: &str, asked: u64| {
@@ -249,18 +249,22 @@ impl<'a> Question<'a> {
             asked.saturating_sub(left)
         };
         let Amounts { cpu, memory, .. } = &self.wants.amounts;
-        Companion { cpu: MilliCpu(lack(CPU, cpu.0)), memory: Bytes(lack(MEMORY, memory.0)) }
+        HostResources { cpu: MilliCpu(lack(CPU, cpu.0)), memory: Bytes(lack(MEMORY, memory.0)) }
     }
 
     /// Those who are not there yet, and whether one of them was never seen.
-    fn coming(&self, page: &Page, coming: &[PodUid]) -> (Vec<&'a Requirements>, Option<Unjudged>) {
+    fn coming(
+        &self,
+        page: &FilterNodeState,
+        coming: &[PodUid],
+    ) -> (Vec<&'a Requirements>, Option<UnsupportedRule>) {
         let absent = || coming.iter().filter(|uid| Some(*uid) != self.pod && page.pod(uid).is_none());
         let seen: Vec<_> = absent().filter_map(|uid| self.view.wants(uid)).collect();
         let unseen = seen.len() < absent().count();
-        (seen, unseen.then_some(Unjudged::UnseenNeighbour))
+        (seen, unseen.then_some(UnsupportedRule::UnseenNeighbour))
     }
 
-    fn is_shut(&self, machine: &Machine) -> bool {
+    fn is_shut(&self, machine: &FilterNode) -> bool {
         let is_there = |topology: &str, values: &BTreeSet<&str>| {
             machine.labels.get(topology).is_some_and(|value| values.contains(&**value))
         };

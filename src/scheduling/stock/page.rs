@@ -3,36 +3,36 @@
 //! As in the ledger's book, sums are added up anew from the pods whenever one of them changes: a node has some hundred pods, and
 //! sums that are never adjusted cannot drift.
 
-use super::amounts::Taken;
-use super::machine::Machine;
+use super::amounts::RequestedSums;
+use super::machine::FilterNode;
 use super::ports::HostPort;
-use super::requirements::{Footprint, Requirements};
+use super::requirements::{NodeFootprint, Requirements};
 use crate::ids::PodUid;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Page {
+pub(super) struct FilterNodeState {
     /// `None` while no node of this name has been seen: pods may be seen before their node, and outlive it.
-    pub machine: Option<Arc<Machine>>,
-    pods: BTreeMap<PodUid, Footprint>,
-    taken: Taken,
+    pub machine: Option<Arc<FilterNode>>,
+    pods: BTreeMap<PodUid, NodeFootprint>,
+    taken: RequestedSums,
 }
 
-impl Page {
-    pub fn insert(&mut self, uid: PodUid, footprint: Footprint) {
+impl FilterNodeState {
+    pub fn insert(&mut self, uid: PodUid, footprint: NodeFootprint) {
         self.pods.insert(uid, footprint);
         self.recount();
     }
 
-    pub fn remove(&mut self, uid: &PodUid) -> Option<Footprint> {
+    pub fn remove(&mut self, uid: &PodUid) -> Option<NodeFootprint> {
         let removed = self.pods.remove(uid);
         self.recount();
         removed
     }
 
-    pub fn pod(&self, uid: &PodUid) -> Option<&Footprint> {
+    pub fn pod(&self, uid: &PodUid) -> Option<&NodeFootprint> {
         self.pods.get(uid)
     }
 
@@ -41,7 +41,7 @@ impl Page {
     }
 
     /// What is taken here once `leaving` have left and `coming` have come.
-    pub fn taken(&self, leaving: &[PodUid], coming: &[&Requirements]) -> Cow<'_, Taken> {
+    pub fn taken(&self, leaving: &[PodUid], coming: &[&Requirements]) -> Cow<'_, RequestedSums> {
         let mut taken = match leaving {
             [] => Cow::Borrowed(&self.taken),
             _ => Cow::Owned(sum(self.staying(leaving))),
@@ -60,7 +60,7 @@ impl Page {
         staying.chain(coming.iter().flat_map(|pod| &pod.ports))
     }
 
-    fn staying<'a>(&'a self, leaving: &'a [PodUid]) -> impl Iterator<Item = &'a Footprint> + Clone {
+    fn staying<'a>(&'a self, leaving: &'a [PodUid]) -> impl Iterator<Item = &'a NodeFootprint> + Clone {
         self.pods.iter().filter(|(uid, _)| !leaving.contains(uid)).map(|(_, pod)| pod)
     }
 
@@ -69,8 +69,8 @@ impl Page {
     }
 }
 
-fn sum<'a>(pods: impl Iterator<Item = &'a Footprint>) -> Taken {
-    let mut taken = Taken::default();
+fn sum<'a>(pods: impl Iterator<Item = &'a NodeFootprint>) -> RequestedSums {
+    let mut taken = RequestedSums::default();
     pods.for_each(|pod| taken.add(&pod.amounts));
     taken
 }

@@ -2,7 +2,7 @@
 //! removed before, in any order, both say the same.
 
 use super::amounts::NamedAmounts;
-use super::machine::{Effect, Labels, NodeTerm, Taint, Toleration, TolerationRule};
+use super::machine::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
 use super::ports::HostPort;
 use super::*;
 use crate::scheduling::selector::{Requirement, Rule, Selector};
@@ -18,17 +18,17 @@ const RESOURCES: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "example.com
 const NAMESPACES: [&str; 2] = ["x", "y"];
 
 #[derive(Debug, Clone)]
-enum Event {
-    Machine(Machine),
+enum FilterEvent {
+    Machine(FilterNode),
     MachineGone(NodeName),
-    Bound(PodUid, Footprint),
+    Bound(PodUid, NodeFootprint),
     Waits(PodUid, Requirements),
     Gone(PodUid),
 }
 
 #[derive(Debug, Clone)]
-struct Case {
-    events: Vec<Event>,
+struct FilterCase {
+    events: Vec<FilterEvent>,
     pod: PodUid,
     wants: Requirements,
     node: NodeName,
@@ -50,7 +50,7 @@ fn uid() -> impl Strategy<Value = PodUid> {
     (0..8u8).prop_map(|number| PodUid::parse(&format!("pod-{number}")).unwrap())
 }
 
-fn labels() -> impl Strategy<Value = Labels> {
+fn labels() -> impl Strategy<Value = ObjectLabels> {
     proptest::collection::btree_map(text(&KEYS), text(&VALUES), 0..3)
 }
 
@@ -101,17 +101,17 @@ fn term() -> impl Strategy<Value = NodeTerm> {
     (vec(requirement(), 0..3), vec(name, 0..2)).prop_map(|(labels, name)| NodeTerm { labels, name })
 }
 
-fn repels() -> impl Strategy<Value = Arc<[Arc<Repulsion>]>> {
+fn repels() -> impl Strategy<Value = Arc<[Arc<AntiAffinity>]>> {
     let scope = prop_oneof![
-        4 => proptest::collection::btree_set(text(&NAMESPACES), 1..3).prop_map(Scope::Of),
-        1 => Just(Scope::Selected),
+        4 => proptest::collection::btree_set(text(&NAMESPACES), 1..3).prop_map(NamespaceScope::Of),
+        1 => Just(NamespaceScope::Selected),
     ];
     let selector = prop_oneof![
         4 => vec(requirement(), 1..3).prop_map(Selector::All),
         1 => Just(Selector::Nothing),
     ];
     let repulsion = (scope, selector, text(&KEYS))
-        .prop_map(|(scope, selector, topology)| Arc::new(Repulsion { scope, selector, topology }));
+        .prop_map(|(scope, selector, topology)| Arc::new(AntiAffinity { scope, selector, topology }));
     vec(repulsion, 0..2).prop_map(|repels| repels.into())
 }
 
@@ -124,14 +124,14 @@ fn few<T: std::fmt::Debug + Clone + 'static>(
 prop_compose! {
     fn machine()(
         name in node(), labels in labels(), taints in few(taint()), allocatable in amounts(100), pods in 1..8u64,
-    ) -> Machine {
-        Machine { name, labels: Arc::new(labels), taints: taints.into(), allocatable, pods }
+    ) -> FilterNode {
+        FilterNode { name, labels: Arc::new(labels), taints: taints.into(), allocatable, pods }
     }
 }
 
 prop_compose! {
-    fn footprint()(node in node(), amounts in amounts(12), ports in few(port()), repels in repels()) -> Footprint {
-        Footprint { node, amounts, ports: ports.into(), repels }
+    fn footprint()(node in node(), amounts in amounts(12), ports in few(port()), repels in repels()) -> NodeFootprint {
+        NodeFootprint { node, amounts, ports: ports.into(), repels }
     }
 }
 
@@ -145,19 +145,19 @@ prop_compose! {
         node_affinity in weighted(0.3, vec(term(), 0..3)),
         tolerations in vec(toleration(), 0..4),
         repels in repels(),
-        unjudged in weighted(0.1, Just(Unjudged::Volumes)),
+        unjudged in weighted(0.1, Just(UnsupportedRule::Volumes)),
     ) -> Requirements {
         Requirements { namespace, labels, amounts, ports, node_selector, node_affinity, tolerations, repels, unjudged }
     }
 }
 
-fn event() -> impl Strategy<Value = Event> {
+fn event() -> impl Strategy<Value = FilterEvent> {
     prop_oneof![
-        4 => machine().prop_map(Event::Machine),
-        1 => node().prop_map(Event::MachineGone),
-        6 => (uid(), footprint()).prop_map(|(uid, footprint)| Event::Bound(uid, footprint)),
-        4 => (uid(), requirements()).prop_map(|(uid, wants)| Event::Waits(uid, wants)),
-        2 => uid().prop_map(Event::Gone),
+        4 => machine().prop_map(FilterEvent::Machine),
+        1 => node().prop_map(FilterEvent::MachineGone),
+        6 => (uid(), footprint()).prop_map(|(uid, footprint)| FilterEvent::Bound(uid, footprint)),
+        4 => (uid(), requirements()).prop_map(|(uid, wants)| FilterEvent::Waits(uid, wants)),
+        2 => uid().prop_map(FilterEvent::Gone),
     ]
 }
 
@@ -169,9 +169,9 @@ prop_compose! {
         node in node(),
         leaving in proptest::collection::btree_set(uid(), 0..4),
         coming in proptest::collection::btree_set(uid(), 0..3),
-    ) -> Case {
+    ) -> FilterCase {
         let coming = coming.difference(&leaving).cloned().collect();
-        Case { events, pod, wants, node, leaving: leaving.into_iter().collect(), coming }
+        FilterCase { events, pod, wants, node, leaving: leaving.into_iter().collect(), coming }
     }
 }
 
@@ -179,29 +179,29 @@ prop_compose! {
 
 /// Everything that is, in plain lists.
 #[derive(Default)]
-struct World {
-    machines: Vec<Machine>,
-    bound: Vec<(PodUid, Footprint)>,
+struct FilterCluster {
+    machines: Vec<FilterNode>,
+    bound: Vec<(PodUid, NodeFootprint)>,
     waiting: Vec<(PodUid, Requirements)>,
 }
 
-impl World {
-    fn take(&mut self, event: &Event) {
+impl FilterCluster {
+    fn take(&mut self, event: &FilterEvent) {
         match event.clone() {
-            Event::Machine(machine) => {
+            FilterEvent::Machine(machine) => {
                 self.machines.retain(|known| known.name != machine.name);
                 self.machines.push(machine);
             }
-            Event::MachineGone(name) => self.machines.retain(|known| known.name != name),
-            Event::Bound(uid, footprint) => {
+            FilterEvent::MachineGone(name) => self.machines.retain(|known| known.name != name),
+            FilterEvent::Bound(uid, footprint) => {
                 self.forget(&uid);
                 self.bound.push((uid, footprint));
             }
-            Event::Waits(uid, wants) => {
+            FilterEvent::Waits(uid, wants) => {
                 self.forget(&uid);
                 self.waiting.push((uid, wants));
             }
-            Event::Gone(uid) => self.forget(&uid),
+            FilterEvent::Gone(uid) => self.forget(&uid),
         }
     }
 
@@ -210,17 +210,17 @@ impl World {
         self.waiting.retain(|(known, _)| known != uid);
     }
 
-    fn machine(&self, name: &NodeName) -> Option<&Machine> {
+    fn machine(&self, name: &NodeName) -> Option<&FilterNode> {
         self.machines.iter().find(|machine| machine.name == *name)
     }
 
     /// Codes of all filters that refuse, and whether something cannot be judged.
-    fn judge(&self, case: &Case) -> (Vec<&'static str>, bool) {
+    fn judge(&self, case: &FilterCase) -> (Vec<&'static str>, bool) {
         let Some(machine) = self.machine(&case.node) else { return (vec!["unknown-node"], false) };
-        let Case { wants, leaving, coming, .. } = case;
+        let FilterCase { wants, leaving, coming, .. } = case;
         let is_here =
             |uid: &PodUid| self.bound.iter().any(|(known, pod)| known == uid && pod.node == case.node);
-        let here: Vec<&Footprint> = (self.bound.iter())
+        let here: Vec<&NodeFootprint> = (self.bound.iter())
             .filter(|(uid, pod)| pod.node == case.node && !leaving.contains(uid))
             .map(|(_, pod)| pod)
             .collect();
@@ -251,7 +251,7 @@ impl World {
         (refusals, kept_away || by_comer || comers.len() < absent.len() || wants.unjudged.is_some())
     }
 
-    fn keeps_away(&self, pod: &Footprint, wants: &Requirements, machine: &Machine) -> bool {
+    fn keeps_away(&self, pod: &NodeFootprint, wants: &Requirements, machine: &FilterNode) -> bool {
         let Some(home) = self.machine(&pod.node) else { return false };
         pod.repels.iter().any(|repulsion| {
             let (there, here) =
@@ -276,7 +276,7 @@ fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     })
 }
 
-fn is_selected(wants: &Requirements, machine: &Machine) -> bool {
+fn is_selected(wants: &Requirements, machine: &FilterNode) -> bool {
     for (key, value) in &wants.node_selector {
         if machine.labels.get(key) != Some(value) {
             return false;
@@ -307,10 +307,10 @@ fn clashes(a: &HostPort, b: &HostPort) -> bool {
     (a.port, &a.protocol) == (b.port, &b.protocol) && (ips[0] == ips[1] || ips.contains(&"0.0.0.0"))
 }
 
-fn minds(repulsion: &Repulsion, pod: &Requirements) -> bool {
+fn minds(repulsion: &AntiAffinity, pod: &Requirements) -> bool {
     let right_namespace = match &repulsion.scope {
-        Scope::Of(namespaces) => namespaces.iter().any(|namespace| *namespace == pod.namespace),
-        Scope::Selected => true,
+        NamespaceScope::Of(namespaces) => namespaces.iter().any(|namespace| *namespace == pod.namespace),
+        NamespaceScope::Selected => true,
     };
     let right_labels = match &repulsion.selector {
         Selector::Nothing => false,
@@ -321,22 +321,22 @@ fn minds(repulsion: &Repulsion, pod: &Requirements) -> bool {
 
 // ---- both ----
 
-fn run(case: &Case) -> (Verdict, Vec<&'static str>, bool) {
-    let (mut view, mut world) = (StockView::default(), World::default());
+fn run(case: &FilterCase) -> (FilterVerdict, Vec<&'static str>, bool) {
+    let (mut view, mut world) = (ClusterFilters::default(), FilterCluster::default());
     for event in &case.events {
         world.take(event);
         match event.clone() {
-            Event::Machine(machine) => view.set_machine(machine),
-            Event::MachineGone(name) => view.remove_machine(&name),
-            Event::Bound(uid, footprint) => view.set_pod(uid, footprint),
-            Event::Waits(uid, wants) => view.set_waiting(uid, wants),
-            Event::Gone(uid) => view.remove_pod(&uid),
+            FilterEvent::Machine(machine) => view.set_machine(machine),
+            FilterEvent::MachineGone(name) => view.remove_machine(&name),
+            FilterEvent::Bound(uid, footprint) => view.set_pod(uid, footprint),
+            FilterEvent::Waits(uid, wants) => view.set_waiting(uid, wants),
+            FilterEvent::Gone(uid) => view.remove_pod(&uid),
         }
     }
     let known: BTreeSet<_> = view.pods().collect();
     let expected = world.bound.iter().map(|(uid, _)| uid).chain(world.waiting.iter().map(|(uid, _)| uid));
     assert_eq!(known, expected.collect());
-    let beside = Freed { leaving: &case.leaving, coming: &case.coming };
+    let beside = AssumedNodeChange { leaving: &case.leaving, coming: &case.coming };
     let verdict = view.snapshot().verdict(&case.pod, &case.wants, &case.node, &beside);
     let (refusals, unjudged) = world.judge(case);
     (verdict, refusals, unjudged)
@@ -349,19 +349,19 @@ proptest! {
     fn the_view_says_what_reading_every_pod_anew_says(case in case()) {
         let (verdict, refusals, unjudged) = run(&case);
         match verdict {
-            Verdict::Accepts => prop_assert!(refusals.is_empty() && !unjudged, "{refusals:?} {unjudged}"),
-            Verdict::Refuses(reason) => prop_assert!(refusals.contains(&reason.code()), "{reason:?} {refusals:?}"),
-            Verdict::CannotJudge(why) => prop_assert!(refusals.is_empty() && unjudged, "{why:?} {refusals:?}"),
+            FilterVerdict::Accepts => prop_assert!(refusals.is_empty() && !unjudged, "{refusals:?} {unjudged}"),
+            FilterVerdict::Refuses(reason) => prop_assert!(refusals.contains(&reason.code()), "{reason:?} {refusals:?}"),
+            FilterVerdict::CannotJudge(why) => prop_assert!(refusals.is_empty() && unjudged, "{why:?} {refusals:?}"),
         }
     }
 
     #[test]
     fn one_question_answers_for_every_node_what_it_answers_alone(case in case()) {
-        let mut view = StockView::default();
+        let mut view = ClusterFilters::default();
         for event in &case.events {
             match event.clone() {
-                Event::Machine(machine) => view.set_machine(machine),
-                Event::Bound(uid, footprint) => view.set_pod(uid, footprint),
+                FilterEvent::Machine(machine) => view.set_machine(machine),
+                FilterEvent::Bound(uid, footprint) => view.set_pod(uid, footprint),
                 _ => {}
             }
         }
@@ -369,7 +369,7 @@ proptest! {
         let question = snapshot.ask(Some(&case.pod), &case.wants);
         for name in ["n1", "n2", "n3", "n4"] {
             let node = NodeName::parse(name).unwrap();
-            let beside = Freed { leaving: &case.leaving, coming: &case.coming };
+            let beside = AssumedNodeChange { leaving: &case.leaving, coming: &case.coming };
             let alone = view.snapshot().verdict(&case.pod, &case.wants, &node, &beside);
             prop_assert_eq!(question.verdict(&node, &beside), alone);
         }
@@ -383,9 +383,9 @@ fn the_cases_reach_every_verdict() {
     for _ in 0..1500 {
         let (verdict, ..) = run(&case().new_tree(&mut runner).unwrap().current());
         let code = match verdict {
-            Verdict::Accepts => "accepts",
-            Verdict::Refuses(reason) => reason.code(),
-            Verdict::CannotJudge(unjudged) => unjudged.code(),
+            FilterVerdict::Accepts => "accepts",
+            FilterVerdict::Refuses(reason) => reason.code(),
+            FilterVerdict::CannotJudge(unjudged) => unjudged.code(),
         };
         *counts.entry(code).or_default() += 1;
     }

@@ -3,28 +3,28 @@
 //! Replicas of one workload repel alike, so each repulsion is kept once, with the nodes it comes from. A repulsion that names
 //! one namespace is looked at only for pods of that namespace.
 
-use super::requirements::{Repulsion, Requirements, Scope};
+use super::requirements::{AntiAffinity, NamespaceScope, Requirements};
 use crate::ids::NodeName;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// On how many pods of each node it stands.
-type Sources = BTreeMap<NodeName, u32>;
+type PodsByNode = BTreeMap<NodeName, u32>;
 
 #[derive(Debug, Clone, Default)]
-pub(super) struct Repelling {
-    by_namespace: BTreeMap<String, BTreeMap<Arc<Repulsion>, Sources>>,
+pub(super) struct AntiAffinityIndex {
+    by_namespace: BTreeMap<String, BTreeMap<Arc<AntiAffinity>, PodsByNode>>,
     /// Those that name several namespaces or select them.
-    wide: BTreeMap<Arc<Repulsion>, Sources>,
+    wide: BTreeMap<Arc<AntiAffinity>, PodsByNode>,
 }
 
-impl Repelling {
+impl AntiAffinityIndex {
     /// Takes in what a pod on `node` repels; the answer is the same, shared with others that repel alike.
-    pub fn add(&mut self, node: &NodeName, repels: &[Arc<Repulsion>]) -> Arc<[Arc<Repulsion>]> {
+    pub fn add(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) -> Arc<[Arc<AntiAffinity>]> {
         repels.iter().map(|repulsion| self.add_one(node, repulsion)).collect()
     }
 
-    pub fn remove(&mut self, node: &NodeName, repels: &[Arc<Repulsion>]) {
+    pub fn remove(&mut self, node: &NodeName, repels: &[Arc<AntiAffinity>]) {
         for repulsion in repels {
             self.remove_one(node, repulsion);
         }
@@ -34,14 +34,14 @@ impl Repelling {
     pub fn against<'a>(
         &'a self,
         pod: &'a Requirements,
-    ) -> impl Iterator<Item = (&'a Repulsion, impl Iterator<Item = &'a NodeName>)> {
+    ) -> impl Iterator<Item = (&'a AntiAffinity, impl Iterator<Item = &'a NodeName>)> {
         let own = self.by_namespace.get(&pod.namespace).into_iter().flatten();
         own.chain(&self.wide)
             .filter(|(repulsion, _)| repulsion.may_take(pod))
             .map(|(repulsion, sources)| (&**repulsion, sources.keys()))
     }
 
-    fn add_one(&mut self, node: &NodeName, repulsion: &Arc<Repulsion>) -> Arc<Repulsion> {
+    fn add_one(&mut self, node: &NodeName, repulsion: &Arc<AntiAffinity>) -> Arc<AntiAffinity> {
         let known = match only_namespace(repulsion) {
             Some(namespace) => self.by_namespace.entry(namespace.to_owned()).or_default(),
             None => &mut self.wide,
@@ -51,7 +51,7 @@ impl Repelling {
         shared
     }
 
-    fn remove_one(&mut self, node: &NodeName, repulsion: &Arc<Repulsion>) {
+    fn remove_one(&mut self, node: &NodeName, repulsion: &Arc<AntiAffinity>) {
         let Some(namespace) = only_namespace(repulsion) else {
             return forget(&mut self.wide, node, repulsion);
         };
@@ -63,14 +63,18 @@ impl Repelling {
     }
 }
 
-fn only_namespace(repulsion: &Repulsion) -> Option<&str> {
+fn only_namespace(repulsion: &AntiAffinity) -> Option<&str> {
     match &repulsion.scope {
-        Scope::Of(namespaces) if namespaces.len() == 1 => namespaces.first().map(String::as_str),
+        NamespaceScope::Of(namespaces) if namespaces.len() == 1 => namespaces.first().map(String::as_str),
         _ => None,
     }
 }
 
-fn forget(known: &mut BTreeMap<Arc<Repulsion>, Sources>, node: &NodeName, repulsion: &Arc<Repulsion>) {
+fn forget(
+    known: &mut BTreeMap<Arc<AntiAffinity>, PodsByNode>,
+    node: &NodeName,
+    repulsion: &Arc<AntiAffinity>,
+) {
     let Some(sources) = known.get_mut(repulsion) else { return };
     if let Some(count) = sources.get_mut(node) {
         *count -= 1;

@@ -1,7 +1,7 @@
 //! What a pod shows to the stock filters: of one that waits all of it, of one that is on a node only what others feel of it.
 
 use super::amounts::Amounts;
-use super::machine::{Labels, Machine, NodeTerm, Toleration};
+use super::machine::{FilterNode, NodeTerm, ObjectLabels, Toleration};
 use super::ports::HostPort;
 use crate::ids::NodeName;
 use crate::scheduling::selector::Selector;
@@ -13,40 +13,40 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requirements {
     pub namespace: String,
-    pub labels: Labels,
+    pub labels: ObjectLabels,
     pub amounts: Amounts,
     pub ports: Vec<HostPort>,
     /// Labels its node must have, all of them.
-    pub node_selector: Labels,
+    pub node_selector: ObjectLabels,
     /// Its node must be taken by one of these; `None` if it does not say.
     pub node_affinity: Option<Vec<NodeTerm>>,
     pub tolerations: Vec<Toleration>,
     /// Pods it does not want near it.
-    pub repels: Arc<[Arc<Repulsion>]>,
+    pub repels: Arc<[Arc<AntiAffinity>]>,
     /// Something it asks for that is not understood here.
-    pub unjudged: Option<Unjudged>,
+    pub unjudged: Option<UnsupportedRule>,
 }
 
 /// What a pod takes of the node it is bound to, until it is gone from there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Footprint {
+pub struct NodeFootprint {
     pub node: NodeName,
     pub amounts: Amounts,
     pub ports: Arc<[HostPort]>,
-    pub repels: Arc<[Arc<Repulsion>]>,
+    pub repels: Arc<[Arc<AntiAffinity>]>,
 }
 
 /// One required anti-affinity of a pod: those it takes must not come to nodes that share the topology label's value with its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Repulsion {
-    pub scope: Scope,
+pub struct AntiAffinity {
+    pub scope: NamespaceScope,
     pub selector: Selector,
     pub topology: String,
 }
 
 /// Of which namespaces it speaks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Scope {
+pub enum NamespaceScope {
     Of(BTreeSet<String>),
     /// Those a selector takes. Labels of namespaces are not watched: it may be any.
     Selected,
@@ -55,7 +55,7 @@ pub enum Scope {
 /// Why nobody here can say whether the stock scheduler would accept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unjudged {
+pub enum UnsupportedRule {
     #[error("the pod requires pods near it or away from it (affinity.podAffinity, podAntiAffinity)")]
     InterPodAffinity,
     #[error("a pod there, or in the same topology, requires pods like this one away from it")]
@@ -80,7 +80,7 @@ pub enum Unjudged {
 
 impl Requirements {
     /// What its node selector and its node affinity say of a node.
-    pub fn selects(&self, machine: &Machine) -> bool {
+    pub fn selects(&self, machine: &FilterNode) -> bool {
         let has = |(key, value): (&String, &String)| machine.labels.get(key) == Some(value);
         let terms = self.node_affinity.as_ref();
         self.node_selector.iter().all(has)
@@ -88,18 +88,18 @@ impl Requirements {
     }
 }
 
-impl Repulsion {
+impl AntiAffinity {
     /// Whether it may keep this pod away.
     pub fn may_take(&self, pod: &Requirements) -> bool {
         let in_scope = match &self.scope {
-            Scope::Of(namespaces) => namespaces.contains(&pod.namespace),
-            Scope::Selected => true,
+            NamespaceScope::Of(namespaces) => namespaces.contains(&pod.namespace),
+            NamespaceScope::Selected => true,
         };
         in_scope && self.selector.matches(&pod.labels)
     }
 }
 
-impl Unjudged {
+impl UnsupportedRule {
     /// A short name for metrics and conditions.
     pub fn code(self) -> &'static str {
         match self {

@@ -14,7 +14,7 @@
 //! and others come for them, how many there are varies by the root of all.
 
 use super::companion::at_most;
-use super::mix::{Mix, Wish};
+use super::mix::{DemandHistory, DemandShape};
 use crate::units::MilliCpu;
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const MOST: usize = 4;
 
 /// A block of `gpus` whole GPUs on one node.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Block {
+pub struct GpuBlock {
     pub gpus: usize,
     /// What a pod that it is for wants beside them, in thousandths.
     pub cpu: f64,
@@ -31,27 +31,27 @@ pub struct Block {
     pub share: f64,
 }
 
-impl Block {
+impl GpuBlock {
     /// The blocks that the pods seen lately want most. `demand` is what a wish takes, in GPUs.
-    pub fn wanted(mix: &Mix, demand: impl Fn(&Wish) -> f64) -> Vec<Self> {
+    pub fn wanted(mix: &DemandHistory, demand: impl Fn(&DemandShape) -> f64) -> Vec<Self> {
         let all: f64 = mix.wishes().map(|(wish, count)| demand(wish) * f64::from(count)).sum();
-        let mut pods: BTreeMap<u32, Vec<Want>> = BTreeMap::new();
+        let mut pods: BTreeMap<u32, Vec<CpuWant>> = BTreeMap::new();
         for (wish, count) in mix.wishes().filter(|(wish, _)| wish.gpus > 1) {
             let share = demand(wish) * f64::from(count) / all.max(f64::MIN_POSITIVE);
-            pods.entry(wish.gpus).or_default().push(Want { cpu: wish.companion.cpu, count, share });
+            pods.entry(wish.gpus).or_default().push(CpuWant { cpu: wish.companion.cpu, count, share });
         }
-        let mut pods: Vec<(u32, Vec<Want>)> = pods.into_iter().collect();
-        let share = |wants: &[Want]| wants.iter().map(|want| want.share).sum::<f64>();
+        let mut pods: Vec<(u32, Vec<CpuWant>)> = pods.into_iter().collect();
+        let share = |wants: &[CpuWant]| wants.iter().map(|want| want.share).sum::<f64>();
         pods.sort_by(|(m, a), (n, b)| share(b).total_cmp(&share(a)).then(m.cmp(n)));
         pods.truncate(MOST);
         pods.into_iter().flat_map(|(gpus, wants)| Self::of(gpus as usize, wants)).collect()
     }
 
     /// What the median of these pods wants, and what the largest above it wants.
-    fn of(gpus: usize, mut wants: Vec<Want>) -> impl Iterator<Item = Self> {
+    fn of(gpus: usize, mut wants: Vec<CpuWant>) -> impl Iterator<Item = Self> {
         wants.sort_by_key(|want| want.cpu);
         let median = median(&wants);
-        let block = |cpu: MilliCpu, wants: &[Want]| {
+        let block = |cpu: MilliCpu, wants: &[CpuWant]| {
             let share = wants.iter().map(|want| want.share).sum();
             Self { gpus, cpu: cpu.0 as f64, share }
         };
@@ -88,17 +88,17 @@ impl Block {
 }
 
 /// How many pods of some number of GPUs want so much CPU, and what share of the demand they are.
-struct Want {
+struct CpuWant {
     cpu: MilliCpu,
     count: u32,
     share: f64,
 }
 
 /// Of wants in order.
-fn median(wants: &[Want]) -> MilliCpu {
+fn median(wants: &[CpuWant]) -> MilliCpu {
     let all: u32 = wants.iter().map(|want| want.count).sum();
     let mut before = 0;
-    let is_half = |want: &&Want| {
+    let is_half = |want: &&CpuWant| {
         before += want.count;
         before * 2 >= all
     };
@@ -108,15 +108,15 @@ fn median(wants: &[Want]) -> MilliCpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduling::request::{Companion, Sharing};
+    use crate::scheduling::request::{HostResources, Sharing};
     use crate::units::Bytes;
 
-    fn mix(pods: &[(u32, u64)]) -> Mix {
-        let mut mix = Mix::default();
+    fn mix(pods: &[(u32, u64)]) -> DemandHistory {
+        let mut mix = DemandHistory::default();
         for (gpus, cpu) in pods {
-            let companion = Companion { cpu: MilliCpu(*cpu), memory: Bytes::ZERO };
+            let companion = HostResources { cpu: MilliCpu(*cpu), memory: Bytes::ZERO };
             let (per_gpu, sharing) = (Bytes::gib(80), Sharing::Exclusive);
-            mix.arrive(Wish { per_gpu, gpus: *gpus, sharing, companion, models: [].into() });
+            mix.arrive(DemandShape { per_gpu, gpus: *gpus, sharing, companion, models: [].into() });
         }
         mix
     }
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn of_each_number_of_gpus_there_is_a_block_for_the_median_pod_and_one_for_the_largest() {
         let mix = mix(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
-        let blocks = Block::wanted(&mix, |wish| f64::from(wish.gpus));
+        let blocks = GpuBlock::wanted(&mix, |wish| f64::from(wish.gpus));
         let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
         assert_eq!(said, [(4, 32.0, 12), (4, 64.0, 4), (2, 8.0, 4)]);
     }
 
     #[test]
     fn a_node_has_as_many_blocks_as_its_gpus_and_its_cpu_allow() {
-        let block = Block { gpus: 4, cpu: 32.0, share: 1.0 };
+        let block = GpuBlock { gpus: 4, cpu: 32.0, share: 1.0 };
         let on = |whole, cpu, partial| block.on(whole, cpu, partial);
         assert_eq!((on(8, None, 0.0), on(7, None, 0.0), on(8, Some(40.0), 0.0)), (2.0, 1.0, 1.0));
         assert_eq!((on(2, None, 1.0), on(6, None, 0.5)), (0.0625, 1.031_25));
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_scarcer_blocks_are_the_more_one_costs() {
-        let block = Block { gpus: 4, cpu: 32.0, share: 0.5 };
+        let block = GpuBlock { gpus: 4, cpu: 32.0, share: 0.5 };
         let price = |blocks| block.price(80.0, 80.0, blocks);
         assert!(price(40.0) < 0.01 && price(10.0) > 2.0 && price(0.0) > price(10.0) && price(0.0) <= 4.0);
         assert_eq!(block.price(0.0, 0.0, 0.0), 0.0);

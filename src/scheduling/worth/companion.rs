@@ -18,7 +18,7 @@ const OF_THOSE_THAT_FIT: f64 = 0.8;
 
 /// What the pods seen lately bring along, for one resource.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Company {
+pub struct HostDemand {
     /// Of the resource, for each GPU.
     per_gpu: f64,
     /// GPUs for each unit of it.
@@ -31,7 +31,7 @@ pub struct Company {
     far: f64,
 }
 
-impl Company {
+impl HostDemand {
     /// From pods' GPU and what each brings along, with how often each was seen. `None` if they bring nothing.
     pub fn of(pods: impl Iterator<Item = (f64, f64, f64)> + Clone) -> Option<Self> {
         let sum = |part: fn((f64, f64, f64)) -> f64| pods.clone().map(part).sum::<f64>();
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn where_every_pod_brings_the_same_only_what_is_lacking_is_wasted() {
-        let company = Company::of([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
+        let company = HostDemand::of([(1.0, 10.0, 3.0), (0.5, 5.0, 1.0)].into_iter()).unwrap();
         // Those that fit bring 8 for each GPU.
         assert_eq!(company.wasted(4.0, 32.0), 0.0);
         assert_eq!(company.wasted(4.0, 24.0), 1.0);
@@ -164,14 +164,14 @@ mod tests {
 
     #[test]
     fn the_more_they_differ_the_more_is_wasted_where_it_would_just_do() {
-        let company = |other: f64| Company::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
+        let company = |other: f64| HostDemand::of([(1.0, 8.0, 1.0), (1.0, other, 1.0)].into_iter()).unwrap();
         let wasted = [8.0, 12.0, 20.0].map(|other| company(other).wasted(2.0, (8.0 + other) / 2.0 * 2.0));
         assert!(wasted[0] < wasted[1] && wasted[1] < wasted[2], "{wasted:?}");
     }
 
     #[test]
     fn pods_that_bring_nothing_waste_nothing() {
-        assert_eq!(Company::of([(1.0, 0.0, 3.0)].into_iter()), None);
-        assert_eq!(Company::of(std::iter::empty()), None);
+        assert_eq!(HostDemand::of([(1.0, 0.0, 3.0)].into_iter()), None);
+        assert_eq!(HostDemand::of(std::iter::empty()), None);
     }
 }

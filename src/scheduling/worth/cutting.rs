@@ -23,7 +23,7 @@ const STEPS_PER_SIZE: usize = 50;
 
 /// A size in hundredths of a GPU, rounded up, and how many are wanted of it, in any unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Wanted {
+pub struct WantedSize {
     pub size: usize,
     pub count: f64,
 }
@@ -31,14 +31,14 @@ pub struct Wanted {
 /// U(r), in GPUs, for each r from 0 to [`GRID`] hundredths. Never falls; nothing is worth nothing, and a whole GPU is worth one,
 /// whatever is asked for.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Curve([f64; GRID + 1]);
+pub struct ValueCurve([f64; GRID + 1]);
 
 /// One way to cut a GPU: of each size, how many.
 type Cut = Vec<u8>;
 
-impl Curve {
+impl ValueCurve {
     /// What free parts are worth to those who want these sizes: each at most once, from 1 to [`GRID`], with a count above zero.
-    pub fn of(wanted: &[Wanted]) -> Self {
+    pub fn of(wanted: &[WantedSize]) -> Self {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let (duals, _) = solve(wanted);
         let (mut worth, _) = knapsack(&sizes, &duals);
@@ -61,7 +61,7 @@ impl Curve {
 }
 
 /// The duals, and the program's optimum: in how many GPUs everything that is wanted could be cut, if GPUs came in parts.
-pub fn solve(wanted: &[Wanted]) -> (Vec<f64>, f64) {
+pub fn solve(wanted: &[WantedSize]) -> (Vec<f64>, f64) {
     let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
     let mut tableau = Tableau::new(wanted);
     for _ in 0..STEPS_PER_SIZE * (sizes.len() + 1) {
@@ -122,10 +122,10 @@ struct Tableau {
 
 impl Tableau {
     /// Begins with each size cut from GPUs of its own.
-    fn new(wanted: &[Wanted]) -> Self {
+    fn new(wanted: &[WantedSize]) -> Self {
         let rows = wanted.len();
         let mut inverse = vec![0.0; rows * rows];
-        let pieces = |wanted: &Wanted| (GRID / wanted.size) as f64;
+        let pieces = |wanted: &WantedSize| (GRID / wanted.size) as f64;
         for (row, wanted) in wanted.iter().enumerate() {
             inverse[row * rows + row] = 1.0 / pieces(wanted);
         }
@@ -180,8 +180,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn wanted(sizes: &[(usize, u32)]) -> Vec<Wanted> {
-        sizes.iter().map(|(size, count)| Wanted { size: *size, count: f64::from(*count) }).collect()
+    fn wanted(sizes: &[(usize, u32)]) -> Vec<WantedSize> {
+        sizes.iter().map(|(size, count)| WantedSize { size: *size, count: f64::from(*count) }).collect()
     }
 
     /// Every way to cut `room` into these sizes.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     /// The optimum by trying every basis of two or three cuts.
-    fn optimum_by_the_book(wanted: &[Wanted]) -> f64 {
+    fn optimum_by_the_book(wanted: &[WantedSize]) -> f64 {
         let sizes: Vec<usize> = wanted.iter().map(|wanted| wanted.size).collect();
         let cuts = cuts(&sizes, GRID);
         let mut best = f64::INFINITY;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// How often each cut of a basis is made, by Cramer's rule.
-    fn solve_square(basis: &[&Vec<usize>], wanted: &[Wanted]) -> Option<Vec<f64>> {
+    fn solve_square(basis: &[&Vec<usize>], wanted: &[WantedSize]) -> Option<Vec<f64>> {
         let n = wanted.len();
         let matrix = |replaced: Option<usize>| -> Vec<Vec<f64>> {
             let entry = |row: usize, column: usize| match replaced == Some(column) {
@@ -277,13 +277,13 @@ mod tests {
                 let of = |cut: Vec<usize>| cut.iter().zip(&duals).map(|(n, dual)| *n as f64 * dual).sum::<f64>();
                 cuts(&sizes, room).into_iter().map(of).fold(0.0, f64::max)
             };
-            prop_assert!((Curve::of(&wanted).at(part) - worth(part) / worth(GRID)).abs() < 1e-6);
+            prop_assert!((ValueCurve::of(&wanted).at(part) - worth(part) / worth(GRID)).abs() < 1e-6);
         }
     }
 
     #[test]
     fn of_one_size_only_whole_pieces_are_worth_something() {
-        let curve = Curve::of(&wanted(&[(30, 7)]));
+        let curve = ValueCurve::of(&wanted(&[(30, 7)]));
         let third = 1.0 / 3.0;
         for (part, worth) in
             [(0, 0.0), (29, 0.0), (30, third), (59, third), (89, 2.0 * third), (90, 1.0), (99, 1.0)]
@@ -294,14 +294,14 @@ mod tests {
 
     #[test]
     fn of_a_size_just_over_a_half_the_rest_is_worth_nothing() {
-        let curve = Curve::of(&wanted(&[(51, 7)]));
+        let curve = ValueCurve::of(&wanted(&[(51, 7)]));
         assert_eq!((curve.useless(49), curve.useless(51), curve.useless(60)), (49, 0, 9));
         assert_eq!((curve.at(49), curve.at(50), curve.at(51), curve.at(100)), (0.0, 0.0, 1.0, 1.0));
     }
 
     #[test]
     fn where_nothing_is_wanted_only_a_whole_gpu_is_worth_something() {
-        let curve = Curve::of(&[]);
+        let curve = ValueCurve::of(&[]);
         assert_eq!((curve.at(0), curve.at(99), curve.at(100)), (0.0, 0.0, 1.0));
     }
 

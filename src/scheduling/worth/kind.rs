@@ -3,11 +3,11 @@
 //! Every size is a share of the kind's own capacity: 40 GiB are half of one GPU and all of another, so each capacity has its own
 //! curve of worth. What a GPU counts for is its capacity beside that of the largest.
 //!
-//! [`Usable`] is the measure of fragmentation of Weng, Yang et al., "Beware of Fragmentation" (USENIX ATC 2023), turned round
+//! [`ServableShare`] is the measure of fragmentation of Weng, Yang et al., "Beware of Fragmentation" (USENIX ATC 2023), turned round
 //! so that it can be looked up: F = Σ_g r_g·(1 − the share of pods that GPU g, as it is, could serve).
 
-use super::cutting::{Curve, GRID, Wanted};
-use super::mix::{Mix, Wish};
+use super::cutting::{GRID, ValueCurve, WantedSize};
+use super::mix::{DemandHistory, DemandShape};
 use crate::ids::GpuModel;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::request::Sharing;
@@ -21,20 +21,20 @@ const LEVELS: usize = 32;
 const GROUPS: usize = 16;
 
 #[derive(Debug, Clone)]
-pub struct Kind {
+pub struct GpuKind {
     pub model: GpuModel,
     pub capacity: Bytes,
     /// What part of it a byte is.
     pub per_byte: f64,
     /// What it counts for beside the largest.
     pub scale: f64,
-    pub curve: Arc<Curve>,
-    pub usable: Usable,
+    pub curve: Arc<ValueCurve>,
+    pub usable: ServableShare,
     /// What it costs, for each GPU taken, that others can only be served by this model.
     pub scarcity: f64,
 }
 
-impl Kind {
+impl GpuKind {
     /// What part of one such GPU that is.
     pub fn part(&self, bytes: Bytes) -> f64 {
         bytes.0 as f64 * self.per_byte
@@ -49,7 +49,7 @@ pub fn hundredths(part: f64) -> usize {
 }
 
 /// The share of a capacity that a wish takes; `None` if it is too large for it.
-pub fn share_of(wish: &Wish, capacity: Bytes) -> Option<f64> {
+pub fn share_of(wish: &DemandShape, capacity: Bytes) -> Option<f64> {
     let share = wish.per_gpu.0 as f64 / capacity.0.max(1) as f64;
     match wish.sharing {
         _ if wish.per_gpu > capacity => None,
@@ -64,23 +64,24 @@ fn size(share: f64) -> usize {
 }
 
 /// The curve of worth of GPUs with this capacity.
-pub fn curve(mix: &Mix, capacity: Bytes) -> Curve {
+pub fn curve(mix: &DemandHistory, capacity: Bytes) -> ValueCurve {
     let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
     for (wish, count) in mix.wishes() {
         if let Some(share) = share_of(wish, capacity) {
             *counts.entry(size(share)).or_default() += f64::from(count) * f64::from(wish.gpus);
         }
     }
-    let wanted: Vec<Wanted> = counts.into_iter().map(|(size, count)| Wanted { size, count }).collect();
-    Curve::of(&wanted)
+    let wanted: Vec<WantedSize> =
+        counts.into_iter().map(|(size, count)| WantedSize { size, count }).collect();
+    ValueCurve::of(&wanted)
 }
 
 /// Amounts of CPU that tell the pods seen lately apart, in thousandths, in order.
 #[derive(Debug, Clone)]
-pub struct Levels(Vec<f64>);
+pub struct CpuLevels(Vec<f64>);
 
-impl Levels {
-    pub fn of(mix: &Mix) -> Self {
+impl CpuLevels {
+    pub fn of(mix: &DemandHistory) -> Self {
         let mut counts: BTreeMap<MilliCpu, u32> = BTreeMap::new();
         mix.wishes().for_each(|(wish, count)| *counts.entry(wish.companion.cpu).or_default() += count);
         let each = (mix.len() as u32).div_ceil(LEVELS as u32).max(1);
@@ -120,15 +121,15 @@ impl Levels {
 
 /// The share of the pods seen lately that a GPU of one kind could serve, by levels of CPU that the node has.
 #[derive(Debug, Clone)]
-pub struct Usable {
+pub struct ServableShare {
     /// By how many hundredths are free.
     by_part: Vec<[f64; GRID + 1]>,
     /// Of whole ones beside it, by how many the node has; empty if no pod of several GPUs was seen.
     by_group: Vec<[f64; GROUPS + 1]>,
 }
 
-impl Usable {
-    pub fn of(mix: &Mix, levels: &Levels, model: &GpuModel, capacity: Bytes) -> Self {
+impl ServableShare {
+    pub fn of(mix: &DemandHistory, levels: &CpuLevels, model: &GpuModel, capacity: Bytes) -> Self {
         let has_groups = mix.wishes().any(|(wish, _)| wish.gpus > 1);
         let groups = if has_groups { levels.all() + 1 } else { 0 };
         let mut usable = Self {
@@ -165,7 +166,7 @@ impl Usable {
     }
 }
 
-pub fn may_run_on(wish: &Wish, model: &GpuModel) -> bool {
+pub fn may_run_on(wish: &DemandShape, model: &GpuModel) -> bool {
     wish.models.is_empty() || wish.models.contains(model)
 }
 

@@ -1,13 +1,13 @@
-//! From a mix and the cluster as it stands to a [`Worth`]. Takes about a millisecond, once in a hundred arrivals; nothing on the
+//! From a mix and the cluster as it stands to a [`PackingModel`]. Takes about a millisecond, once in a hundred arrivals; nothing on the
 //! request path calls it.
 
-use super::blocks::Block;
-use super::companion::Company;
-use super::kind::{self, Kind, Levels, Usable, free_for_others, share_of};
-use super::mix::{ENOUGH, Mix, Wish};
-use super::potential::Site;
-use super::setting::Setting;
-use super::{Learned, Worth};
+use super::blocks::GpuBlock;
+use super::companion::HostDemand;
+use super::kind::{self, CpuLevels, GpuKind, ServableShare, free_for_others, share_of};
+use super::mix::{DemandHistory, DemandShape, ENOUGH};
+use super::potential::NodeGpus;
+use super::setting::PotentialWeights;
+use super::{LearnedDemand, PackingModel};
 use crate::ids::GpuModel;
 use crate::scheduling::device::Gpu;
 use crate::units::Bytes;
@@ -18,22 +18,22 @@ use std::sync::Arc;
 /// that report the same card with another reserve make no more than a few.
 const MOST_KINDS: usize = 64;
 
-impl Worth {
+impl PackingModel {
     /// What `mix` says about GPUs like those of these nodes. Nothing, as long as too little was seen, or there are no GPUs.
-    pub fn learn<'a>(mix: &Mix, sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
-        let (free, learned_at) = (Free::of(sites.clone()), mix.arrivals());
+    pub fn learn<'a>(mix: &DemandHistory, sites: impl Iterator<Item = NodeGpus<'a>> + Clone) -> Self {
+        let (free, learned_at) = (FreeGpus::of(sites.clone()), mix.arrivals());
         if mix.len() < ENOUGH || free.by_kind.is_empty() {
             return Self { learned_at, ..Self::default() };
         }
-        let setting = Setting::at(mix.departures_per_arrival(), mix.turned_away());
-        let demand = |wish: &Wish| free.taken_by(wish);
-        let levels = Levels::of(mix);
-        let brought = |part: fn(&Wish) -> f64| {
-            Company::of(mix.wishes().map(|(wish, count)| (demand(wish), part(wish), f64::from(count))))
+        let setting = PotentialWeights::at(mix.departures_per_arrival(), mix.turned_away());
+        let demand = |wish: &DemandShape| free.taken_by(wish);
+        let levels = CpuLevels::of(mix);
+        let brought = |part: fn(&DemandShape) -> f64| {
+            HostDemand::of(mix.wishes().map(|(wish, count)| (demand(wish), part(wish), f64::from(count))))
         };
-        let blocks = Block::wanted(mix, demand);
+        let blocks = GpuBlock::wanted(mix, demand);
         let turning_over = free.all() + setting.turnover * (free.capacity - free.all());
-        let price = |block: Block| {
+        let price = |block: GpuBlock| {
             let there: f64 = sites.clone().map(|site| blocks_on(site, &block, setting.partial_blocks)).sum();
             (block, setting.blocks * block.price(free.all(), turning_over, there))
         };
@@ -44,7 +44,7 @@ impl Worth {
         Self {
             generation: 0,
             learned_at,
-            learned: Some(Learned { setting, kinds, levels, cpu, memory, blocks }),
+            learned: Some(LearnedDemand { setting, kinds, levels, cpu, memory, blocks }),
         }
     }
 }
@@ -53,13 +53,13 @@ fn is_whole(gpu: &Gpu) -> bool {
     gpu.capacity > Bytes::ZERO && free_for_others(gpu) >= gpu.capacity
 }
 
-fn blocks_on(site: Site<'_>, block: &Block, partial: f64) -> f64 {
+fn blocks_on(site: NodeGpus<'_>, block: &GpuBlock, partial: f64) -> f64 {
     let whole = site.gpus.iter().filter(|gpu| is_whole(gpu)).count();
     block.on(whole, site.spare.map(|spare| spare.cpu.0 as f64), partial)
 }
 
 /// What is free in the cluster, by kind of GPU.
-struct Free {
+struct FreeGpus {
     /// In units of the largest GPU.
     by_kind: BTreeMap<(GpuModel, Bytes), f64>,
     largest: Bytes,
@@ -68,8 +68,8 @@ struct Free {
     capacities: BTreeSet<Bytes>,
 }
 
-impl Free {
-    fn of<'a>(sites: impl Iterator<Item = Site<'a>> + Clone) -> Self {
+impl FreeGpus {
+    fn of<'a>(sites: impl Iterator<Item = NodeGpus<'a>> + Clone) -> Self {
         let mut capacity = 0.0;
         let mut bytes: Vec<((GpuModel, Bytes), f64)> = Vec::new();
         for (gpu, device) in sites.flat_map(|site| site.gpus.iter().zip(site.devices)) {
@@ -101,7 +101,7 @@ impl Free {
     }
 
     /// What a wish takes. One that wants GPUs whole is taken to get the smallest that hold it.
-    fn taken_by(&self, wish: &Wish) -> f64 {
+    fn taken_by(&self, wish: &DemandShape) -> f64 {
         let smallest = self.capacities.range(wish.per_gpu..).next().unwrap_or(&self.largest);
         let share = share_of(wish, *smallest).unwrap_or(1.0);
         share * self.scale(*smallest) * f64::from(wish.gpus)
@@ -113,17 +113,17 @@ impl Free {
     }
 }
 
-fn kinds(mix: &Mix, free: &Free, levels: &Levels) -> Vec<Kind> {
+fn kinds(mix: &DemandHistory, free: &FreeGpus, levels: &CpuLevels) -> Vec<GpuKind> {
     let curves: BTreeMap<Bytes, Arc<_>> =
         free.capacities.iter().map(|capacity| (*capacity, Arc::new(kind::curve(mix, *capacity)))).collect();
     let insisting = insisting(mix, free);
-    let kind = |(model, capacity): &(GpuModel, Bytes)| Kind {
+    let kind = |(model, capacity): &(GpuModel, Bytes)| GpuKind {
         model: model.clone(),
         capacity: *capacity,
         per_byte: 1.0 / capacity.0.max(1) as f64,
         scale: free.scale(*capacity),
         curve: curves[capacity].clone(),
-        usable: Usable::of(mix, levels, model, *capacity),
+        usable: ServableShare::of(mix, levels, model, *capacity),
         scarcity: insisting
             .iter()
             .filter(|(models, _)| models.contains(model))
@@ -135,7 +135,7 @@ fn kinds(mix: &Mix, free: &Free, levels: &Levels) -> Vec<Kind> {
 }
 
 /// R·d_s ÷ free(s), for each set of models that pods insist on.
-fn insisting(mix: &Mix, free: &Free) -> Vec<(Arc<[GpuModel]>, f64)> {
+fn insisting(mix: &DemandHistory, free: &FreeGpus) -> Vec<(Arc<[GpuModel]>, f64)> {
     let all: f64 = mix.wishes().map(|(wish, count)| free.taken_by(wish) * f64::from(count)).sum();
     let mut demand: BTreeMap<Arc<[GpuModel]>, f64> = BTreeMap::new();
     for (wish, count) in mix.wishes().filter(|(wish, _)| !wish.models.is_empty()) {

@@ -5,7 +5,7 @@
 
 use crate::ids::GpuModel;
 use crate::scheduling::plugin::Ask;
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::units::Bytes;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -21,17 +21,17 @@ pub const EVERY: u64 = 100;
 
 /// What one pod asks for, as far as its place is concerned.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Wish {
+pub struct DemandShape {
     /// VRAM on each of its GPUs.
     pub per_gpu: Bytes,
     pub gpus: u32,
     pub sharing: Sharing,
-    pub companion: Companion,
+    pub companion: HostResources,
     /// GPU models it may run on; none named means any.
     pub models: Arc<[GpuModel]>,
 }
 
-impl Wish {
+impl DemandShape {
     /// `None` of a pod whose GPUs a device plugin hands out: they cannot be shared by Stowage.
     pub fn of(demand: &Demand) -> Option<Self> {
         let Demand { per_gpu, gpus, sharing, companion, models, .. } = demand;
@@ -51,10 +51,10 @@ impl Wish {
 
 /// The last so many wishes.
 #[derive(Debug, Clone)]
-pub struct Mix {
+pub struct DemandHistory {
     window: usize,
-    latest: VecDeque<Arrival>,
-    counts: BTreeMap<Arc<Wish>, u32>,
+    latest: VecDeque<RememberedArrival>,
+    counts: BTreeMap<Arc<DemandShape>, u32>,
     departures: u64,
     asked: Bytes,
     turned_away: Bytes,
@@ -65,21 +65,21 @@ pub struct Mix {
 
 /// And what happened between this one and the next.
 #[derive(Debug, Clone)]
-struct Arrival {
-    wish: Arc<Wish>,
+struct RememberedArrival {
+    wish: Arc<DemandShape>,
     /// How many pods ended.
     departures: u32,
     /// What those asked for who were refused, and gave up.
     turned_away: Bytes,
 }
 
-impl Default for Mix {
+impl Default for DemandHistory {
     fn default() -> Self {
         Self::of_last(WINDOW)
     }
 }
 
-impl Mix {
+impl DemandHistory {
     /// A mix of at most so many wishes, and at least one.
     pub fn of_last(window: u16) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl Mix {
     }
 
     /// A pod was seen for the first time.
-    pub fn arrive(&mut self, wish: Wish) {
+    pub fn arrive(&mut self, wish: DemandShape) {
         if self.latest.len() == self.window {
             self.forget_oldest();
         }
@@ -113,7 +113,7 @@ impl Mix {
         };
         *self.counts.entry(wish.clone()).or_default() += 1;
         self.asked += wish.vram();
-        self.latest.push_back(Arrival { wish, departures: 0, turned_away: Bytes::ZERO });
+        self.latest.push_back(RememberedArrival { wish, departures: 0, turned_away: Bytes::ZERO });
         self.arrivals += 1;
     }
 
@@ -159,7 +159,7 @@ impl Mix {
     }
 
     /// Each wish, and how often it was seen; in order.
-    pub fn wishes(&self) -> impl Iterator<Item = (&Wish, u32)> + Clone {
+    pub fn wishes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
         self.counts.iter().map(|(wish, count)| (&**wish, *count))
     }
 
@@ -174,7 +174,9 @@ impl Mix {
     }
 
     fn forget_oldest(&mut self) {
-        let Some(Arrival { wish, departures, turned_away }) = self.latest.pop_front() else { return };
+        let Some(RememberedArrival { wish, departures, turned_away }) = self.latest.pop_front() else {
+            return;
+        };
         self.departures -= u64::from(departures);
         self.turned_away = self.turned_away.minus(turned_away);
         self.asked = self.asked.minus(wish.vram());
@@ -191,23 +193,23 @@ impl Mix {
 mod tests {
     use super::*;
 
-    fn wish(gib: u64) -> Wish {
-        Wish {
+    fn wish(gib: u64) -> DemandShape {
+        DemandShape {
             per_gpu: Bytes::gib(gib),
             gpus: 1,
             sharing: Sharing::Shared,
-            companion: Companion::default(),
+            companion: HostResources::default(),
             models: [].into(),
         }
     }
 
-    fn seen(mix: &Mix) -> Vec<(u64, u32)> {
+    fn seen(mix: &DemandHistory) -> Vec<(u64, u32)> {
         mix.wishes().map(|(wish, count)| (wish.per_gpu.0 >> 30, count)).collect()
     }
 
     #[test]
     fn the_oldest_are_forgotten_and_their_departures_with_them() {
-        let mut mix = Mix::of_last(3);
+        let mut mix = DemandHistory::of_last(3);
         mix.arrive(wish(10));
         mix.depart();
         mix.depart();
@@ -220,7 +222,7 @@ mod tests {
 
     #[test]
     fn it_is_learned_from_at_ever_longer_intervals_up_to_a_hundred() {
-        let mut mix = Mix::default();
+        let mut mix = DemandHistory::default();
         let (mut learned_at, mut due) = (0, Vec::new());
         for _ in 0..400 {
             mix.arrive(wish(1));
@@ -234,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_smaller_window_forgets_at_once() {
-        let mut mix = Mix::default();
+        let mut mix = DemandHistory::default();
         (1..=5).for_each(|gib| mix.arrive(wish(gib)));
         mix.set_window(2);
         assert_eq!(seen(&mix), [(4, 1), (5, 1)]);
@@ -242,8 +244,8 @@ mod tests {
 
     #[test]
     fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
-        let mut mix = Mix::of_last(2);
-        mix.arrive(Wish { gpus: 3, ..wish(10) });
+        let mut mix = DemandHistory::of_last(2);
+        mix.arrive(DemandShape { gpus: 3, ..wish(10) });
         mix.turn_away(Bytes::gib(30));
         mix.arrive(wish(10));
         assert_eq!(mix.turned_away(), 0.75);
@@ -254,7 +256,7 @@ mod tests {
 
     #[test]
     fn who_ends_before_anybody_came_is_not_counted() {
-        let mut mix = Mix::default();
+        let mut mix = DemandHistory::default();
         mix.depart();
         mix.arrive(wish(1));
         mix.depart();

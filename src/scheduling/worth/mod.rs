@@ -13,7 +13,7 @@
 //! κ, f, t [`setting`]'s, by how many pods end and how many are turned away. σ(model) = min(1, Σ_s R·d_s ÷ free(s)) over the sets of
 //! models s with it that pods insist on: R GPUs are free, d_s of the demand insists on s, and on free(s) of the free ones it could run.
 //!
-//! A [`Worth`] is immutable and made off the request path. It never looks ahead; and as long as too little was seen, it knows
+//! A [`PackingModel`] is immutable and made off the request path. It never looks ahead; and as long as too little was seen, it knows
 //! nothing, and places are judged by best fit. Nothing here counts what is promised: that is the ledger's, in whole bytes.
 
 pub mod blocks;
@@ -26,37 +26,37 @@ pub mod outlook;
 pub mod potential;
 pub mod setting;
 
-pub use mix::{EVERY, Mix, Wish};
-pub use outlook::Outlook;
-pub use potential::{Alike, Appraisal, Comparison, Gpus, Loss, Site};
+pub use mix::{DemandHistory, DemandShape, EVERY};
+pub use outlook::NodeSummary;
+pub use potential::{ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost};
 
-use blocks::Block;
-use companion::Company;
-use kind::{Kind, Levels};
-use setting::Setting;
+use blocks::GpuBlock;
+use companion::HostDemand;
+use kind::{CpuLevels, GpuKind};
+use setting::PotentialWeights;
 
 /// What the demand seen lately says about free GPUs. By default nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Worth {
+pub struct PackingModel {
     generation: u64,
     /// After how many arrivals.
     learned_at: u64,
-    learned: Option<Learned>,
+    learned: Option<LearnedDemand>,
 }
 
 #[derive(Debug, Clone)]
-struct Learned {
-    setting: Setting,
+struct LearnedDemand {
+    setting: PotentialWeights,
     /// In order of model and capacity; never empty.
-    kinds: Vec<Kind>,
-    levels: Levels,
-    cpu: Option<Company>,
-    memory: Option<Company>,
+    kinds: Vec<GpuKind>,
+    levels: CpuLevels,
+    cpu: Option<HostDemand>,
+    memory: Option<HostDemand>,
     /// With the price of each.
-    blocks: Vec<(Block, f64)>,
+    blocks: Vec<(GpuBlock, f64)>,
 }
 
-impl Worth {
+impl PackingModel {
     /// Which one it is; those that a ledger was given rise.
     pub fn generation(&self) -> u64 {
         self.generation
@@ -78,13 +78,13 @@ impl Worth {
 }
 
 /// Two are the same if they are of the same generation: a ledger gives each its own.
-impl PartialEq for Worth {
+impl PartialEq for PackingModel {
     fn eq(&self, other: &Self) -> bool {
         self.generation == other.generation && self.is_learned() == other.is_learned()
     }
 }
 
-impl Eq for Worth {}
+impl Eq for PackingModel {}
 
 #[cfg(test)]
 mod tests;

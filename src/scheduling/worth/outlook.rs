@@ -1,42 +1,42 @@
 //! A node as decisions read it, summed up once for all demands: its GPUs in lots of such as are alike, and what its free GPU is
-//! good for under one [`Worth`].
+//! good for under one [`PackingModel`].
 //!
 //! Eight GPUs of a node are rarely more than three lots: those that are empty, those that are full, and one or two between.
 
-use super::blocks::Block;
+use super::blocks::GpuBlock;
 use super::cutting::GRID;
-use super::kind::{Kind, free_for_others, hundredths};
-use super::{Learned, Site, Worth};
+use super::kind::{GpuKind, free_for_others, hundredths};
+use super::{LearnedDemand, NodeGpus, PackingModel};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::units::Bytes;
 use std::sync::Arc;
 
-/// Good as long as neither the node nor the [`Worth`] changes.
+/// Good as long as neither the node nor the [`PackingModel`] changes.
 #[derive(Debug, Clone)]
-pub struct Outlook {
+pub struct NodeSummary {
     /// In the order of their first GPUs.
-    lots: Arc<[Lot]>,
+    lots: Arc<[GpuGroup]>,
     free: Bytes,
     /// `None` if nothing was learned.
-    pub(super) before: Option<Before>,
+    pub(super) before: Option<NodeBefore>,
 }
 
 /// GPUs of one node that nothing tells apart but their places.
 #[derive(Debug, Clone, Copy)]
-pub struct Lot {
+pub struct GpuGroup {
     pub gpu: Gpu,
     pub places: GpuSet,
-    pub(super) part: Part,
+    pub(super) part: FreePart,
     /// What one of them adds up to, as the node is; nothing, where nothing was learned.
-    pub(super) sums: Sums,
+    pub(super) sums: GpuSums,
 }
 
 /// A node before anything is taken.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Before {
-    pub spare: Option<Spare>,
-    pub standing: Standing,
+pub(super) struct NodeBefore {
+    pub spare: Option<HostHeadroom>,
+    pub standing: NodeSums,
     /// φ.
     pub potential: f64,
     /// Σ P_k·blocks.
@@ -45,7 +45,7 @@ pub(super) struct Before {
 
 /// Of a GPU what is free.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(super) struct Part {
+pub(super) struct FreePart {
     /// Its kind's place.
     pub kind: u8,
     pub hundredths: u8,
@@ -55,11 +55,11 @@ pub(super) struct Part {
 
 /// A node at one moment, summed up.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Standing {
+pub(super) struct NodeSums {
     /// How many levels of CPU it serves.
     pub level: usize,
     pub whole: u32,
-    pub sums: Sums,
+    pub sums: GpuSums,
 }
 
 /// A million cores: no node has more, whatever it says, and every loss stays small enough to be rounded.
@@ -67,32 +67,32 @@ const MOST_CPU: u64 = 1_000_000_000;
 
 /// CPU in thousandths and memory in bytes, to reckon with.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Spare {
+pub(super) struct HostHeadroom {
     pub cpu: f64,
     pub memory: f64,
 }
 
 /// In GPUs.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sums {
+pub(super) struct GpuSums {
     pub free: f64,
     pub worth: f64,
     /// What the pods seen lately could not use.
     pub stuck: f64,
 }
 
-impl Worth {
+impl PackingModel {
     /// The node, summed up.
-    pub fn outlook(&self, site: Site<'_>) -> Outlook {
+    pub fn outlook(&self, site: NodeGpus<'_>) -> NodeSummary {
         let learned = self.learned.as_ref();
         let mut lots = lots(site, learned);
-        let before = learned.map(|learned| learned.before(site.spare.map(Spare::of), &mut lots));
-        Outlook { free: site.gpus.iter().map(Gpu::free).sum(), before, lots: lots.into() }
+        let before = learned.map(|learned| learned.before(site.spare.map(HostHeadroom::of), &mut lots));
+        NodeSummary { free: site.gpus.iter().map(Gpu::free).sum(), before, lots: lots.into() }
     }
 }
 
-impl Outlook {
-    pub fn lots(&self) -> &[Lot] {
+impl NodeSummary {
+    pub fn lots(&self) -> &[GpuGroup] {
         &self.lots
     }
 
@@ -102,36 +102,38 @@ impl Outlook {
     }
 
     /// The lot of the GPU at this place.
-    pub(super) fn lot_of(&self, place: usize) -> &Lot {
-        let is_it = |lot: &&Lot| lot.places.contains(place);
+    pub(super) fn lot_of(&self, place: usize) -> &GpuGroup {
+        let is_it = |lot: &&GpuGroup| lot.places.contains(place);
         self.lots.iter().find(is_it).expect("every GPU of a node is in one of its lots")
     }
 }
 
-fn lots(site: Site<'_>, learned: Option<&Learned>) -> Vec<Lot> {
-    let mut lots: Vec<Lot> = Vec::with_capacity(site.gpus.len().min(4));
+fn lots(site: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<GpuGroup> {
+    let mut lots: Vec<GpuGroup> = Vec::with_capacity(site.gpus.len().min(4));
     for (place, gpu) in site.gpus.iter().enumerate() {
-        let part = learned.map_or_else(Part::default, |learned| {
+        let part = learned.map_or_else(FreePart::default, |learned| {
             let kind = learned.kind_of(gpu, site.devices.get(place));
-            Part::of(&learned.kinds[usize::from(kind)], kind, free_for_others(gpu))
+            FreePart::of(&learned.kinds[usize::from(kind)], kind, free_for_others(gpu))
         });
         match lots.iter_mut().find(|lot| lot.gpu == *gpu && lot.part == part) {
             Some(lot) => lot.places.insert(place),
-            None => lots.push(Lot { gpu: *gpu, places: GpuSet::one(place), part, sums: Sums::default() }),
+            None => {
+                lots.push(GpuGroup { gpu: *gpu, places: GpuSet::one(place), part, sums: GpuSums::default() })
+            }
         }
     }
     lots
 }
 
-impl Part {
+impl FreePart {
     /// Of a GPU of the kind at this place.
-    pub fn of(kind: &Kind, at: u8, free: Bytes) -> Self {
+    pub fn of(kind: &GpuKind, at: u8, free: Bytes) -> Self {
         let free = kind.part(free);
         Self { kind: at, hundredths: hundredths(free) as u8, free }
     }
 
     /// What this demand leaves of it to others, where a GPU of this kind is.
-    pub fn left_by(self, demand: &Demand, kind: &Kind) -> Self {
+    pub fn left_by(self, demand: &Demand, kind: &GpuKind) -> Self {
         let free = match demand.sharing {
             Sharing::Shared => (self.free - kind.part(demand.per_gpu)).max(0.0),
             Sharing::Exclusive => 0.0,
@@ -144,43 +146,43 @@ impl Part {
     }
 }
 
-impl Learned {
-    fn before(&self, spare: Option<Spare>, lots: &mut [Lot]) -> Before {
+impl LearnedDemand {
+    fn before(&self, spare: Option<HostHeadroom>, lots: &mut [GpuGroup]) -> NodeBefore {
         let standing = self.standing(spare, lots);
         for lot in lots {
             lot.sums = self.sums_of(lot.part, standing.level, standing.whole);
         }
         let (potential, blocks) = (self.potential(&standing.sums, spare), self.blocks(standing.whole, spare));
-        Before { spare, standing, potential, blocks }
+        NodeBefore { spare, standing, potential, blocks }
     }
 
     /// These GPUs beside this much CPU and memory.
-    pub(super) fn standing(&self, spare: Option<Spare>, lots: &[Lot]) -> Standing {
+    pub(super) fn standing(&self, spare: Option<HostHeadroom>, lots: &[GpuGroup]) -> NodeSums {
         let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
         let whole = lots.iter().filter(|lot| lot.part.is_whole()).map(|lot| lot.places.len()).sum();
-        let mut sums = Sums::default();
+        let mut sums = GpuSums::default();
         for lot in lots {
             sums.add(f64::from(lot.places.len()), self.sums_of(lot.part, level, whole));
         }
-        Standing { level, whole, sums }
+        NodeSums { level, whole, sums }
     }
 
-    fn sums_of(&self, part: Part, level: usize, whole: u32) -> Sums {
-        Sums::of(&self.kinds[usize::from(part.kind)], part, level, whole)
+    fn sums_of(&self, part: FreePart, level: usize, whole: u32) -> GpuSums {
+        GpuSums::of(&self.kinds[usize::from(part.kind)], part, level, whole)
     }
 
     /// φ.
-    fn potential(&self, sums: &Sums, spare: Option<Spare>) -> f64 {
+    fn potential(&self, sums: &GpuSums, spare: Option<HostHeadroom>) -> f64 {
         self.unusable(sums) + self.wasted(sums.worth, spare)
     }
 
     /// Of φ what GPUs are to blame for.
-    pub(super) fn unusable(&self, sums: &Sums) -> f64 {
+    pub(super) fn unusable(&self, sums: &GpuSums) -> f64 {
         sums.free - sums.worth + self.setting.fragments * sums.stuck
     }
 
     /// Of φ what CPU or memory will be lacking for, of free GPU of this worth.
-    pub(super) fn wasted(&self, worth: f64, spare: Option<Spare>) -> f64 {
+    pub(super) fn wasted(&self, worth: f64, spare: Option<HostHeadroom>) -> f64 {
         let Some(spare) = spare.filter(|_| self.setting.company > 0.0) else { return 0.0 };
         let by_cpu = self.cpu.map_or(0.0, |cpu| cpu.wasted(worth, spare.cpu));
         let by_memory = self.memory.map_or(0.0, |memory| memory.wasted(worth, spare.memory));
@@ -188,26 +190,26 @@ impl Learned {
     }
 
     /// Σ P_k·blocks.
-    pub(super) fn blocks(&self, whole: u32, spare: Option<Spare>) -> f64 {
+    pub(super) fn blocks(&self, whole: u32, spare: Option<HostHeadroom>) -> f64 {
         let (cpu, partial) = (spare.map(|spare| spare.cpu), self.setting.partial_blocks);
-        let of = |(block, price): &(Block, f64)| price * block.on(whole as usize, cpu, partial);
+        let of = |(block, price): &(GpuBlock, f64)| price * block.on(whole as usize, cpu, partial);
         self.blocks.iter().map(of).sum()
     }
 
     /// The kind of this model and capacity, or else the nearest capacity.
     fn kind_of(&self, gpu: &Gpu, device: Option<&Device>) -> u8 {
-        let is_it = |kind: &&Kind| {
+        let is_it = |kind: &&GpuKind| {
             kind.capacity == gpu.capacity && device.is_some_and(|device| device.model == kind.model)
         };
         let exact = self.kinds.iter().position(|kind| is_it(&kind));
-        let distance = |kind: &Kind| kind.capacity.0.abs_diff(gpu.capacity.0);
+        let distance = |kind: &GpuKind| kind.capacity.0.abs_diff(gpu.capacity.0);
         let nearest = || (0..self.kinds.len()).min_by_key(|place| distance(&self.kinds[*place]));
         exact.or_else(nearest).expect("a worth that was learned has kinds") as u8
     }
 }
 
-impl Spare {
-    pub fn of(companion: Companion) -> Self {
+impl HostHeadroom {
+    pub fn of(companion: HostResources) -> Self {
         Self { cpu: companion.cpu.0.min(MOST_CPU) as f64, memory: companion.memory.0 as f64 }
     }
 
@@ -216,9 +218,9 @@ impl Spare {
     }
 }
 
-impl Sums {
+impl GpuSums {
     /// One GPU's of this kind, on a node that serves so many levels of CPU and has so many whole GPUs.
-    pub fn of(kind: &Kind, part: Part, level: usize, whole: u32) -> Self {
+    pub fn of(kind: &GpuKind, part: FreePart, level: usize, whole: u32) -> Self {
         let (free, hundredths) = (kind.scale * part.free.min(1.0), usize::from(part.hundredths));
         let stuck = free * (1.0 - kind.usable.share(level, hundredths, whole));
         Self { free, worth: kind.scale * kind.curve.at(hundredths), stuck }

@@ -7,31 +7,31 @@
 //! ```
 //!
 //! Where nothing was learned, the loss is what best fit goes by: the VRAM left over. Thousands of nodes are judged for each pod: all
-//! that is the same for every pod is in the node's [`Outlook`] already, and nothing is allocated here.
+//! that is the same for every pod is in the node's [`NodeSummary`] already, and nothing is allocated here.
 
 use super::cutting::GRID;
 use super::kind::free_for_others;
-use super::outlook::{Before, Lot, Outlook, Spare, Standing, Sums};
-use super::{Learned, Worth};
+use super::outlook::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
+use super::{LearnedDemand, PackingModel};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::units::Bytes;
 use serde::Serialize;
 
 /// GPUs side by side, and what is left beside them.
 #[derive(Debug, Clone, Copy)]
-pub struct Site<'a> {
+pub struct NodeGpus<'a> {
     pub gpus: &'a [Gpu],
     /// In parallel.
     pub devices: &'a [Device],
     /// CPU and memory that pods may still have; `None` if nobody knows.
-    pub spare: Option<Companion>,
+    pub spare: Option<HostResources>,
 }
 
 /// What is lost by a choice, less is better: billionths of a GPU, or, where nothing was learned, bytes left over. Comparable
-/// under one [`Worth`] for one demand only.
+/// under one [`PackingModel`] for one demand only.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Loss(pub i64);
+pub struct PackingCost(pub i64);
 
 /// Billionths: far above the noise of the arithmetic, far below anything that matters.
 const UNIT: f64 = 1e9;
@@ -40,35 +40,35 @@ const LARGE_NODE: (f64, f64) = (128_000.0, 8.0);
 
 /// One node, looked at for one demand.
 #[derive(Debug, Clone, Copy)]
-pub struct Appraisal<'a> {
+pub struct NodeEvaluation<'a> {
     demand: &'a Demand,
-    gpus: Gpus<'a>,
+    gpus: EvaluatedGpus<'a>,
     /// `None` where nothing was learned.
-    known: Option<Known<'a>>,
+    known: Option<LearnedNode<'a>>,
 }
 
 /// A node's GPUs: each alone, or in lots of such as are alike.
 #[derive(Debug, Clone, Copy)]
-pub enum Gpus<'a> {
+pub enum EvaluatedGpus<'a> {
     Alone(&'a [Gpu]),
-    Alike(&'a Outlook),
+    Alike(&'a NodeSummary),
 }
 
 /// GPUs of a node of which each is as good as any other.
 #[derive(Debug, Clone, Copy)]
-pub struct Alike<'a> {
+pub struct EqualGpus<'a> {
     pub gpu: &'a Gpu,
     pub places: GpuSet,
     /// `None` for one GPU of which nothing else is known.
-    lot: Option<&'a Lot>,
+    lot: Option<&'a GpuGroup>,
 }
 
-impl<'a> Alike<'a> {
+impl<'a> EqualGpus<'a> {
     pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
         Self { gpu, places: GpuSet::one(place), lot: None }
     }
 
-    pub fn of(lot: &'a Lot) -> Self {
+    pub fn of(lot: &'a GpuGroup) -> Self {
         Self { gpu: &lot.gpu, places: lot.places, lot: Some(lot) }
     }
 
@@ -80,59 +80,59 @@ impl<'a> Alike<'a> {
 
 /// A node and what was learned about such.
 #[derive(Debug, Clone, Copy)]
-struct Known<'a> {
-    learned: &'a Learned,
-    outlook: &'a Outlook,
-    before: &'a Before,
+struct LearnedNode<'a> {
+    learned: &'a LearnedDemand,
+    outlook: &'a NodeSummary,
+    before: &'a NodeBefore,
 }
 
 /// The choices of one node, to be compared: what is the same for all of them is worked out. For a node that has something to
 /// choose; many have no room.
 #[derive(Debug)]
-pub struct Comparison<'a> {
-    appraisal: &'a Appraisal<'a>,
-    known: Option<(Known<'a>, Beside)>,
+pub struct ChoiceCosts<'a> {
+    appraisal: &'a NodeEvaluation<'a>,
+    known: Option<(LearnedNode<'a>, NodeWithoutHost)>,
 }
 
 /// The node without the pod's CPU and memory, but with all of its GPUs: what is the same for every choice.
 #[derive(Debug)]
-struct Beside {
-    spare: Option<Spare>,
+struct NodeWithoutHost {
+    spare: Option<HostHeadroom>,
     /// Where it serves fewer levels of CPU than before.
-    standing: Option<Standing>,
+    standing: Option<NodeSums>,
     /// Σ P_k·blocks, as long as no whole GPU is taken.
     blocks: f64,
     /// What of the loss is the same for every choice.
     base: f64,
 }
 
-impl Worth {
+impl PackingModel {
     /// A node that this worth has summed up, to be looked at for this demand.
     #[inline]
-    pub fn appraise<'a>(&'a self, outlook: &'a Outlook, demand: &'a Demand) -> Appraisal<'a> {
+    pub fn appraise<'a>(&'a self, outlook: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
         let known = self.known(outlook).filter(|_| !demand.asks_plugin());
-        Appraisal { demand, gpus: Gpus::Alike(outlook), known }
+        NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(outlook), known }
     }
 
     /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
     /// has.
-    pub fn loss_of_company(&self, outlook: &Outlook, taken: Companion) -> Option<Loss> {
+    pub fn loss_of_company(&self, outlook: &NodeSummary, taken: HostResources) -> Option<PackingCost> {
         let known = self.known(outlook).filter(|known| known.before.spare.is_some())?;
         let beside = known.beside(taken);
-        let Standing { sums, .. } = beside.standing(known.before);
+        let NodeSums { sums, .. } = beside.standing(known.before);
         Some(fixed(known.learned.loss(&beside, sums, beside.blocks, 0.0)))
     }
 
-    fn known<'a>(&'a self, outlook: &'a Outlook) -> Option<Known<'a>> {
+    fn known<'a>(&'a self, outlook: &'a NodeSummary) -> Option<LearnedNode<'a>> {
         let (learned, before) = self.learned.as_ref().zip(outlook.before.as_ref())?;
-        Some(Known { learned, outlook, before })
+        Some(LearnedNode { learned, outlook, before })
     }
 }
 
-impl<'a> Appraisal<'a> {
+impl<'a> NodeEvaluation<'a> {
     /// GPUs of which nothing else is known: those with the least left over are best.
     pub fn by_best_fit(gpus: &'a [Gpu], demand: &'a Demand) -> Self {
-        Self { demand, gpus: Gpus::Alone(gpus), known: None }
+        Self { demand, gpus: EvaluatedGpus::Alone(gpus), known: None }
     }
 
     pub fn demand(&self) -> &'a Demand {
@@ -140,34 +140,34 @@ impl<'a> Appraisal<'a> {
     }
 
     /// What it chooses among.
-    pub fn gpus(&self) -> Gpus<'a> {
+    pub fn gpus(&self) -> EvaluatedGpus<'a> {
         self.gpus
     }
 
     /// The GPU at this place.
     pub fn gpu(&self, place: usize) -> &'a Gpu {
         match self.gpus {
-            Gpus::Alone(gpus) => &gpus[place],
-            Gpus::Alike(outlook) => &outlook.lot_of(place).gpu,
+            EvaluatedGpus::Alone(gpus) => &gpus[place],
+            EvaluatedGpus::Alike(outlook) => &outlook.lot_of(place).gpu,
         }
     }
 
     /// Free VRAM over all its GPUs.
     pub fn free(&self) -> Bytes {
         match self.gpus {
-            Gpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
-            Gpus::Alike(outlook) => outlook.free(),
+            EvaluatedGpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
+            EvaluatedGpus::Alike(outlook) => outlook.free(),
         }
     }
 
     /// For one that has a choice to make.
-    pub fn compare(&'a self) -> Comparison<'a> {
+    pub fn compare(&'a self) -> ChoiceCosts<'a> {
         let known = self.known.map(|known| (known, known.beside(self.demand.companion)));
-        Comparison { appraisal: self, known }
+        ChoiceCosts { appraisal: self, known }
     }
 
     /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
-    pub fn part(&self, chosen: GpuSet, loss: Loss) -> u32 {
+    pub fn part(&self, chosen: GpuSet, loss: PackingCost) -> u32 {
         match self.known {
             Some(_) => on_scale(loss),
             None => {
@@ -179,20 +179,20 @@ impl<'a> Appraisal<'a> {
 
     /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
-        let Known { learned, outlook, .. } = self.known.as_ref()?;
+        let LearnedNode { learned, outlook, .. } = self.known.as_ref()?;
         Some(chosen.iter().map(|place| learned.useless(outlook.lot_of(place), self.demand)).sum())
     }
 }
 
-impl<'a> Comparison<'a> {
+impl<'a> ChoiceCosts<'a> {
     /// The node that it is about.
-    pub fn appraisal(&self) -> &'a Appraisal<'a> {
+    pub fn appraisal(&self) -> &'a NodeEvaluation<'a> {
         self.appraisal
     }
 
     /// What is lost if the demand gets these.
-    pub fn of(&self, chosen: GpuSet) -> Loss {
-        let Appraisal { demand, .. } = self.appraisal;
+    pub fn of(&self, chosen: GpuSet) -> PackingCost {
+        let NodeEvaluation { demand, .. } = self.appraisal;
         match &self.known {
             Some((known, beside)) => {
                 let lots = known.outlook.lots().iter().filter(|lot| lot.places.meets(chosen));
@@ -207,8 +207,8 @@ impl<'a> Comparison<'a> {
     }
 
     /// What is lost if the demand gets one of these, whichever.
-    pub fn of_one(&self, alike: Alike<'_>) -> Loss {
-        let Appraisal { demand, .. } = self.appraisal;
+    pub fn of_one(&self, alike: EqualGpus<'_>) -> PackingCost {
+        let NodeEvaluation { demand, .. } = self.appraisal;
         match (&self.known, alike.lot) {
             (Some((known, beside)), Some(lot)) => {
                 fixed(known.loss_of(beside, lot.places.lowest(), std::iter::once((lot, 1)), demand))
@@ -218,40 +218,40 @@ impl<'a> Comparison<'a> {
     }
 }
 
-fn left_over(bytes: Bytes) -> Loss {
-    Loss(i64::try_from(bytes.0).unwrap_or(i64::MAX))
+fn left_over(bytes: Bytes) -> PackingCost {
+    PackingCost(i64::try_from(bytes.0).unwrap_or(i64::MAX))
 }
 
 /// Half of the scale for no loss, three quarters for a GPU, nearly all for many: steps are finest where losses lie closest.
-fn on_scale(Loss(loss): Loss) -> u32 {
+fn on_scale(PackingCost(loss): PackingCost) -> u32 {
     let loss = loss as f64 * (1.0 / UNIT);
     (500.0 + 500.0 * loss / (1.0 + loss.abs())) as u32
 }
 
 /// Rounded: what should be equal differs by the noise of the arithmetic.
-fn fixed(loss: f64) -> Loss {
+fn fixed(loss: f64) -> PackingCost {
     // From 2^52 to 2^53 there are no fractions: the sum is rounded, and ends in the whole number. A cast would check what cannot
     // be, two million GPUs, and every choice waits for this.
     const WITHOUT_FRACTIONS: f64 = 1.5 * (1u64 << 52) as f64;
     debug_assert!(loss.abs() < 2e6, "{loss}");
     let bits = |sum: f64| sum.to_bits() as i64;
-    Loss(bits(loss * UNIT + WITHOUT_FRACTIONS) - bits(WITHOUT_FRACTIONS))
+    PackingCost(bits(loss * UNIT + WITHOUT_FRACTIONS) - bits(WITHOUT_FRACTIONS))
 }
 
-impl Beside {
-    fn standing<'a>(&'a self, before: &'a Before) -> &'a Standing {
+impl NodeWithoutHost {
+    fn standing<'a>(&'a self, before: &'a NodeBefore) -> &'a NodeSums {
         self.standing.as_ref().unwrap_or(&before.standing)
     }
 }
 
-impl Known<'_> {
+impl LearnedNode<'_> {
     /// The node with this much less of CPU and memory.
-    fn beside(&self, taken: Companion) -> Beside {
+    fn beside(&self, taken: HostResources) -> NodeWithoutHost {
         let Self { learned, outlook, before } = self;
-        let spare = before.spare.map(|spare| spare.without(Spare::of(taken)));
+        let spare = before.spare.map(|spare| spare.without(HostHeadroom::of(taken)));
         let is_level = spare.is_none_or(|spare| learned.levels.is_served(before.standing.level, spare.cpu));
         let cpu_left = spare.map_or(0.0, |spare| spare.cpu);
-        Beside {
+        NodeWithoutHost {
             spare,
             standing: (!is_level).then(|| learned.standing(spare, outlook.lots())),
             blocks: learned.blocks(before.standing.whole, spare),
@@ -262,20 +262,20 @@ impl Known<'_> {
     /// What is lost if the demand gets these GPUs: `taken` says how many of each lot that is.
     fn loss_of<'a>(
         &self,
-        beside: &Beside,
+        beside: &NodeWithoutHost,
         chosen: GpuSet,
-        taken: impl Iterator<Item = (&'a Lot, u32)>,
+        taken: impl Iterator<Item = (&'a GpuGroup, u32)>,
         demand: &Demand,
     ) -> f64 {
         let Self { learned, outlook, before } = self;
-        let Standing { level, whole, mut sums } = *beside.standing(before);
+        let NodeSums { level, whole, mut sums } = *beside.standing(before);
         let (mut still_whole, mut scarcity) = (whole, 0.0);
         for (lot, count) in taken {
             let kind = &learned.kinds[usize::from(lot.part.kind)];
             let left = lot.part.left_by(demand, kind);
             let was =
-                if beside.standing.is_none() { lot.sums } else { Sums::of(kind, lot.part, level, whole) };
-            let is = Sums::of(kind, left, level, whole);
+                if beside.standing.is_none() { lot.sums } else { GpuSums::of(kind, lot.part, level, whole) };
+            let is = GpuSums::of(kind, left, level, whole);
             // What has to be looked up is added last: nothing waits for it before.
             sums.add(-f64::from(count), was);
             sums.add(f64::from(count), is);
@@ -293,10 +293,10 @@ impl Known<'_> {
     }
 }
 
-impl Learned {
+impl LearnedDemand {
     /// The loss, if GPUs add up to this, so much is left of blocks, and so scarce is what is taken.
     #[inline]
-    fn loss(&self, beside: &Beside, sums: &Sums, blocks: f64, scarcity: f64) -> f64 {
+    fn loss(&self, beside: &NodeWithoutHost, sums: &GpuSums, blocks: f64, scarcity: f64) -> f64 {
         let tie = self.setting.tie * 0.5 / LARGE_NODE.1 * sums.free;
         // What takes longest is added last.
         (beside.base + self.unusable(sums) + tie - blocks + scarcity) + self.wasted(sums.worth, beside.spare)
@@ -305,12 +305,12 @@ impl Learned {
     /// By how much less use GPUs that stay whole are if their node has fewer of them.
     fn stuck_with_fewer<'a>(
         &self,
-        others: impl Iterator<Item = (&'a Lot, GpuSet)>,
+        others: impl Iterator<Item = (&'a GpuGroup, GpuSet)>,
         level: usize,
         before: u32,
         after: u32,
     ) -> f64 {
-        let of = |(lot, others): (&Lot, GpuSet)| {
+        let of = |(lot, others): (&GpuGroup, GpuSet)| {
             let usable = &self.kinds[usize::from(lot.part.kind)].usable;
             let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
             f64::from(others.len()) * lot.sums.free * fewer
@@ -319,7 +319,7 @@ impl Learned {
     }
 
     /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
-    fn useless(&self, lot: &Lot, demand: &Demand) -> Bytes {
+    fn useless(&self, lot: &GpuGroup, demand: &Demand) -> Bytes {
         let kind = &self.kinds[usize::from(lot.part.kind)];
         let part = usize::from(lot.part.left_by(demand, kind).hundredths);
         let of_use = (part - kind.curve.useless(part)) as u64;
@@ -333,7 +333,7 @@ impl Learned {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{Machine, learned, mix, shared, whole};
+    use super::super::tests::{EmptyNode, learned, mix, shared, whole};
     use super::*;
     use crate::units::MilliCpu;
     use proptest::prelude::*;
@@ -343,7 +343,7 @@ mod tests {
 
         #[test]
         fn a_loss_is_rounded_to_the_nearest_billionth(loss in prop_oneof![-1e6..1e6, -1.0..1.0]) {
-            let Loss(billionths) = fixed(loss);
+            let PackingCost(billionths) = fixed(loss);
             prop_assert!((billionths as f64 - loss * UNIT).abs() <= 0.5, "{} {}", billionths, loss);
         }
 
@@ -356,15 +356,15 @@ mod tests {
         ) {
             // A GiB for each core, whatever they ask for.
             let beside = |demand: Demand, cpu: u64| {
-                let companion = Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(cpu / 1000) };
+                let companion = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(cpu / 1000) };
                 Demand { companion, ..demand }
             };
             let pods = sizes.iter().map(|(milli, cpu)| beside(shared(*milli), *cpu));
-            let seen_before = Machine::of(&[("H100", 1000), ("L4", 400)], Some(8000));
+            let seen_before = EmptyNode::of(&[("H100", 1000), ("L4", 400)], Some(8000));
             let worth = learned(&mix(pods.chain([whole(2), whole(4)])), &[seen_before]);
             // Some are larger, and some smaller, than any that it was learned from.
             let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
-            let machine = Machine::of(&models, cpu).with(&charged);
+            let machine = EmptyNode::of(&models, cpu).with(&charged);
             let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
             let outlook = worth.outlook(machine.site());
             let appraisal = worth.appraise(&outlook, &demand);
@@ -372,7 +372,7 @@ mod tests {
             let chosen: GpuSet = seats.take(demand.gpus as usize).collect();
             let mut after = machine.clone();
             chosen.iter().for_each(|place| after.gpus[place].charge(demand.per_gpu, demand.sharing));
-            let left = |spare: Companion| Companion {
+            let left = |spare: HostResources| HostResources {
                 cpu: MilliCpu(spare.cpu.0.saturating_sub(demand.companion.cpu.0)),
                 memory: spare.memory.minus(demand.companion.memory),
             };

@@ -7,7 +7,7 @@
 
 /// Factors of the potential's parts; see [`super::potential`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Setting {
+pub struct PotentialWeights {
     /// κ: what lack of CPU and memory wastes.
     pub company: f64,
     /// f: what the pods seen lately could not use now.
@@ -23,13 +23,25 @@ pub struct Setting {
 }
 
 /// Nobody leaves: found by trial on openb, as are the others.
-const STAYING: Setting =
-    Setting { company: 1.0, fragments: 0.1, tie: 0.02, blocks: 0.1, partial_blocks: 0.0, turnover: 0.0 };
+const STAYING: PotentialWeights = PotentialWeights {
+    company: 1.0,
+    fragments: 0.1,
+    tie: 0.02,
+    blocks: 0.1,
+    partial_blocks: 0.0,
+    turnover: 0.0,
+};
 /// As many leave as come.
-const CHANGING: Setting =
-    Setting { company: 0.0, fragments: 0.3, tie: 0.6, blocks: 0.3, partial_blocks: 1.0, turnover: 1.0 };
+const CHANGING: PotentialWeights = PotentialWeights {
+    company: 0.0,
+    fragments: 0.3,
+    tie: 0.6,
+    blocks: 0.3,
+    partial_blocks: 1.0,
+    turnover: 1.0,
+};
 /// As many leave as get a place, and not all do.
-const CROWDED: Setting = Setting { fragments: 1.0, tie: 0.1, ..CHANGING };
+const CROWDED: PotentialWeights = PotentialWeights { fragments: 1.0, tie: 0.1, ..CHANGING };
 /// Of what is asked for, so much is turned away by chance.
 const BY_CHANCE: f64 = 0.02;
 /// From here on there is too little for all.
@@ -37,7 +49,7 @@ const TOO_LITTLE: f64 = 0.08;
 /// Of pods that come, as many end in a cluster that is full and stays so; a few are refused, and never end.
 const FULL_CHURN: f64 = 0.5;
 
-impl Setting {
+impl PotentialWeights {
     /// Between them, by how many pods ended for each that came, and by the part of what was asked for that was turned away.
     pub fn at(departures_per_arrival: f64, turned_away: f64) -> Self {
         let change = (departures_per_arrival / FULL_CHURN).clamp(0.0, 1.0);
@@ -64,17 +76,17 @@ mod tests {
 
     #[test]
     fn where_nobody_leaves_company_counts_and_where_many_leave_fragments_do() {
-        assert_eq!(Setting::at(0.0, 0.0), STAYING);
-        assert_eq!(Setting::at(0.9, 0.01), CHANGING);
-        let between = Setting::at(0.25, 0.0);
+        assert_eq!(PotentialWeights::at(0.0, 0.0), STAYING);
+        assert_eq!(PotentialWeights::at(0.9, 0.01), CHANGING);
+        let between = PotentialWeights::at(0.25, 0.0);
         assert!(between.company < STAYING.company && between.fragments < CHANGING.fragments);
     }
 
     #[test]
     fn where_more_is_asked_for_than_there_is_fragments_count_all_the_more_but_only_if_somebody_leaves() {
-        assert_eq!(Setting::at(0.9, 0.3), CROWDED);
-        assert_eq!(Setting::at(0.0, 0.3), STAYING);
-        let between = Setting::at(0.9, 0.05);
+        assert_eq!(PotentialWeights::at(0.9, 0.3), CROWDED);
+        assert_eq!(PotentialWeights::at(0.0, 0.3), STAYING);
+        let between = PotentialWeights::at(0.9, 0.05);
         assert!(between.fragments > CHANGING.fragments && between.fragments < CROWDED.fragments);
     }
 }

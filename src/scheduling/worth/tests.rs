@@ -1,14 +1,14 @@
 //! The policy whole: against best fit where best fit is good, and on the mix of a real cluster.
 
-use super::cutting::Curve;
+use super::cutting::ValueCurve;
 use super::kind;
-use super::{Loss, Mix, Site, Wish, Worth};
+use super::{DemandHistory, DemandShape, NodeGpus, PackingCost, PackingModel};
 use crate::ids::{GpuModel, GpuUuid};
 use crate::scheduling::device::{Device, Gpu, GpuSet, Health};
 use crate::scheduling::pack;
 use crate::scheduling::policy::Headroom;
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::request::{Companion, Demand, Sharing};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
 use crate::units::{Bytes, MilliCpu, Percent};
 use proptest::prelude::*;
 
@@ -30,19 +30,19 @@ fn device(index: u32, model: &str, capacity: u64) -> Device {
 
 /// A node of GPUs that are still empty.
 #[derive(Debug, Clone)]
-pub(super) struct Machine {
+pub(super) struct EmptyNode {
     pub gpus: Vec<Gpu>,
     pub devices: Vec<Device>,
-    pub spare: Option<Companion>,
+    pub spare: Option<HostResources>,
 }
 
-impl Machine {
+impl EmptyNode {
     pub fn of(gpus: &[(&str, u64)], cpu: Option<u64>) -> Self {
         let devices: Vec<Device> =
             (0..).zip(gpus).map(|(index, (model, capacity))| device(index, model, *capacity)).collect();
         let headroom = Headroom::all(Percent::default());
         let gpus = devices.iter().map(|device| Gpu::of(device, &headroom)).collect();
-        let spare = cpu.map(|cpu| Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(100) });
+        let spare = cpu.map(|cpu| HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(100) });
         Self { gpus, devices, spare }
     }
 
@@ -50,8 +50,8 @@ impl Machine {
         Self::of(&vec![("H100", WHOLE); gpus], None)
     }
 
-    pub fn site(&self) -> Site<'_> {
-        Site { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
+    pub fn site(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
     }
 
     pub fn with(mut self, charged: &[u64]) -> Self {
@@ -63,7 +63,7 @@ impl Machine {
         self
     }
 
-    fn chosen(&self, worth: &Worth, demand: &Demand) -> Option<(Loss, GpuSet)> {
+    fn chosen(&self, worth: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
         let outlook = worth.outlook(self.site());
         let appraisal = worth.appraise(&outlook, demand);
         let choice = pack::choose_by(&appraisal, GpuSet::ALL)?;
@@ -76,29 +76,29 @@ pub(super) fn shared(milli: u64) -> Demand {
 }
 
 pub(super) fn with_cpu(demand: Demand, cpu: u64) -> Demand {
-    Demand { companion: Companion { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
+    Demand { companion: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO }, ..demand }
 }
 
 pub(super) fn whole(gpus: u32) -> Demand {
     demand_of(WHOLE, gpus, Sharing::Exclusive, 0)
 }
 
-pub(super) fn mix(demands: impl IntoIterator<Item = Demand>) -> Mix {
-    let mut mix = Mix::default();
-    demands.into_iter().for_each(|demand| mix.arrive(Wish::of(&demand).unwrap()));
+pub(super) fn mix(demands: impl IntoIterator<Item = Demand>) -> DemandHistory {
+    let mut mix = DemandHistory::default();
+    demands.into_iter().for_each(|demand| mix.arrive(DemandShape::of(&demand).unwrap()));
     mix
 }
 
-pub(super) fn learned(mix: &Mix, machines: &[Machine]) -> Worth {
-    Worth::learn(mix, machines.iter().map(Machine::site))
+pub(super) fn learned(mix: &DemandHistory, machines: &[EmptyNode]) -> PackingModel {
+    PackingModel::learn(mix, machines.iter().map(EmptyNode::site))
 }
 
 /// How much of these machines is allocated when all these pods have come, in thousandths of a GPU; learned as it goes.
-fn filled(mut machines: Vec<Machine>, pods: &[Demand], is_learning: bool) -> u64 {
-    let (mut worth, mut mix) = (Worth::default(), Mix::default());
+fn filled(mut machines: Vec<EmptyNode>, pods: &[Demand], is_learning: bool) -> u64 {
+    let (mut worth, mut mix) = (PackingModel::default(), DemandHistory::default());
     let mut allocated = 0;
     for pod in pods {
-        mix.arrive(Wish::of(pod).unwrap());
+        mix.arrive(DemandShape::of(pod).unwrap());
         if is_learning && mix.is_due(worth.learned_at()) {
             worth = learned(&mix, &machines);
         }
@@ -114,7 +114,7 @@ fn filled(mut machines: Vec<Machine>, pods: &[Demand], is_learning: bool) -> u64
 
 /// Never more than a tenth of a point below best fit.
 fn assert_no_worse_than_best_fit(pods: &[Demand]) {
-    let machines = vec![Machine::alike(8); 12];
+    let machines = vec![EmptyNode::alike(8); 12];
     let all = (machines.len() * 8) as u64 * WHOLE;
     let [ours, best_fit] = [true, false].map(|is_learning| filled(machines.clone(), pods, is_learning));
     assert!((ours + all / 1000) >= best_fit, "{ours} of {all} allocated, and {best_fit} by best fit");
@@ -123,10 +123,10 @@ fn assert_no_worse_than_best_fit(pods: &[Demand]) {
 #[test]
 fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
     let pods = (0..20).map(|n| with_cpu(shared(100 + n * 40), 1000 * n));
-    let large = Machine::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
+    let large = EmptyNode::of(&[("H100", WHOLE); 8], Some(128_000)).with(&[300]);
     let worth = learned(&mix(pods), std::slice::from_ref(&large));
     let mut boastful = large.clone();
-    boastful.spare = Some(Companion { cpu: MilliCpu(u64::MAX), memory: Bytes(u64::MAX) });
+    boastful.spare = Some(HostResources { cpu: MilliCpu(u64::MAX), memory: Bytes(u64::MAX) });
     let demand = with_cpu(shared(200), 1000);
     let [modest, boastful] = [large, boastful].map(|machine| machine.chosen(&worth, &demand).unwrap());
     assert_eq!(modest.1, boastful.1);
@@ -135,10 +135,10 @@ fn a_node_that_claims_all_the_cpu_there_can_be_has_a_loss_like_any_other() {
 
 #[test]
 fn as_long_as_too_few_were_seen_the_loss_is_what_is_left_over() {
-    let machines = [Machine::alike(2).with(&[300, 500])];
+    let machines = [EmptyNode::alike(2).with(&[300, 500])];
     let worth = learned(&mix((0..9).map(|_| shared(200))), &machines);
     assert!(!worth.is_learned());
-    assert_eq!(machines[0].chosen(&worth, &shared(200)), Some((Loss(300), GpuSet::one(1))));
+    assert_eq!(machines[0].chosen(&worth, &shared(200)), Some((PackingCost(300), GpuSet::one(1))));
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn where_there_are_no_gpus_nothing_is_learned() {
 #[test]
 fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot() {
     // Best fit would leave 100 on the first; on the second, 400 stay that are good for two more.
-    let machine = Machine::alike(2).with(&[700, 400]);
+    let machine = EmptyNode::alike(2).with(&[700, 400]);
     let worth = learned(&mix((0..100).map(|_| shared(200))), std::slice::from_ref(&machine));
-    assert_eq!(machine.chosen(&Worth::default(), &shared(200)).unwrap().1, GpuSet::one(0));
+    assert_eq!(machine.chosen(&PackingModel::default(), &shared(200)).unwrap().1, GpuSet::one(0));
     assert_eq!(machine.chosen(&worth, &shared(200)).unwrap().1, GpuSet::one(1));
 }
 
@@ -159,7 +159,7 @@ fn a_rest_that_the_mix_can_use_is_left_rather_than_a_smaller_one_that_it_cannot(
 fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
     let pods = || (0..100).map(|_| with_cpu(shared(500), 1000));
     let machines =
-        [Machine::of(&[("H100", WHOLE); 4], Some(9000)), Machine::of(&[("H100", WHOLE); 4], Some(3000))];
+        [EmptyNode::of(&[("H100", WHOLE); 4], Some(9000)), EmptyNode::of(&[("H100", WHOLE); 4], Some(3000))];
     let worth = learned(&mix(pods()), &machines);
     let [roomy, short] =
         [0, 1].map(|place| machines[place].chosen(&worth, &with_cpu(shared(500), 2000)).unwrap().0);
@@ -168,7 +168,7 @@ fn a_gpu_is_not_opened_on_a_node_without_the_cpu_for_the_others() {
 
 #[test]
 fn a_model_that_others_insist_on_is_left_to_them() {
-    let of = |model: &str| Machine::of(&[(model, WHOLE); 4], None);
+    let of = |model: &str| EmptyNode::of(&[(model, WHOLE); 4], None);
     let machines = [of("H100"), of("L4")];
     let insist = Demand { models: [GpuModel::parse("H100").unwrap()].into(), ..shared(500) };
     let worth =
@@ -179,7 +179,7 @@ fn a_model_that_others_insist_on_is_left_to_them() {
 
 #[test]
 fn a_block_that_pods_of_several_gpus_need_is_not_broken_for_one() {
-    let machines = [Machine::alike(4), Machine::alike(4).with(&[1000, 1000, 0, 0])];
+    let machines = [EmptyNode::alike(4), EmptyNode::alike(4).with(&[1000, 1000, 0, 0])];
     let mixed = mix((0..100).map(|n| if n % 2 == 0 { whole(4) } else { whole(1) }));
     let worth = learned(&mixed, &machines);
     let [unbroken, broken] = [0, 1].map(|place| machines[place].chosen(&worth, &whole(1)).unwrap().0);
@@ -198,11 +198,11 @@ fn gpus_of_another_capacity_have_a_worth_of_their_own() {
 fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
     let pods = (0..100).map(|_| with_cpu(shared(500), 4000));
     let machines = [
-        Machine::of(&[("H100", WHOLE); 2], Some(16_000)),
-        Machine::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
+        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)),
+        EmptyNode::of(&[("H100", WHOLE); 2], Some(16_000)).with(&[1000, 1000]),
     ];
     let worth = learned(&mix(pods), &machines);
-    let taken = Companion { cpu: MilliCpu(6000), memory: Bytes::ZERO };
+    let taken = HostResources { cpu: MilliCpu(6000), memory: Bytes::ZERO };
     let [free, full] =
         [0, 1].map(|place| worth.loss_of_company(&worth.outlook(machines[place].site()), taken).unwrap());
     assert!(full < free, "{full:?} {free:?}");
@@ -241,7 +241,7 @@ proptest! {
         };
         let mut mixed = mix(sizes.iter().copied().map(demand));
         (0..ended).for_each(|_| mixed.depart());
-        let machine = Machine::of(&[("H100", WHOLE); 8], cpu).with(&charged);
+        let machine = EmptyNode::of(&[("H100", WHOLE); 8], cpu).with(&charged);
         let [one, other] = [0, 1].map(|_| learned(&mixed, std::slice::from_ref(&machine)));
         for pod in sizes.iter().copied().map(demand) {
             let found = machine.chosen(&one, &pod);
@@ -264,9 +264,9 @@ proptest! {
         (capacity, milli, is_learning) in (prop_oneof![Just(1000u64), Just(400)], 1u64..=1000, any::<bool>()),
     ) {
         let gpus = [("H100", WHOLE), ("L4", capacity)].repeat(4);
-        let machine = Machine::of(&gpus, Some(50_000)).with(&charged);
+        let machine = EmptyNode::of(&gpus, Some(50_000)).with(&charged);
         let mixed = mix(sizes.into_iter().map(shared).chain([whole(2)]));
-        let worth = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { Worth::default() };
+        let worth = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { PackingModel::default() };
         let (demand, outlook) = (shared(milli), worth.outlook(machine.site()));
         let appraisal = worth.appraise(&outlook, &demand);
         let seats = (0..8).filter(|place| machine.gpus[*place].has_space(&demand));
@@ -295,7 +295,7 @@ proptest! {
     ) {
         let models = [("H100", WHOLE), ("L4", capacity)].repeat(4);
         let charged: Vec<u64> = gpus.iter().map(|(charged, ..)| *charged).collect();
-        let mut machine = Machine::of(&models[..7], Some(50_000)).with(&charged);
+        let mut machine = EmptyNode::of(&models[..7], Some(50_000)).with(&charged);
         for (gpu, (_, hinted, island)) in machine.gpus.iter_mut().zip(&gpus) {
             (gpu.hinted, gpu.island) = (Bytes(*hinted), *island);
         }
@@ -346,12 +346,12 @@ fn on_the_mix_of_a_real_cluster_free_parts_are_worth_what_is_published() {
     };
     let trace =
         Trace::read(TraceText { file: NODES, text: &nodes }, TraceText { file: PODS, text: &pods }).unwrap();
-    let mut mixed = Mix::of_last(u16::MAX);
+    let mut mixed = DemandHistory::of_last(u16::MAX);
     for pod in trace.pods.iter().filter(|pod| pod.gpus > 0) {
         let sharing = if u64::from(pod.milli) == WHOLE { Sharing::Exclusive } else { Sharing::Shared };
-        mixed.arrive(Wish::of(&demand_of(pod.milli.into(), pod.gpus, sharing, 0)).unwrap());
+        mixed.arrive(DemandShape::of(&demand_of(pod.milli.into(), pod.gpus, sharing, 0)).unwrap());
     }
-    let curve: Curve = kind::curve(&mixed, Bytes(WHOLE));
+    let curve: ValueCurve = kind::curve(&mixed, Bytes(WHOLE));
     for (part, worth) in [(19, 0.0), (32, 1.0 / 3.0), (47, 0.5), (65, 2.0 / 3.0), (81, 1.0)] {
         assert!((curve.at(part) - worth).abs() < 0.01, "{part}: {}", curve.at(part));
     }

@@ -10,7 +10,7 @@ const NODES: usize = 24;
 const GPUS_PER_NODE: u32 = 8;
 
 /// What is drawn from: how often out of a hundred, the size, and between which times in seconds they run.
-struct Shape {
+struct BuiltInShape {
     share: u32,
     qos: Qos,
     gpus: u32,
@@ -18,12 +18,12 @@ struct Shape {
     runs: (u64, u64),
 }
 
-const fn shape(share: u32, qos: Qos, (gpus, milli): (u32, u32), runs: (u64, u64)) -> Shape {
-    Shape { share, qos, gpus, milli, runs }
+const fn shape(share: u32, qos: Qos, (gpus, milli): (u32, u32), runs: (u64, u64)) -> BuiltInShape {
+    BuiltInShape { share, qos, gpus, milli, runs }
 }
 
 /// Half of the pods serve, most on a whole GPU; the others are jobs on parts of GPUs, from minutes to half a day.
-const SHAPES: [Shape; 9] = [
+const SHAPES: [BuiltInShape; 9] = [
     shape(30, Qos::LatencySensitive, (1, WHOLE_GPU), (300, 28_800)),
     shape(10, Qos::LatencySensitive, (1, 500), (300, 28_800)),
     shape(6, Qos::LatencySensitive, (2, WHOLE_GPU), (600, 28_800)),
@@ -53,7 +53,7 @@ pub fn trace() -> Trace {
     Trace { nodes: (0..NODES).map(node).collect(), pods }
 }
 
-fn pod(place: usize, shape: &Shape, random: &mut Random) -> TracePod {
+fn pod(place: usize, shape: &BuiltInShape, random: &mut Random) -> TracePod {
     let (least, most) = shape.runs;
     let ran = random.log_uniform(Millis::seconds(least), Millis::seconds(most));
     TracePod {

@@ -12,10 +12,10 @@ const LAG: usize = 273;
 /// Steps after which the table was taken.
 const TABLE_STEPS: u64 = 7_800_000_000_000;
 
-type Words = [u64; LENGTH];
+type GoWords = [u64; LENGTH];
 
 pub struct GoDice {
-    words: Words,
+    words: GoWords,
     tap: usize,
     feed: usize,
 }
@@ -46,7 +46,7 @@ impl Lehmer {
     }
 
     /// Three numbers in one word, each so many bits above the next.
-    fn words(mut self, shift: u32) -> Words {
+    fn words(mut self, shift: u32) -> GoWords {
         std::array::from_fn(|_| {
             let (high, middle, low) = (self.next(), self.next(), self.next());
             (high << (2 * shift)) ^ (middle << shift) ^ low
@@ -56,7 +56,7 @@ impl Lehmer {
 
 impl GoDice {
     pub fn seeded(seed: u64) -> Self {
-        static TABLE: LazyLock<Words> = LazyLock::new(table);
+        static TABLE: LazyLock<GoWords> = LazyLock::new(table);
         let mut words = Lehmer::seeded(seed).words(20);
         words.iter_mut().zip(TABLE.iter()).for_each(|(word, cooked)| *word ^= cooked);
         Self { words, tap: 0, feed: LENGTH - LAG }
@@ -116,7 +116,7 @@ impl GoDice {
 ///
 /// Word i of a state holds the number whose count is 334 − i modulo 607. In order of their counts the numbers follow the
 /// recurrence, so those a long way on are a fixed combination of the first 607: the coefficients of z^steps.
-fn table() -> Words {
+fn table() -> GoWords {
     let place = |count: u64| (LENGTH - LAG + LENGTH - (count % LENGTH as u64) as usize) % LENGTH;
     let first = Lehmer::seeded(1).words(10);
     // Counts from −606 to 0, and as many more.
@@ -136,8 +136,8 @@ fn table() -> Words {
 }
 
 /// z^exponent modulo z⁶⁰⁷ − z³³⁴ − 1, by rising powers.
-fn power(exponent: u64) -> Words {
-    let mut power: Words = [0; LENGTH];
+fn power(exponent: u64) -> GoWords {
+    let mut power: GoWords = [0; LENGTH];
     power[0] = 1;
     for bit in (0..u64::BITS - exponent.leading_zeros()).rev() {
         let mut square = vec![0u64; 2 * LENGTH];

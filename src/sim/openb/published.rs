@@ -1,7 +1,7 @@
 //! What published runs of other policies came to, to stand beside our own runs of them. Figures only; how they come about is
 //! not known here.
 
-use super::table::{Column, Row, Table};
+use super::table::{Column, CsvRow, Table};
 use super::{TraceError, TraceText};
 
 /// The file of published allocation ratios.
@@ -9,7 +9,7 @@ pub const PUBLISHED: &str = "published_alloc_ratio.csv";
 
 /// One policy on one variant with one seed.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Run {
+pub struct PublishedRun {
     pub variant: String,
     /// By the name it was published under.
     pub policy: String,
@@ -21,20 +21,23 @@ pub struct Run {
 
 /// Means over seeds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Means {
+pub struct SeedMeans {
     pub at_100: f64,
     pub at_130: f64,
 }
 
-pub fn read(source: TraceText<'_>) -> Result<Vec<Run>, TraceError> {
+pub fn read(source: TraceText<'_>) -> Result<Vec<PublishedRun>, TraceError> {
     let table = Table::read(source.file, source.text)?;
     let column = |name| table.column(name);
     let columns = [column("trace")?, column("policy")?, column("seed")?, column("a100")?, column("a130")?];
     table.rows().map(|row| run(row, columns)).collect()
 }
 
-fn run(row: &Row<'_>, [variant, policy, seed, at_100, at_130]: [Column; 5]) -> Result<Run, TraceError> {
-    Ok(Run {
+fn run(
+    row: &CsvRow<'_>,
+    [variant, policy, seed, at_100, at_130]: [Column; 5],
+) -> Result<PublishedRun, TraceError> {
+    Ok(PublishedRun {
         variant: row.text(variant).into(),
         policy: row.text(policy).into(),
         seed: row.number(seed, u64::MAX)?,
@@ -44,11 +47,12 @@ fn run(row: &Row<'_>, [variant, policy, seed, at_100, at_130]: [Column; 5]) -> R
 }
 
 /// Of a policy on a variant, over those of the seeds that were published; `None` if none was.
-pub fn means(runs: &[Run], variant: &str, policy: &str, seeds: &[u64]) -> Option<Means> {
-    let of_it = |run: &&Run| run.variant == variant && run.policy == policy && seeds.contains(&run.seed);
-    let runs: Vec<&Run> = runs.iter().filter(of_it).collect();
-    let mean = |of: fn(&Run) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
-    (!runs.is_empty()).then(|| Means { at_100: mean(|run| run.at_100), at_130: mean(|run| run.at_130) })
+pub fn means(runs: &[PublishedRun], variant: &str, policy: &str, seeds: &[u64]) -> Option<SeedMeans> {
+    let of_it =
+        |run: &&PublishedRun| run.variant == variant && run.policy == policy && seeds.contains(&run.seed);
+    let runs: Vec<&PublishedRun> = runs.iter().filter(of_it).collect();
+    let mean = |of: fn(&PublishedRun) -> f64| runs.iter().map(|run| of(run)).sum::<f64>() / runs.len() as f64;
+    (!runs.is_empty()).then(|| SeedMeans { at_100: mean(|run| run.at_100), at_130: mean(|run| run.at_130) })
 }
 
 #[cfg(test)]
@@ -62,7 +66,7 @@ mod tests {
     fn means_are_over_the_seeds_that_were_asked_for() {
         let runs = read(TraceText { file: "p.csv", text: TEXT }).unwrap();
         let means = |policy, seeds: &[u64]| means(&runs, "d", policy, seeds);
-        assert_eq!(means("FGD", &[42, 43, 99]), Some(Means { at_100: 96.25, at_130: 97.0 }));
+        assert_eq!(means("FGD", &[42, 43, 99]), Some(SeedMeans { at_100: 96.25, at_130: 97.0 }));
         assert_eq!(means("FGD", &[99]), None);
         assert_eq!(means("Random", &[42]), None);
     }

@@ -1,6 +1,6 @@
 //! Rows of the trace's two tables, understood.
 
-use super::table::{Column, Row, Table};
+use super::table::{Column, CsvRow, Table};
 use super::{Life, Qos, TraceError, TraceNode, TracePod, TraceText, WHOLE_GPU};
 use crate::ids::{GpuModel, InvalidName, NodeName};
 use crate::scheduling::request::MAX_GPUS;
@@ -14,7 +14,7 @@ pub fn nodes(source: TraceText<'_>) -> Result<Vec<TraceNode>, TraceError> {
     let table = Table::read(source.file, source.text)?;
     let [sn, cpu, memory, gpu, model] = columns(&table, ["sn", "cpu_milli", "memory_mib", "gpu", "model"])?;
     let mut names = BTreeSet::new();
-    let mut node = |row: &Row<'_>| {
+    let mut node = |row: &CsvRow<'_>| {
         let name = name(&table, row, sn, NodeName::parse)?;
         if !names.insert(name.clone()) {
             let (file, name) = (table.file.into(), name.to_string());
@@ -77,7 +77,7 @@ impl LifeColumns {
 
 fn pod(
     table: &Table<'_>,
-    row: &Row<'_>,
+    row: &CsvRow<'_>,
     columns: &PodColumns,
     nodes: &[TraceNode],
 ) -> Result<TracePod, TraceError> {
@@ -130,14 +130,14 @@ fn named(pod: &TracePod) -> String {
 
 fn models(
     table: &Table<'_>,
-    row: &Row<'_>,
+    row: &CsvRow<'_>,
     column: Column,
 ) -> Result<std::sync::Arc<[GpuModel]>, TraceError> {
     let named = row.text(column).split('|').filter(|model| !model.is_empty());
     named.map(|model| named_so(table, row, "gpu_spec", model, GpuModel::parse)).collect()
 }
 
-fn life(table: &Table<'_>, row: &Row<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
+fn life(table: &Table<'_>, row: &CsvRow<'_>, columns: &LifeColumns) -> Result<Life, TraceError> {
     // A pod that was never placed has no such time.
     let placed = if row.text(columns.placed).is_empty() { columns.created } else { columns.placed };
     let (began, gone) = (row.number(placed, MOST)?, row.number(columns.gone, MOST)?);
@@ -146,7 +146,7 @@ fn life(table: &Table<'_>, row: &Row<'_>, columns: &LifeColumns) -> Result<Life,
     Ok(Life { qos: qos(table, row, columns.qos)?, ran: Millis::seconds(ran) })
 }
 
-fn qos(table: &Table<'_>, row: &Row<'_>, column: Column) -> Result<Qos, TraceError> {
+fn qos(table: &Table<'_>, row: &CsvRow<'_>, column: Column) -> Result<Qos, TraceError> {
     match row.text(column) {
         "BE" => Ok(Qos::BestEffort),
         "Burstable" => Ok(Qos::Burstable),
@@ -163,7 +163,7 @@ fn columns<const N: usize>(table: &Table<'_>, names: [&'static str; N]) -> Resul
 
 fn name<T>(
     table: &Table<'_>,
-    row: &Row<'_>,
+    row: &CsvRow<'_>,
     column: Column,
     parse: impl Fn(&str) -> Result<T, InvalidName>,
 ) -> Result<T, TraceError> {
@@ -172,7 +172,7 @@ fn name<T>(
 
 fn named_so<T>(
     table: &Table<'_>,
-    row: &Row<'_>,
+    row: &CsvRow<'_>,
     column: &'static str,
     text: &str,
     parse: impl Fn(&str) -> Result<T, InvalidName>,

@@ -8,11 +8,11 @@ use super::TraceError;
 pub struct Table<'a> {
     pub file: &'a str,
     columns: Vec<&'a str>,
-    rows: Vec<Row<'a>>,
+    rows: Vec<CsvRow<'a>>,
 }
 
 #[derive(Debug)]
-pub struct Row<'a> {
+pub struct CsvRow<'a> {
     file: &'a str,
     /// The first line of a file is line 1.
     pub line: usize,
@@ -33,8 +33,8 @@ impl<'a> Table<'a> {
         let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
         let Some((_, head)) = lines.next() else { return Err(TraceError::Empty { file: file.into() }) };
         let columns: Vec<&str> = head.split(',').map(str::trim).collect();
-        let row = |(place, line): (usize, &'a str)| Row::read(file, place + 1, line, columns.len());
-        let rows: Vec<Row<'a>> = lines.map(row).collect::<Result<_, _>>()?;
+        let row = |(place, line): (usize, &'a str)| CsvRow::read(file, place + 1, line, columns.len());
+        let rows: Vec<CsvRow<'a>> = lines.map(row).collect::<Result<_, _>>()?;
         if rows.is_empty() {
             return Err(TraceError::NoRows { file: file.into() });
         }
@@ -54,7 +54,7 @@ impl<'a> Table<'a> {
         Some(Column { name, place })
     }
 
-    pub fn rows(&self) -> impl Iterator<Item = &Row<'a>> {
+    pub fn rows(&self) -> impl Iterator<Item = &CsvRow<'a>> {
         self.rows.iter()
     }
 }
@@ -65,7 +65,7 @@ impl Column {
     }
 }
 
-impl<'a> Row<'a> {
+impl<'a> CsvRow<'a> {
     fn read(file: &'a str, line: usize, text: &'a str, columns: usize) -> Result<Self, TraceError> {
         let fields: Vec<&str> = text.split(',').map(str::trim).collect();
         let found = fields.len();

@@ -1,7 +1,7 @@
 //! Who comes in which order, and which node is ranked before which: what a seed says. The protocol of the published runs.
 
-use super::kinds::Setting;
-use super::placer::Arrival;
+use super::kinds::PlayedTrace;
+use super::placer::PodArrival;
 use crate::sim::openb::go_dice::GoDice;
 use crate::sim::random::Random;
 
@@ -10,7 +10,7 @@ pub const LAST_LOAD: u64 = 130;
 
 /// What is rolled beside the protocol, each with dice of its own.
 #[derive(Debug, Clone, Copy)]
-pub enum Dice {
+pub enum ArrivalDice {
     /// Of a policy that rolls dice itself.
     Policy,
     /// Of a load that does not end: which pods, when, and for how long.
@@ -19,7 +19,7 @@ pub enum Dice {
     Lifetimes,
 }
 
-impl Dice {
+impl ArrivalDice {
     pub fn of(self, seed: u64) -> Random {
         // Apart from the preemption simulator's, which are the first nine.
         Random::seeded(seed, 16 + self as u64)
@@ -43,7 +43,7 @@ pub struct Arrivals {
 impl Arrivals {
     /// With the dice of the published runs, in the order in which those rolled them: a number that nobody used, the pods, more
     /// pods or fewer, [`ROLLED_BY_OTHERS`], the nodes.
-    pub fn of(setting: &Setting, seed: u64) -> Self {
+    pub fn of(setting: &PlayedTrace, seed: u64) -> Self {
         let mut dice = GoDice::seeded(seed);
         dice.int63();
         let mut pods: Vec<usize> = (0..setting.pods.len()).collect();
@@ -60,9 +60,9 @@ impl Arrivals {
         Self { seed, pods, ranks }
     }
 
-    pub fn iter(&self, setting: &Setting) -> impl Iterator<Item = Arrival> {
+    pub fn iter(&self, setting: &PlayedTrace) -> impl Iterator<Item = PodArrival> {
         let arrival =
-            |(number, pod): (usize, &usize)| Arrival { number, pod: *pod, kind: setting.pods[*pod].kind };
+            |(number, pod): (usize, &usize)| PodArrival { number, pod: *pod, kind: setting.pods[*pod].kind };
         self.pods.iter().enumerate().map(arrival)
     }
 }
@@ -70,7 +70,7 @@ impl Arrivals {
 /// Draws pods with replacement until the next one would ask for more than [`LAST_LOAD`]; of a trace that asks for more by
 /// itself pods are taken out until it does not. A pod over several GPUs is tried as if it asked for one of them, as it was in
 /// the published runs.
-fn fill_up(setting: &Setting, pods: &mut Vec<usize>, dice: &mut GoDice) {
+fn fill_up(setting: &PlayedTrace, pods: &mut Vec<usize>, dice: &mut GoDice) {
     let asks = |pod: usize| setting.kind_of(pod).milli_gpus();
     let mut asked: u64 = pods.iter().map(|pod| asks(*pod)).sum();
     let most = setting.capacity() * LAST_LOAD / 100;
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn of_a_trace_that_asks_for_more_some_are_left_out() {
-        let setting = Setting::of(&built_in::trace());
+        let setting = PlayedTrace::of(&built_in::trace());
         let arrivals = Arrivals::of(&setting, 42);
         assert!(arrivals.pods.len() < setting.pods.len());
         let mut ranks = arrivals.ranks.clone();

@@ -2,11 +2,11 @@
 //! after an exponential time; who finds no room is turned away for good. What is counted is how much of the GPUs asked for was
 //! turned away.
 
-use super::arrivals::{Arrivals, Dice};
-use super::kinds::Setting;
-use super::placer::{Arrival, Placer};
-use super::world::World;
-use crate::sim::events::Events;
+use super::arrivals::{ArrivalDice, Arrivals};
+use super::kinds::PlayedTrace;
+use super::placer::{Placer, PodArrival};
+use super::world::PackingRun;
+use crate::sim::events::EventQueue;
 use crate::sim::random::Random;
 use crate::units::{Millis, Moment};
 use serde::Serialize;
@@ -21,7 +21,7 @@ const COUNTED: u64 = 5;
 
 /// What is asked for in the mean, over what there is, in thousandths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Load(u32);
+pub struct OfferedLoad(u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -31,13 +31,13 @@ pub struct BadLoad {
     text: String,
 }
 
-impl Load {
+impl OfferedLoad {
     pub fn of_one(self) -> f64 {
         f64::from(self.0) / 1000.0
     }
 }
 
-impl FromStr for Load {
+impl FromStr for OfferedLoad {
     type Err = BadLoad;
 
     fn from_str(text: &str) -> Result<Self, BadLoad> {
@@ -60,38 +60,43 @@ impl Rejections {
     }
 }
 
-enum Event {
+enum ChurnEvent {
     Comes,
     Ends(usize),
 }
 
 /// One run; the same arrivals and lifetimes for every policy. `ranks` are the seed's.
-pub fn churn(setting: &Setting, ranks: &Arrivals, load: Load, placer: &mut dyn Placer) -> Rejections {
-    let mut stream = Stream::new(setting, ranks.seed, load);
-    let mut world = World::new(setting, &ranks.ranks, None);
+pub fn churn(
+    setting: &PlayedTrace,
+    ranks: &Arrivals,
+    load: OfferedLoad,
+    placer: &mut dyn Placer,
+) -> Rejections {
+    let mut stream = PodStream::new(setting, ranks.seed, load);
+    let mut world = PackingRun::new(setting, &ranks.ranks, None);
     let mut rejections = Rejections::default();
-    let mut events = Events::default();
+    let mut events = EventQueue::default();
     if let Some(stream) = &mut stream {
-        events.at(stream.next_comes(Moment::default()), Event::Comes);
+        events.at(stream.next_comes(Moment::default()), ChurnEvent::Comes);
     }
     let (begins, ends) = (Moment::default() + LIFETIME.times(WARM_UP), LIFETIME.times(WARM_UP + COUNTED));
     while let Some(event) = events.take() {
         let now = events.now();
         let Some(stream) = stream.as_mut().filter(|_| now < Moment::default() + ends) else { break };
         match event {
-            Event::Ends(number) => world.end(number, placer),
-            Event::Comes => {
+            ChurnEvent::Ends(number) => world.end(number, placer),
+            ChurnEvent::Comes => {
                 let (arrival, lifetime) = stream.draw(setting);
                 let is_placed = world.admit(arrival, placer).node.is_some();
                 if is_placed {
-                    events.at(now + lifetime, Event::Ends(arrival.number));
+                    events.at(now + lifetime, ChurnEvent::Ends(arrival.number));
                 }
                 if now >= begins {
                     let asked = setting.kinds[arrival.kind].milli_gpus();
                     rejections.asked += asked;
                     rejections.rejected += if is_placed { 0 } else { asked };
                 }
-                events.at(stream.next_comes(now), Event::Comes);
+                events.at(stream.next_comes(now), ChurnEvent::Comes);
             }
         }
     }
@@ -99,7 +104,7 @@ pub fn churn(setting: &Setting, ranks: &Arrivals, load: Load, placer: &mut dyn P
 }
 
 /// Pods, one after the other, without end.
-struct Stream {
+struct PodStream {
     /// In milliseconds.
     mean_gap: f64,
     drawn: usize,
@@ -108,18 +113,18 @@ struct Stream {
     lifetimes: Random,
 }
 
-impl Stream {
+impl PodStream {
     /// `None` if no pod asks for a GPU, or there is none.
-    fn new(setting: &Setting, seed: u64, load: Load) -> Option<Self> {
+    fn new(setting: &PlayedTrace, seed: u64, load: OfferedLoad) -> Option<Self> {
         let asked: u64 = setting.pods.iter().map(|pod| setting.kinds[pod.kind].milli_gpus()).sum();
         let mean_asked = asked as f64 / setting.pods.len().max(1) as f64;
         let kept_busy = setting.capacity() as f64 * load.of_one();
         (asked > 0 && kept_busy > 0.0).then(|| Self {
             mean_gap: LIFETIME.0 as f64 * mean_asked / kept_busy,
             drawn: 0,
-            gaps: Dice::Gaps.of(seed),
-            draws: Dice::Draws.of(seed),
-            lifetimes: Dice::Lifetimes.of(seed),
+            gaps: ArrivalDice::Gaps.of(seed),
+            draws: ArrivalDice::Draws.of(seed),
+            lifetimes: ArrivalDice::Lifetimes.of(seed),
         })
     }
 
@@ -127,9 +132,9 @@ impl Stream {
         now + self.gaps.gap(self.mean_gap)
     }
 
-    fn draw(&mut self, setting: &Setting) -> (Arrival, Millis) {
+    fn draw(&mut self, setting: &PlayedTrace) -> (PodArrival, Millis) {
         let pod = self.draws.below(setting.pods.len());
-        let arrival = Arrival { number: self.drawn, pod, kind: setting.pods[pod].kind };
+        let arrival = PodArrival { number: self.drawn, pod, kind: setting.pods[pod].kind };
         self.drawn += 1;
         (arrival, self.lifetimes.gap(LIFETIME.0 as f64))
     }
@@ -171,9 +176,9 @@ mod tests {
 
     #[test]
     fn a_load_is_a_positive_number() {
-        assert_eq!("0.95".parse::<Load>().unwrap().of_one(), 0.95);
+        assert_eq!("0.95".parse::<OfferedLoad>().unwrap().of_one(), 0.95);
         for text in ["", "0", "-1", "95%", "nan", "11", "inf"] {
-            assert!(text.parse::<Load>().is_err(), "{text}");
+            assert!(text.parse::<OfferedLoad>().is_err(), "{text}");
         }
     }
 }

@@ -2,22 +2,22 @@
 //! each GPU. Every placement is entered here too, whoever made it, so that a policy that hands out what is taken is caught.
 //! Whom to place where is not known here.
 
-use super::kinds::{Kind, POD_SLOTS, Setting, Site};
+use super::kinds::{POD_SLOTS, PlayedNode, PlayedTrace, PodKind};
 use crate::scheduling::device::GpuSet;
 use crate::sim::openb::WHOLE_GPU;
 use std::collections::BTreeMap;
 
 /// Nodes by their rank: of two that are equal to a policy, the lower takes the pod.
 #[derive(Debug, Clone)]
-pub struct Cluster {
-    nodes: Vec<Node>,
+pub struct SimulatedCluster {
+    nodes: Vec<SimulatedNode>,
     /// In thousandths of GPUs.
     allocated: u64,
 }
 
 #[derive(Debug, Clone)]
-pub struct Node {
-    /// By its place in [`Setting::sites`].
+pub struct SimulatedNode {
+    /// By its place in [`PlayedTrace::sites`].
     pub site: usize,
     pub model: usize,
     /// What is free: thousandths of cores, bytes, thousandths of each GPU, pods.
@@ -26,14 +26,14 @@ pub struct Node {
     pub gpus: Box<[u32]>,
     pub slots: u32,
     /// How many pods of each sort are here.
-    pub sorts: BTreeMap<Sort, u32>,
+    pub sorts: BTreeMap<DemandSort, u32>,
     /// Rises with every change.
     pub version: u32,
 }
 
 /// Where a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seat {
+pub struct SimulatedPlacement {
     /// By its rank.
     pub node: usize,
     pub gpus: GpuSet,
@@ -41,15 +41,15 @@ pub struct Seat {
 
 /// What GPU pods are grouped by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Sort {
+pub enum DemandSort {
     /// A part of one GPU.
     Part,
     /// So many whole ones.
     Whole(u32),
 }
 
-impl Sort {
-    pub fn of(kind: &Kind) -> Option<Self> {
+impl DemandSort {
+    pub fn of(kind: &PodKind) -> Option<Self> {
         match kind.gpus {
             0 => None,
             _ if kind.is_shared() => Some(Self::Part),
@@ -58,16 +58,16 @@ impl Sort {
     }
 }
 
-impl Cluster {
+impl SimulatedCluster {
     /// All is free; `ranks` has every site once, in the order of their ranks.
-    pub fn new(setting: &Setting, ranks: &[usize]) -> Self {
+    pub fn new(setting: &PlayedTrace, ranks: &[usize]) -> Self {
         Self {
-            nodes: ranks.iter().map(|site| Node::new(*site, &setting.sites[*site])).collect(),
+            nodes: ranks.iter().map(|site| SimulatedNode::new(*site, &setting.sites[*site])).collect(),
             allocated: 0,
         }
     }
 
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[SimulatedNode] {
         &self.nodes
     }
 
@@ -76,19 +76,19 @@ impl Cluster {
         self.allocated
     }
 
-    pub fn take(&mut self, kind: &Kind, seat: Seat) {
+    pub fn take(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
         self.nodes[seat.node].take(kind, seat.gpus);
         self.allocated += kind.milli_gpus();
     }
 
-    pub fn give_back(&mut self, kind: &Kind, seat: Seat) {
+    pub fn give_back(&mut self, kind: &PodKind, seat: SimulatedPlacement) {
         self.nodes[seat.node].give_back(kind, seat.gpus);
         self.allocated -= kind.milli_gpus();
     }
 }
 
-impl Node {
-    fn new(site: usize, bought: &Site) -> Self {
+impl SimulatedNode {
+    fn new(site: usize, bought: &PlayedNode) -> Self {
         Self {
             site,
             model: bought.model,
@@ -101,22 +101,22 @@ impl Node {
         }
     }
 
-    pub fn fits(&self, kind: &Kind) -> bool {
+    pub fn fits(&self, kind: &PodKind) -> bool {
         self.is_accepted(kind) && self.has_gpus(kind)
     }
 
     /// Whether the stock scheduler's own filters let the pod come: they know nothing of GPUs but their model.
-    pub fn is_accepted(&self, kind: &Kind) -> bool {
+    pub fn is_accepted(&self, kind: &PodKind) -> bool {
         kind.models[self.model] && kind.cpu <= self.cpu && kind.memory <= self.memory && self.slots > 0
     }
 
     /// Whether enough single GPUs have room.
-    pub fn has_gpus(&self, kind: &Kind) -> bool {
+    pub fn has_gpus(&self, kind: &PodKind) -> bool {
         kind.gpus == 0 || self.roomy(kind).nth(kind.gpus as usize - 1).is_some()
     }
 
     /// The places of GPUs that have room.
-    pub fn roomy(&self, kind: &Kind) -> impl Iterator<Item = usize> {
+    pub fn roomy(&self, kind: &PodKind) -> impl Iterator<Item = usize> {
         let milli = kind.milli;
         self.gpus.iter().enumerate().filter(move |(_, free)| **free >= milli).map(|(place, _)| place)
     }
@@ -132,7 +132,7 @@ impl Node {
     }
 
     /// The tightest GPUs that have room, and of equal ones those in the lowest places. Whole GPUs are equal.
-    pub fn tightest(&self, kind: &Kind) -> GpuSet {
+    pub fn tightest(&self, kind: &PodKind) -> GpuSet {
         if kind.is_shared() {
             let tightest = self.roomy(kind).min_by_key(|place| (self.gpus[*place], *place));
             return tightest.map(GpuSet::one).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Node {
         self.roomy(kind).take(kind.gpus as usize).collect()
     }
 
-    fn take(&mut self, kind: &Kind, gpus: GpuSet) {
+    fn take(&mut self, kind: &PodKind, gpus: GpuSet) {
         const ROOM: &str = "whoever places a pod has made sure that there is room";
         self.cpu = self.cpu.checked_sub(kind.cpu).expect(ROOM);
         self.memory = self.memory.checked_sub(kind.memory).expect(ROOM);
@@ -149,18 +149,18 @@ impl Node {
         for place in gpus.iter() {
             self.gpus[place] = self.gpus[place].checked_sub(kind.milli).expect(ROOM);
         }
-        if let Some(sort) = Sort::of(kind) {
+        if let Some(sort) = DemandSort::of(kind) {
             *self.sorts.entry(sort).or_default() += 1;
         }
         self.version += 1;
     }
 
-    fn give_back(&mut self, kind: &Kind, gpus: GpuSet) {
+    fn give_back(&mut self, kind: &PodKind, gpus: GpuSet) {
         self.cpu += kind.cpu;
         self.memory += kind.memory;
         self.slots += 1;
         gpus.iter().for_each(|place| self.gpus[place] += kind.milli);
-        if let Some(sort) = Sort::of(kind)
+        if let Some(sort) = DemandSort::of(kind)
             && let Some(count) = self.sorts.get_mut(&sort)
         {
             *count -= 1;
@@ -178,13 +178,13 @@ mod tests {
     #[test]
     fn what_a_pod_takes_it_gives_back() {
         let setting = setting(&[(64_000, 2)], &[]);
-        let mut cluster = Cluster::new(&setting, &[0]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
         let (part, whole) = (kind(1000, 1, 400), kind(1000, 2, 1000));
-        let seat = Seat { node: 0, gpus: cluster.nodes()[0].tightest(&part) };
+        let seat = SimulatedPlacement { node: 0, gpus: cluster.nodes()[0].tightest(&part) };
         cluster.take(&part, seat);
         assert_eq!((cluster.allocated(), &*cluster.nodes()[0].gpus), (400, &[600, 1000][..]));
         assert!(!cluster.nodes()[0].fits(&whole));
-        assert_eq!(cluster.nodes()[0].sorts, BTreeMap::from([(Sort::Part, 1)]));
+        assert_eq!(cluster.nodes()[0].sorts, BTreeMap::from([(DemandSort::Part, 1)]));
         cluster.give_back(&part, seat);
         assert!(cluster.nodes()[0].fits(&whole));
         assert_eq!((cluster.allocated(), cluster.nodes()[0].sorts.len()), (0, 0));
@@ -193,9 +193,9 @@ mod tests {
     #[test]
     fn a_part_goes_to_the_tightest_gpu_and_whole_ones_are_the_first_that_are_free() {
         let setting = setting(&[(64_000, 4)], &[]);
-        let mut cluster = Cluster::new(&setting, &[0]);
-        cluster.take(&kind(0, 1, 300), Seat { node: 0, gpus: GpuSet::one(0) });
-        cluster.take(&kind(0, 1, 500), Seat { node: 0, gpus: GpuSet::one(2) });
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        cluster.take(&kind(0, 1, 300), SimulatedPlacement { node: 0, gpus: GpuSet::one(0) });
+        cluster.take(&kind(0, 1, 500), SimulatedPlacement { node: 0, gpus: GpuSet::one(2) });
         let node = &cluster.nodes()[0];
         assert_eq!(node.tightest(&kind(0, 1, 200)), GpuSet::one(2));
         assert_eq!(node.tightest(&kind(0, 1, 600)), GpuSet::one(0));
@@ -207,8 +207,8 @@ mod tests {
     #[should_panic(expected = "there is room")]
     fn a_gpu_that_is_handed_out_twice_is_caught() {
         let setting = setting(&[(64_000, 1)], &[]);
-        let mut cluster = Cluster::new(&setting, &[0]);
-        let seat = Seat { node: 0, gpus: GpuSet::one(0) };
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        let seat = SimulatedPlacement { node: 0, gpus: GpuSet::one(0) };
         cluster.take(&kind(0, 1, 600), seat);
         cluster.take(&kind(0, 1, 600), seat);
     }

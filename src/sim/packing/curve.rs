@@ -6,7 +6,7 @@ use crate::sim::openb::WHOLE_GPU;
 
 /// By load, from 0 % to [`LAST_LOAD`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Curve {
+pub struct AllocationCurve {
     capacity: u64,
     asked: u64,
     levels: Vec<Level>,
@@ -28,7 +28,7 @@ pub struct Point {
     pub fragmented: f64,
 }
 
-impl Curve {
+impl AllocationCurve {
     /// Of a cluster with so many thousandths of GPUs.
     pub fn new(capacity: u64) -> Self {
         Self { capacity: capacity.max(1), asked: 0, levels: vec![Level::default(); LAST_LOAD as usize + 1] }
@@ -68,7 +68,7 @@ pub fn load(asked: u64, capacity: u64) -> u64 {
 }
 
 /// The mean over curves, at each load that any of them has.
-pub fn mean(curves: &[&Curve]) -> Vec<Point> {
+pub fn mean(curves: &[&AllocationCurve]) -> Vec<Point> {
     let at = |load: u64| {
         let points: Vec<Point> = curves.iter().filter_map(|curve| curve.at(load)).collect();
         let mean = |of: fn(&Point) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_load_s_figure_is_the_mean_over_the_events_that_round_to_it() {
-        let mut curve = Curve::new(10_000);
+        let mut curve = AllocationCurve::new(10_000);
         curve.note(40, 40, 1.0);
         // 0.9 % and 1.4 % round to 1.
         curve.note(50, 90, 2.0);
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn the_mean_is_over_those_that_have_the_load() {
-        let (mut one, mut two) = (Curve::new(10_000), Curve::new(10_000));
+        let (mut one, mut two) = (AllocationCurve::new(10_000), AllocationCurve::new(10_000));
         one.note(100, 100, 0.0);
         two.note(100, 50, 0.0);
         two.note(100, 150, 0.0);

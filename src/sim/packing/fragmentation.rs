@@ -1,8 +1,8 @@
 //! Fragmentation as FGD measures it (Weng, Yang et al., USENIX ATC 2023, §3): of what is free on a node's GPUs, how much a pod
 //! drawn from the typical ones could not use. Counts weigh the typical pods, not shares, so that sums are exact.
 
-use super::cluster::Node;
-use super::kinds::{Kind, Setting};
+use super::cluster::SimulatedNode;
+use super::kinds::{PlayedTrace, PodKind};
 use crate::sim::openb::WHOLE_GPU;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -14,14 +14,14 @@ const TYPICAL: u64 = 95;
 #[derive(Debug, Clone)]
 pub struct Typical {
     /// Of GPU pods alone: one that runs on CPUs uses no GPU anywhere.
-    shapes: Vec<Shape>,
+    shapes: Vec<TypicalShape>,
     /// How many pods they stand for.
     count: u64,
 }
 
 /// Typical pods that differ in their CPU only.
 #[derive(Debug, Clone)]
-struct Shape {
+struct TypicalShape {
     milli: u32,
     gpus: u32,
     models: Box<[bool]>,
@@ -38,18 +38,18 @@ pub struct Rest<'a> {
     pub gpus: &'a [u32],
 }
 
-impl<'a> From<&'a Node> for Rest<'a> {
-    fn from(node: &'a Node) -> Self {
+impl<'a> From<&'a SimulatedNode> for Rest<'a> {
+    fn from(node: &'a SimulatedNode) -> Self {
         Self { model: node.model, cpu: node.cpu, gpus: &node.gpus }
     }
 }
 
 impl Typical {
     /// Those of a trace. Memory tells none of them apart, as in the published runs.
-    pub fn of(setting: &Setting) -> Self {
+    pub fn of(setting: &PlayedTrace) -> Self {
         let mut counts: BTreeMap<(u64, u32, u32, &[bool]), u64> = BTreeMap::new();
         for pod in &setting.pods {
-            let Kind { cpu, milli, gpus, models, .. } = &setting.kinds[pod.kind];
+            let PodKind { cpu, milli, gpus, models, .. } = &setting.kinds[pod.kind];
             *counts.entry((*cpu, *milli, *gpus, models)).or_default() += 1;
         }
         let mut by_count: Vec<_> = counts.into_iter().collect();
@@ -65,7 +65,7 @@ impl Typical {
                 *shapes.entry((milli, gpus, models)).or_default().entry(cpu).or_default() += count;
             }
         }
-        Self { shapes: shapes.into_iter().map(Shape::of).collect(), count: covered }
+        Self { shapes: shapes.into_iter().map(TypicalShape::of).collect(), count: covered }
     }
 
     /// How many pods they stand for: what [`Self::fragments`] is to be divided by.
@@ -83,7 +83,7 @@ impl Typical {
     }
 }
 
-impl Shape {
+impl TypicalShape {
     fn of(((milli, gpus, models), cpus): ((u32, u32, &[bool]), BTreeMap<u64, u64>)) -> Self {
         let mut sum = 0;
         let up_to = cpus.into_iter().map(|(cpu, count)| {
@@ -122,13 +122,13 @@ pub struct Fragments<'t> {
 }
 
 impl<'t> Fragments<'t> {
-    pub fn of(typical: &'t Typical, nodes: &[Node]) -> Self {
+    pub fn of(typical: &'t Typical, nodes: &[SimulatedNode]) -> Self {
         let by_node: Vec<u64> = nodes.iter().map(|node| typical.fragments(node.into())).collect();
         Self { typical, sum: by_node.iter().sum(), by_node }
     }
 
     /// Takes in one node's change.
-    pub fn update(&mut self, place: usize, node: &Node) {
+    pub fn update(&mut self, place: usize, node: &SimulatedNode) {
         let now = self.typical.fragments(node.into());
         self.sum = self.sum - self.by_node[place] + now;
         self.by_node[place] = now;
@@ -142,7 +142,7 @@ impl<'t> Fragments<'t> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cluster::{Cluster, Seat};
+    use super::super::cluster::{SimulatedCluster, SimulatedPlacement};
     use super::super::testing::{kind, setting};
     use super::*;
     use crate::scheduling::device::GpuSet;
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_model_that_a_pod_does_not_accept_is_of_no_use_to_it() {
-        let picky = Kind { models: [false, true].into(), ..kind(1000, 1, 500) };
+        let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
         let typical = Typical::of(&setting(&[(8000, 1)], &[picky]));
         assert_eq!(typical.fragments(Rest { model: 0, cpu: 8000, gpus: &[1000] }), 1000);
         assert_eq!(typical.fragments(Rest { model: 1, cpu: 8000, gpus: &[1000] }), 0);
@@ -178,8 +178,9 @@ mod tests {
     #[test]
     fn rare_pods_are_not_typical() {
         let mut setting = setting(&[(8000, 1)], &[kind(1000, 1, 500), kind(1000, 1, 700)]);
-        setting.pods =
-            (0..100).map(|n| super::super::kinds::Pod { kind: usize::from(n >= 95), qos: None }).collect();
+        setting.pods = (0..100)
+            .map(|n| super::super::kinds::PlayedPod { kind: usize::from(n >= 95), qos: None })
+            .collect();
         assert_eq!(Typical::of(&setting).count(), 95);
         setting.pods.push(setting.pods[99]);
         assert_eq!(Typical::of(&setting).count(), 101);
@@ -189,10 +190,10 @@ mod tests {
     fn the_sum_follows_each_change() {
         let setting = setting(&[(8000, 2), (8000, 2)], &[kind(1000, 1, 600)]);
         let typical = Typical::of(&setting);
-        let mut cluster = Cluster::new(&setting, &[0, 1]);
+        let mut cluster = SimulatedCluster::new(&setting, &[0, 1]);
         let mut fragments = Fragments::of(&typical, cluster.nodes());
         assert_eq!(fragments.gpus(), 0.0);
-        cluster.take(&setting.kinds[0], Seat { node: 1, gpus: GpuSet::one(1) });
+        cluster.take(&setting.kinds[0], SimulatedPlacement { node: 1, gpus: GpuSet::one(1) });
         fragments.update(1, &cluster.nodes()[1]);
         assert_eq!(fragments.gpus(), 0.4);
     }

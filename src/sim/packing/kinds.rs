@@ -10,19 +10,19 @@ pub const POD_SLOTS: u32 = 110;
 
 /// A trace, understood once and played many times.
 #[derive(Debug, Clone)]
-pub struct Setting {
-    pub sites: Vec<Site>,
+pub struct PlayedTrace {
+    pub sites: Vec<PlayedNode>,
     pub models: Vec<GpuModel>,
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<PodKind>,
     /// In the trace's order.
-    pub pods: Vec<Pod>,
+    pub pods: Vec<PlayedPod>,
 }
 
 /// A node as it was bought.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Site {
+pub struct PlayedNode {
     pub name: NodeName,
-    /// By its place in [`Setting::models`].
+    /// By its place in [`PlayedTrace::models`].
     pub model: usize,
     /// In thousandths of a core.
     pub cpu: u64,
@@ -33,7 +33,7 @@ pub struct Site {
 
 /// What a pod asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Kind {
+pub struct PodKind {
     pub cpu: u64,
     pub memory: u64,
     /// None at all for a pod that runs on CPUs alone.
@@ -45,13 +45,13 @@ pub struct Kind {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pod {
-    /// By its place in [`Setting::kinds`].
+pub struct PlayedPod {
+    /// By its place in [`PlayedTrace::kinds`].
     pub kind: usize,
     pub qos: Option<Qos>,
 }
 
-impl Setting {
+impl PlayedTrace {
     pub fn of(trace: &Trace) -> Self {
         let mut models: Vec<GpuModel> = trace.nodes.iter().map(|node| node.model.clone()).collect();
         models.sort_unstable();
@@ -62,21 +62,21 @@ impl Setting {
         let mut pod = |pod: &TracePod| {
             let asked = (pod.cpu, pod.memory, pod.gpus, pod.milli, pod.models.clone());
             let kind = *places.entry(asked).or_insert_with(|| {
-                kinds.push(Kind::of(pod, &models));
+                kinds.push(PodKind::of(pod, &models));
                 kinds.len() - 1
             });
-            Pod { kind, qos: pod.life.map(|life| life.qos) }
+            PlayedPod { kind, qos: pod.life.map(|life| life.qos) }
         };
         let pods = trace.pods.iter().map(&mut pod).collect();
         Self { sites, models, kinds, pods }
     }
 
-    pub fn kind_of(&self, pod: usize) -> &Kind {
+    pub fn kind_of(&self, pod: usize) -> &PodKind {
         &self.kinds[self.pods[pod].kind]
     }
 
     /// Whether a pod of the kind could run on any node if nobody else did.
-    pub fn could_hold(&self, kind: &Kind) -> bool {
+    pub fn could_hold(&self, kind: &PodKind) -> bool {
         self.sites.iter().any(|site| site.could_hold(kind))
     }
 
@@ -86,9 +86,9 @@ impl Setting {
     }
 }
 
-impl Site {
+impl PlayedNode {
     /// Whether a pod of the kind could run here if nobody else did.
-    pub fn could_hold(&self, kind: &Kind) -> bool {
+    pub fn could_hold(&self, kind: &PodKind) -> bool {
         kind.models[self.model]
             && kind.gpus <= self.gpus
             && kind.cpu <= self.cpu
@@ -96,7 +96,7 @@ impl Site {
     }
 }
 
-impl Kind {
+impl PodKind {
     fn of(pod: &TracePod, models: &[GpuModel]) -> Self {
         let is_accepted = |model| pod.gpus == 0 || pod.models.is_empty() || pod.models.contains(model);
         Self {
@@ -119,8 +119,8 @@ impl Kind {
     }
 }
 
-fn site(node: &TraceNode, models: &[GpuModel]) -> Site {
-    Site {
+fn site(node: &TraceNode, models: &[GpuModel]) -> PlayedNode {
+    PlayedNode {
         name: node.name.clone(),
         model: models.binary_search(&node.model).expect("every node's model was listed"),
         cpu: node.cpu.0,
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn pods_that_ask_for_the_same_are_of_one_kind_whatever_became_of_them() {
         let trace = built_in::trace();
-        let setting = Setting::of(&trace);
+        let setting = PlayedTrace::of(&trace);
         assert_eq!(setting.capacity(), 24 * 8 * 1000);
         assert_eq!(setting.pods.len(), trace.pods.len());
         // Of the nine shapes that are made up, three ask for one whole GPU, and two for a half.

@@ -31,14 +31,14 @@ pub mod shipped;
 pub mod world;
 
 pub use arrivals::Arrivals;
-pub use bound::Bound;
-pub use churn::{Load, Rejections, churn};
+pub use bound::AllocationBound;
+pub use churn::{OfferedLoad, Rejections, churn};
 pub use fragmentation::Typical;
-pub use kinds::Setting;
-pub use policy::PackingPolicy;
+pub use kinds::PlayedTrace;
+pub use policy::PlayedPolicy;
 pub use replay::{Replay, replay};
-pub use report::Line;
-pub use shipped::{CpuRule, Eviction};
+pub use report::PackingLine;
+pub use shipped::{CpuRule, SimulatedEviction};
 
 #[cfg(test)]
 mod testing;

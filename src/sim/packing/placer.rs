@@ -1,10 +1,10 @@
 //! Who places pods: every policy that is played is one of these.
 
-use super::cluster::{Cluster, Seat};
+use super::cluster::{SimulatedCluster, SimulatedPlacement};
 
 /// A pod that comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Arrival {
+pub struct PodArrival {
     /// How many came before it. One row of a trace may come several times.
     pub number: usize,
     /// By its place in the setting's pods.
@@ -16,21 +16,21 @@ pub struct Arrival {
 /// Where a pod goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placed {
-    pub seat: Seat,
+    pub seat: SimulatedPlacement,
     /// Who has left for it, by their numbers.
     pub evicted: Vec<usize>,
 }
 
 impl Placed {
     /// Nobody leaves.
-    pub fn alone(seat: Seat) -> Self {
+    pub fn alone(seat: SimulatedPlacement) -> Self {
         Self { seat, evicted: Vec::new() }
     }
 }
 
 pub trait Placer {
     /// Where the pod goes; `None` if there is no room for it. It is there from then on.
-    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed>;
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed>;
 
     /// A pod that was placed has ended. Who remembers nothing of pods has nothing to do.
     fn end(&mut self, _number: usize) {}

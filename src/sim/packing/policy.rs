@@ -1,22 +1,22 @@
 //! The policies that can be played, by their names.
 
-use super::arrivals::{Arrivals, Dice};
+use super::arrivals::{ArrivalDice, Arrivals};
 use super::baseline::at_random::AtRandom;
 use super::baseline::fgd::Fgd;
 use super::baseline::fit::{BestFit, DotProduct};
-use super::baseline::grouping::{Clustering, Packing};
+use super::baseline::grouping::{Clustering, PackingBaseline};
 use super::baseline::scored::Scored;
 use super::fragmentation::Typical;
-use super::kinds::Setting;
+use super::kinds::PlayedTrace;
 use super::placer::Placer;
 use super::shipped::learning::Knowledge;
-use super::shipped::{CpuRule, Eviction, Shipped};
+use super::shipped::{CpuRule, Shipped, SimulatedEviction};
 use serde::Serialize;
 use std::str::FromStr;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum PackingPolicy {
+pub enum PlayedPolicy {
     Random,
     DotProduct,
     Clustering,
@@ -30,12 +30,12 @@ pub enum PackingPolicy {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy {name:?}; write one or several of {}", PackingPolicy::ALL.map(PackingPolicy::name).join(", "))]
+#[error("there is no policy {name:?}; write one or several of {}", PlayedPolicy::ALL.map(PlayedPolicy::name).join(", "))]
 pub struct UnknownPolicy {
     name: String,
 }
 
-impl PackingPolicy {
+impl PlayedPolicy {
     pub const ALL: [Self; 8] = [
         Self::Random,
         Self::DotProduct,
@@ -81,17 +81,17 @@ impl PackingPolicy {
     /// Ready to place the first pod of these arrivals.
     pub fn placer<'s>(
         self,
-        setting: &'s Setting,
+        setting: &'s PlayedTrace,
         typical: &'s Typical,
         arrivals: &Arrivals,
-        eviction: Eviction,
+        eviction: SimulatedEviction,
         cpu_rule: CpuRule,
     ) -> Box<dyn Placer + 's> {
         match self {
-            Self::Random => Box::new(AtRandom::new(setting, Dice::Policy.of(arrivals.seed))),
+            Self::Random => Box::new(AtRandom::new(setting, ArrivalDice::Policy.of(arrivals.seed))),
             Self::DotProduct => Box::new(Scored::new(setting, DotProduct)),
             Self::Clustering => Box::new(Scored::new(setting, Clustering)),
-            Self::Packing => Box::new(Scored::new(setting, Packing)),
+            Self::Packing => Box::new(Scored::new(setting, PackingBaseline)),
             Self::BestFit => Box::new(Scored::new(setting, BestFit)),
             Self::Fgd => Box::new(Scored::new(setting, Fgd(typical))),
             Self::Stowage | Self::StowageTold => {
@@ -102,7 +102,7 @@ impl PackingPolicy {
     }
 
     /// What Stowage knows of the pods to come.
-    pub fn knowledge(self, setting: &Setting) -> Knowledge {
+    pub fn knowledge(self, setting: &PlayedTrace) -> Knowledge {
         match self {
             Self::StowageTold => Knowledge::of_all(setting),
             _ => Knowledge::Learned,
@@ -110,7 +110,7 @@ impl PackingPolicy {
     }
 }
 
-impl FromStr for PackingPolicy {
+impl FromStr for PlayedPolicy {
     type Err = UnknownPolicy;
 
     fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn every_policy_is_found_by_its_name_and_written_so() {
-        for policy in PackingPolicy::ALL {
+        for policy in PlayedPolicy::ALL {
             assert_eq!(policy.name().parse(), Ok(policy));
             assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
         }
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn an_unknown_policy_is_answered_with_those_that_exist() {
-        let error = "worst-fit".parse::<PackingPolicy>().unwrap_err().to_string();
+        let error = "worst-fit".parse::<PlayedPolicy>().unwrap_err().to_string();
         assert!(
             error.starts_with("there is no policy \"worst-fit\"; write one or several of random, "),
             "{error}"

@@ -2,11 +2,11 @@
 //! evicted, whoever had to leave waits, and comes back where others' leaving makes room.
 
 use super::arrivals::Arrivals;
-use super::curve::Curve;
+use super::curve::AllocationCurve;
 use super::fragmentation::Typical;
-use super::kinds::Setting;
-use super::placer::{Arrival, Placer};
-use super::world::World;
+use super::kinds::PlayedTrace;
+use super::placer::{Placer, PodArrival};
+use super::world::PackingRun;
 use crate::sim::openb::Qos;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -15,20 +15,20 @@ use std::collections::BTreeMap;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Replay {
     pub seed: u64,
-    pub curve: Curve,
-    pub admission: Admission,
+    pub curve: AllocationCurve,
+    pub admission: AdmissionCounts,
 }
 
 /// Of the pods that others may be evicted for, what found room, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Admission {
+pub struct AdmissionCounts {
     pub asked: u64,
     pub admitted: u64,
     /// How often a pod had to leave for another.
     pub evicted: u64,
 }
 
-impl Admission {
+impl AdmissionCounts {
     /// In hundredths, by GPUs.
     pub fn percent(&self) -> f64 {
         100.0 * self.admitted as f64 / self.asked.max(1) as f64
@@ -40,11 +40,16 @@ pub fn is_high(qos: Option<Qos>) -> bool {
     matches!(qos, Some(Qos::LatencySensitive | Qos::Guaranteed))
 }
 
-pub fn replay(setting: &Setting, arrivals: &Arrivals, typical: &Typical, placer: &mut dyn Placer) -> Replay {
-    let world = World::new(setting, &arrivals.ranks, Some(typical));
-    let mut run = Run { setting, world, waiting: Waiting::default(), came: arrivals.pods.len() };
-    let mut curve = Curve::new(setting.capacity());
-    let mut admission = Admission::default();
+pub fn replay(
+    setting: &PlayedTrace,
+    arrivals: &Arrivals,
+    typical: &Typical,
+    placer: &mut dyn Placer,
+) -> Replay {
+    let world = PackingRun::new(setting, &arrivals.ranks, Some(typical));
+    let mut run = ReplayRun { setting, world, waiting: EvictedPods::default(), came: arrivals.pods.len() };
+    let mut curve = AllocationCurve::new(setting.capacity());
+    let mut admission = AdmissionCounts::default();
     for arrival in arrivals.iter(setting) {
         let (is_placed, evicted) = run.step(arrival, placer);
         let asked = setting.kinds[arrival.kind].milli_gpus();
@@ -58,20 +63,20 @@ pub fn replay(setting: &Setting, arrivals: &Arrivals, typical: &Typical, placer:
     Replay { seed: arrivals.seed, curve, admission }
 }
 
-struct Run<'s> {
-    setting: &'s Setting,
-    world: World<'s>,
-    waiting: Waiting,
+struct ReplayRun<'s> {
+    setting: &'s PlayedTrace,
+    world: PackingRun<'s>,
+    waiting: EvictedPods,
     /// Pods that had a number so far: one that comes back has another.
     came: usize,
 }
 
 /// Pods that had to leave, by kind, as their places in the setting's pods.
-type Waiting = BTreeMap<usize, Vec<usize>>;
+type EvictedPods = BTreeMap<usize, Vec<usize>>;
 
-impl Run<'_> {
+impl ReplayRun<'_> {
     /// Whether the pod was placed, and how many had to leave for it.
-    fn step(&mut self, arrival: Arrival, placer: &mut dyn Placer) -> (bool, u64) {
+    fn step(&mut self, arrival: PodArrival, placer: &mut dyn Placer) -> (bool, u64) {
         let outcome = self.world.admit(arrival, placer);
         let Some(node) = outcome.node else { return (false, 0) };
         for pod in &outcome.evicted {
@@ -103,7 +108,7 @@ impl Run<'_> {
     }
 
     fn come_back(&mut self, pod: usize, placer: &mut dyn Placer) -> bool {
-        let arrival = Arrival { number: self.came, pod, kind: self.setting.pods[pod].kind };
+        let arrival = PodArrival { number: self.came, pod, kind: self.setting.pods[pod].kind };
         self.came += 1;
         self.world.admit(arrival, placer).node.is_some()
     }

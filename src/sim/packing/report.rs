@@ -1,15 +1,15 @@
 //! Runs of several policies and seeds, side by side.
 
-use super::churn::{Load, Rejections};
-use super::curve::{self, Curve, Point};
-use super::policy::PackingPolicy;
+use super::churn::{OfferedLoad, Rejections};
+use super::curve::{self, AllocationCurve, Point};
+use super::policy::PlayedPolicy;
 use super::replay::Replay;
 use serde::Serialize;
 
 /// One policy over all seeds; shares of all GPUs in hundredths.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Line {
-    pub policy: PackingPolicy,
+pub struct PackingLine {
+    pub policy: PlayedPolicy,
     pub seeds: Vec<u64>,
     /// Allocated when 100 % and 130 % of the GPUs have been asked for: means over seeds.
     pub at_100: Option<f64>,
@@ -29,10 +29,10 @@ pub struct Line {
     pub points: Vec<Point>,
 }
 
-impl Line {
+impl PackingLine {
     /// The replays of one policy, in the order of their seeds.
-    pub fn of(policy: PackingPolicy, replays: &[Replay], shows_admission: bool) -> Self {
-        let curves: Vec<&Curve> = replays.iter().map(|replay| &replay.curve).collect();
+    pub fn of(policy: PlayedPolicy, replays: &[Replay], shows_admission: bool) -> Self {
+        let curves: Vec<&AllocationCurve> = replays.iter().map(|replay| &replay.curve).collect();
         let points = curve::mean(&curves);
         let at = |load: u64| points.iter().find(|point| point.load == load);
         let mean = |of: &dyn Fn(&Replay) -> f64| {
@@ -61,7 +61,7 @@ impl Line {
 /// One policy where pods end, over all seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Losses {
-    pub policy: PackingPolicy,
+    pub policy: PlayedPolicy,
     pub seeds: Vec<u64>,
     /// What pods would keep busy of all GPUs if none were turned away; 1 is all.
     pub load: f64,
@@ -72,7 +72,7 @@ pub struct Losses {
 }
 
 impl Losses {
-    pub fn of(policy: PackingPolicy, load: Load, runs: &[(u64, Rejections)]) -> Self {
+    pub fn of(policy: PlayedPolicy, load: OfferedLoad, runs: &[(u64, Rejections)]) -> Self {
         let each: Vec<f64> = runs.iter().map(|(_, rejections)| rejections.percent()).collect();
         Self {
             policy,

@@ -3,16 +3,16 @@
 use super::*;
 use crate::sim::openb::built_in;
 
-fn run(setting: &Setting, policy: PackingPolicy, arrivals: &Arrivals) -> Replay {
+fn run(setting: &PlayedTrace, policy: PlayedPolicy, arrivals: &Arrivals) -> Replay {
     let typical = Typical::of(setting);
-    let mut placer = policy.placer(setting, &typical, arrivals, Eviction::Never, CpuRule::default());
+    let mut placer = policy.placer(setting, &typical, arrivals, SimulatedEviction::Never, CpuRule::default());
     replay(setting, arrivals, &typical, &mut *placer)
 }
 
 #[test]
 fn a_run_is_the_same_each_time() {
-    let setting = Setting::of(&built_in::trace());
-    for policy in PackingPolicy::ALL {
+    let setting = PlayedTrace::of(&built_in::trace());
+    for policy in PlayedPolicy::ALL {
         let arrivals = Arrivals::of(&setting, 42);
         assert_eq!(run(&setting, policy, &arrivals), run(&setting, policy, &arrivals), "{policy:?}");
     }
@@ -20,9 +20,9 @@ fn a_run_is_the_same_each_time() {
 
 #[test]
 fn what_is_allocated_is_what_was_asked_for_until_something_is_dropped() {
-    let setting = Setting::of(&built_in::trace());
+    let setting = PlayedTrace::of(&built_in::trace());
     let arrivals = Arrivals::of(&setting, 42);
-    for policy in PackingPolicy::ALL {
+    for policy in PlayedPolicy::ALL {
         let curve = run(&setting, policy, &arrivals).curve;
         let half = curve.at(50).unwrap();
         assert!((half.allocated - 50.0).abs() < 0.6, "{policy:?}: {half:?}");

@@ -39,10 +39,10 @@ pub mod tally;
 pub mod workload;
 mod world;
 
-pub use orders::Order;
+pub use orders::VictimOrder;
 pub use report::Report;
-pub use tally::Tally;
-pub use workload::{Extent, Workload, WorkloadError};
+pub use tally::PreemptionTally;
+pub use workload::{Workload, WorkloadError, WorkloadExtent};
 pub use world::play;
 
 #[cfg(test)]

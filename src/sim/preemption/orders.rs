@@ -4,9 +4,11 @@
 use super::stock;
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::GpuSet;
-use crate::scheduling::ledger::{Ledger, Phase};
+use crate::scheduling::ledger::{Ledger, PodPhase};
 use crate::scheduling::pack;
-use crate::scheduling::preempt::{self, Effort, Resident, Room, Rules, discharge, settle_bars};
+use crate::scheduling::preempt::{
+    self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, discharge, settle_bars,
+};
 use crate::scheduling::request::Demand;
 use crate::units::{Millis, Moment};
 use serde::Serialize;
@@ -14,7 +16,7 @@ use std::cmp::Reverse;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Order {
+pub enum VictimOrder {
     /// The cheapest set by the shipped price, by the shipped search.
     Stowage,
     /// The stock scheduler's choice by sums over nodes; where no single GPU fits the pod then, more leave in its order.
@@ -29,7 +31,7 @@ pub enum Order {
 
 /// Who leaves which node, and what the pod gets there.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Choice {
+pub struct VictimChoice {
     pub node: NodeName,
     pub gpus: GpuSet,
     /// Who is evicted for it.
@@ -44,11 +46,11 @@ pub struct Choice {
 /// A resident, and since when it runs.
 #[derive(Debug, Clone, Copy)]
 pub struct Person<'a> {
-    pub resident: &'a Resident,
+    pub resident: &'a PotentialVictim,
     pub started: Moment,
 }
 
-impl Order {
+impl VictimOrder {
     pub const ALL: [Self; 5] =
         [Self::Stowage, Self::Stock, Self::StockOnGpus, Self::YoungestFirst, Self::LowestPriorityFirst];
 
@@ -63,11 +65,16 @@ impl Order {
     }
 
     /// `None` if nobody's leaving would be enough on any node.
-    pub fn choose(self, ledger: &Ledger, rooms: &[Room], demand: &Demand) -> Option<Choice> {
+    pub fn choose(
+        self,
+        ledger: &Ledger,
+        rooms: &[PreemptionCandidate],
+        demand: &Demand,
+    ) -> Option<VictimChoice> {
         if self == Self::Stowage {
             return cheapest(rooms, demand);
         }
-        let rooms: Vec<&Room> = rooms.iter().filter(|room| could_fit(room, demand)).collect();
+        let rooms: Vec<&PreemptionCandidate> = rooms.iter().filter(|room| could_fit(room, demand)).collect();
         let people = |room| people(ledger, room);
         match self {
             Self::Stowage => unreachable!("it was answered"),
@@ -91,9 +98,9 @@ impl Order {
     }
 }
 
-fn cheapest(rooms: &[Room], demand: &Demand) -> Option<Choice> {
-    let set = preempt::cheapest(rooms, demand, Rules::Keep, Effort::default())?;
-    Some(Choice {
+fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    let set = preempt::cheapest(rooms, demand, BudgetRules::Keep, SearchEffort::default())?;
+    Some(VictimChoice {
         node: set.node.clone(),
         gpus: set.gpus,
         evicted: set.evicted().cloned().collect(),
@@ -105,19 +112,19 @@ fn cheapest(rooms: &[Room], demand: &Demand) -> Option<Choice> {
 
 /// Of what each room's rule says who leaves, the least by its key.
 pub fn best<'a, K: Ord>(
-    rooms: &[&'a Room],
+    rooms: &[&'a PreemptionCandidate],
     demand: &Demand,
-    rule: impl Fn(&'a Room) -> (K, Vec<Person<'a>>),
-) -> Option<Choice> {
+    rule: impl Fn(&'a PreemptionCandidate) -> (K, Vec<Person<'a>>),
+) -> Option<VictimChoice> {
     let ruled = rooms.iter().map(|room| (rule(room), *room));
     let ((_, leave), room) = ruled.min_by(|((a, _), _), ((b, _), _)| a.cmp(b))?;
     Some(choice(room, demand, &leave))
 }
 
 /// The victims' room for the pod, which fits there once they have left.
-pub fn choice(room: &Room, demand: &Demand, leave: &[Person<'_>]) -> Choice {
+pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> VictimChoice {
     let evicted: Vec<PodUid> = leave.iter().map(|one| one.resident.uid.clone()).collect();
-    Choice {
+    VictimChoice {
         node: room.node.clone(),
         gpus: fits_without(room, demand, leave).expect("victims are chosen until the pod fits"),
         awaited: evicted.clone(),
@@ -128,12 +135,12 @@ pub fn choice(room: &Room, demand: &Demand, leave: &[Person<'_>]) -> Choice {
 }
 
 /// All who may leave a node.
-pub fn people<'a>(ledger: &Ledger, room: &'a Room) -> Vec<Person<'a>> {
+pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
     let started = |uid: &PodUid| match &ledger.entry(uid)?.phase {
-        Phase::Bound(bound) => Some(bound.started),
+        PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     };
-    let person = |resident: &'a Resident| Person {
+    let person = |resident: &'a PotentialVictim| Person {
         resident,
         started: started(&resident.uid).unwrap_or_else(|| ledger.now()),
     };
@@ -141,7 +148,7 @@ pub fn people<'a>(ledger: &Ledger, room: &'a Room) -> Vec<Person<'a>> {
 }
 
 /// The first of these without whom the pod fits, and of them none whose staying would do as well.
-fn in_order<'a>(room: &Room, demand: &Demand, people: &[Person<'a>]) -> Vec<Person<'a>> {
+fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a>]) -> Vec<Person<'a>> {
     let enough = (0..=people.len()).find(|count| fits_without(room, demand, &people[..*count]).is_some());
     let mut leave = people[..enough.unwrap_or(people.len())].to_vec();
     for place in (0..leave.len()).rev() {
@@ -154,14 +161,14 @@ fn in_order<'a>(room: &Room, demand: &Demand, people: &[Person<'a>]) -> Vec<Pers
 }
 
 /// The GPUs that the pod would get if these left.
-pub fn fits_without(room: &Room, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
+pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
     let mut gpus = room.gpus.clone();
     leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
     settle_bars(&room.bars, &mut gpus, |uid| leave.iter().any(|one| one.resident.uid == *uid));
     pack::choose(&gpus, demand, GpuSet::ALL)
 }
 
-fn could_fit(room: &Room, demand: &Demand) -> bool {
+fn could_fit(room: &PreemptionCandidate, demand: &Demand) -> bool {
     let all: Vec<Person<'_>> =
         room.candidates.iter().map(|resident| Person { resident, started: Moment::default() }).collect();
     fits_without(room, demand, &all).is_some()

@@ -1,16 +1,16 @@
 //! Runs under several orders and seeds, compared.
 
-use super::orders::Order;
-use super::tally::{GpuTime, Tally};
+use super::orders::VictimOrder;
+use super::tally::{GpuTime, PreemptionTally};
 use super::workload::Workload;
 use serde::Serialize;
 
 /// One run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Outcome {
-    pub order: Order,
+pub struct RunOutcome {
+    pub order: VictimOrder,
     pub seed: u64,
-    pub tally: Tally,
+    pub tally: PreemptionTally,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -18,14 +18,14 @@ pub struct Report {
     pub seeds: Vec<u64>,
     pub nodes: usize,
     pub gpus: u64,
-    /// In the order of [`Order::ALL`].
-    pub results: Vec<Line>,
+    /// In the order of [`VictimOrder::ALL`].
+    pub results: Vec<OrderLine>,
 }
 
 /// One order over all seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Line {
-    pub order: Order,
+pub struct OrderLine {
+    pub order: VictimOrder,
     pub lost_gpu_hours: Spread,
     /// Over what our own order loses with the same seed, over the seeds with which it loses anything.
     pub lost_times_ours: Option<Spread>,
@@ -65,38 +65,38 @@ impl Spread {
 
 impl Report {
     /// Of all orders on workloads of one cluster; the same in whatever order the runs ended.
-    pub fn of(workloads: &[Workload], outcomes: &[Outcome]) -> Self {
+    pub fn of(workloads: &[Workload], outcomes: &[RunOutcome]) -> Self {
         let mut seeds: Vec<u64> = workloads.iter().map(|workload| workload.seed).collect();
         seeds.sort_unstable();
         let first = workloads.first();
         let (nodes, gpus) = first.map_or((0, 0), |first| (first.nodes.len(), first.gpus()));
         let hours = first.map_or(0.0, |first| first.extent.counted.0 as f64 / 3_600_000.0);
-        let line = |order| Line::of(order, outcomes, &seeds, gpus as f64 * hours);
-        Self { results: Order::ALL.into_iter().map(line).collect(), seeds, nodes, gpus }
+        let line = |order| OrderLine::of(order, outcomes, &seeds, gpus as f64 * hours);
+        Self { results: VictimOrder::ALL.into_iter().map(line).collect(), seeds, nodes, gpus }
     }
 }
 
-impl Line {
-    fn of(order: Order, outcomes: &[Outcome], seeds: &[u64], gpu_hours: f64) -> Self {
-        let tally = |order: Order, seed: u64| {
+impl OrderLine {
+    fn of(order: VictimOrder, outcomes: &[RunOutcome], seeds: &[u64], gpu_hours: f64) -> Self {
+        let tally = |order: VictimOrder, seed: u64| {
             outcomes.iter().find(|one| one.order == order && one.seed == seed).map(|one| one.tally)
         };
-        let over_seeds = |figure: &dyn Fn(Tally) -> f64| {
+        let over_seeds = |figure: &dyn Fn(PreemptionTally) -> f64| {
             Spread::of(seeds.iter().filter_map(|seed| Some(figure(tally(order, *seed)?))))
         };
-        let ratio = |seed: &u64, part: fn(&Tally) -> GpuTime| {
-            let hours = |order: Order| Some(part(&tally(order, *seed)?).hours());
-            let ours = hours(Order::Stowage).filter(|ours| *ours > 0.0)?;
+        let ratio = |seed: &u64, part: fn(&PreemptionTally) -> GpuTime| {
+            let hours = |order: VictimOrder| Some(part(&tally(order, *seed)?).hours());
+            let ours = hours(VictimOrder::Stowage).filter(|ours| *ours > 0.0)?;
             Some(hours(order)? / ours)
         };
-        let times_ours = |part: fn(&Tally) -> GpuTime| {
+        let times_ours = |part: fn(&PreemptionTally) -> GpuTime| {
             let ratios: Vec<f64> = seeds.iter().filter_map(|seed| ratio(seed, part)).collect();
             (!ratios.is_empty()).then(|| Spread::of(ratios.into_iter()))
         };
         Self {
             order,
             lost_gpu_hours: over_seeds(&|tally| tally.lost().hours()),
-            lost_times_ours: times_ours(Tally::lost),
+            lost_times_ours: times_ours(PreemptionTally::lost),
             work_gpu_hours: over_seeds(&|tally| tally.lost_work.hours()),
             work_times_ours: times_ours(|tally| tally.lost_work),
             victims: over_seeds(&|tally| tally.victims as f64),

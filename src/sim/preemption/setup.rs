@@ -1,7 +1,7 @@
 //! The cluster and its pods as the ledger meets them: nodes of equal GPUs, and what a manifest of each kind asks for.
 
-use super::backlog::Kind;
-use super::workload::{Job, Role, Workload};
+use super::backlog::JobKind;
+use super::workload::{Job, JobRole, Workload};
 use crate::ids::{GpuModel, GpuUuid, NodeName};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::Ledger;
@@ -32,24 +32,24 @@ pub fn add_node(ledger: &mut Ledger, name: &NodeName, gpus: u32) {
 }
 
 /// What pods of each kind ask for, understood as a pod's manifest is.
-pub fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<Kind, Demand> {
-    let kinds: BTreeSet<Kind> =
-        workload.jobs.iter().map(|Job { role, size, .. }| Kind { role: *role, size: *size }).collect();
+pub fn demands(workload: &Workload, policy: &Policy) -> BTreeMap<JobKind, Demand> {
+    let kinds: BTreeSet<JobKind> =
+        workload.jobs.iter().map(|Job { role, size, .. }| JobKind { role: *role, size: *size }).collect();
     kinds.into_iter().map(|kind| (kind, demand(kind, policy))).collect()
 }
 
-fn demand(kind: Kind, policy: &Policy) -> Demand {
-    let Kind { role, size } = kind;
+fn demand(kind: JobKind, policy: &Policy) -> Demand {
+    let JobKind { role, size } = kind;
     let promisable = GPU.minus(policy.headroom.default.of(GPU));
     let per_gpu = promisable.0 * u64::from(size.milli) / u64::from(WHOLE_GPU);
     let (vram, gpus) = ((per_gpu * u64::from(size.gpus)).to_string(), size.gpus.to_string());
     let containers = [ContainerRequest { vram: Some(&vram), ..ContainerRequest::plain("main") }];
     let pod = PodRequest {
         priority: role.priority(),
-        may_preempt: role == Role::Arrival,
+        may_preempt: role == JobRole::Arrival,
         gpus: Some(&gpus),
         exclusive: (size.milli == WHOLE_GPU).then_some("true"),
-        model: (role != Role::Arrival).then_some("a-job"),
+        model: (role != JobRole::Arrival).then_some("a-job"),
         resources: &BTreeSet::from(["stowage.dev/vram"]),
         ..PodRequest::plain("sim", &containers)
     };

@@ -6,17 +6,17 @@
 //! pod fit on single GPUs is not offered; and when the pod does not fit after its evictions, more leave the same node, where
 //! the real one would go on to the next.
 
-use super::orders::{Choice, Person, best, choice, fits_without, people};
+use super::orders::{Person, VictimChoice, best, choice, fits_without, people};
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::preempt::Room;
+use crate::scheduling::preempt::PreemptionCandidate;
 use crate::scheduling::request::Demand;
 use crate::units::Moment;
 use std::cmp::Reverse;
 
 /// By sums, and then more in the same order until a GPU fits the pod. Nodes whose sum is enough have no victims for it; they
 /// are looked at where there is no other.
-pub fn by_sums(ledger: &Ledger, rooms: &[&Room], demand: &Demand) -> Option<Choice> {
-    let ruled: Vec<(&Room, Vec<Person<'_>>)> =
+pub fn by_sums(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
+    let ruled: Vec<(&PreemptionCandidate, Vec<Person<'_>>)> =
         rooms.iter().map(|room| (*room, victims_by_sum(ledger, room, demand))).collect();
     let with_victims = ruled.iter().filter(|(_, victims)| !victims.is_empty());
     let (room, victims) = with_victims
@@ -26,7 +26,7 @@ pub fn by_sums(ledger: &Ledger, rooms: &[&Room], demand: &Demand) -> Option<Choi
 }
 
 /// The same dry run, whose filter asks for single GPUs.
-pub fn on_gpus(ledger: &Ledger, rooms: &[&Room], demand: &Demand) -> Option<Choice> {
+pub fn on_gpus(ledger: &Ledger, rooms: &[&PreemptionCandidate], demand: &Demand) -> Option<VictimChoice> {
     best(rooms, demand, |room| {
         let everyone = most_important_first(ledger, room);
         let mut leave = everyone.clone();
@@ -42,7 +42,7 @@ pub fn on_gpus(ledger: &Ledger, rooms: &[&Room], demand: &Demand) -> Option<Choi
 }
 
 /// Everyone leaves; then, the most important first, whoever the node's sum still allows comes back.
-fn victims_by_sum<'a>(ledger: &Ledger, room: &'a Room, demand: &Demand) -> Vec<Person<'a>> {
+fn victims_by_sum<'a>(ledger: &Ledger, room: &'a PreemptionCandidate, demand: &Demand) -> Vec<Person<'a>> {
     let everyone = most_important_first(ledger, room);
     let freed = everyone.iter().map(|one| one.resident.vram()).sum();
     let mut left = ledger.sum_left_on(&room.node) + freed;
@@ -59,7 +59,7 @@ fn victims_by_sum<'a>(ledger: &Ledger, room: &'a Room, demand: &Demand) -> Vec<P
 
 fn until_it_fits<'a>(
     ledger: &Ledger,
-    room: &'a Room,
+    room: &'a PreemptionCandidate,
     demand: &Demand,
     victims: &[Person<'a>],
 ) -> Vec<Person<'a>> {
@@ -75,7 +75,7 @@ fn until_it_fits<'a>(
 }
 
 /// Higher priority first, then the one that has run longer.
-fn most_important_first<'a>(ledger: &Ledger, room: &'a Room) -> Vec<Person<'a>> {
+fn most_important_first<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
     let mut everyone = people(ledger, room);
     everyone.sort_by_key(|one| (Reverse(one.resident.priority), one.started, &one.resident.uid));
     everyone

@@ -1,6 +1,6 @@
 //! What one run came to, in integers.
 
-use super::workload::{Extent, Size};
+use super::workload::{JobSize, WorkloadExtent};
 use crate::units::{Millis, Moment};
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use serde::Serialize;
 pub struct GpuTime(pub u64);
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Tally {
+pub struct PreemptionTally {
     /// Those of higher priority that came.
     pub arrivals: u64,
     /// Those of them that were placed.
@@ -30,15 +30,15 @@ pub struct Tally {
 /// Adds up what happens after the warm-up.
 #[derive(Debug)]
 pub struct Counter {
-    extent: Extent,
-    pub tally: Tally,
+    extent: WorkloadExtent,
+    pub tally: PreemptionTally,
     /// Thousandths of GPUs in use now, and since when.
     in_use: u64,
     since: Moment,
 }
 
 impl GpuTime {
-    pub fn of(size: Size, time: Millis) -> Self {
+    pub fn of(size: JobSize, time: Millis) -> Self {
         Self(size.milli_gpus().saturating_mul(time.0))
     }
 
@@ -51,19 +51,24 @@ impl GpuTime {
     }
 }
 
-impl Tally {
+impl PreemptionTally {
     pub fn lost(&self) -> GpuTime {
         self.lost_work.plus(self.reload)
     }
 }
 
 impl Counter {
-    pub fn new(extent: Extent) -> Self {
-        Self { extent, tally: Tally::default(), in_use: 0, since: Moment::default() + extent.warm_up }
+    pub fn new(extent: WorkloadExtent) -> Self {
+        Self {
+            extent,
+            tally: PreemptionTally::default(),
+            in_use: 0,
+            since: Moment::default() + extent.warm_up,
+        }
     }
 
     /// Counts it, if it happens when things are counted.
-    pub fn note(&mut self, when: Moment, note: impl FnOnce(&mut Tally)) {
+    pub fn note(&mut self, when: Moment, note: impl FnOnce(&mut PreemptionTally)) {
         if self.extent.is_counted(when) {
             note(&mut self.tally);
         }
@@ -77,11 +82,11 @@ impl Counter {
         self.since = self.since.max(now);
     }
 
-    pub fn begins(&mut self, size: Size) {
+    pub fn begins(&mut self, size: JobSize) {
         self.in_use += size.milli_gpus();
     }
 
-    pub fn ends(&mut self, size: Size) {
+    pub fn ends(&mut self, size: JobSize) {
         self.in_use -= size.milli_gpus();
     }
 }

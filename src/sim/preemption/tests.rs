@@ -1,33 +1,33 @@
 //! Runs that can be had again, books that add up after every event, and each order on hand-made nodes.
 
-use super::orders::Choice;
-use super::report::Outcome;
+use super::orders::VictimChoice;
+use super::report::RunOutcome;
 use super::tally::GpuTime;
-use super::workload::{Job, Role, Size};
-use super::world::World;
+use super::workload::{Job, JobRole, JobSize};
+use super::world::PreemptionRun;
 use super::*;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
-use crate::scheduling::budget::BudgetSight;
+use crate::scheduling::budget::BudgetVisibility;
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::loading::{LoadingSpeeds, time_to_ready};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::stake::{Shown, Stamp};
+use crate::scheduling::stake::{CheckpointAge, ObservedDisruptionInfo};
 use crate::sim::openb::{Trace, built_in};
 use crate::units::{Bytes, Millis, Moment};
 use std::sync::Arc;
 
 /// A fifth of the made-up cluster, for as long as it takes to fill and some hours more.
-const SHORT: Extent =
-    Extent { node_step: 5, warm_up: Millis::seconds(12 * 3600), counted: Millis::seconds(6 * 3600) };
+const SHORT: WorkloadExtent =
+    WorkloadExtent { node_step: 5, warm_up: Millis::seconds(12 * 3600), counted: Millis::seconds(6 * 3600) };
 
-fn outcomes(trace: &Trace, extent: Extent, seed: u64) -> (Workload, Vec<Outcome>) {
+fn outcomes(trace: &Trace, extent: WorkloadExtent, seed: u64) -> (Workload, Vec<RunOutcome>) {
     let workload = Workload::of(trace, extent, seed).unwrap();
-    let run = |order| Outcome { order, seed, tally: play(&workload, order) };
-    let outcomes = Order::ALL.into_iter().map(run).collect();
+    let run = |order| RunOutcome { order, seed, tally: play(&workload, order) };
+    let outcomes = VictimOrder::ALL.into_iter().map(run).collect();
     (workload, outcomes)
 }
 
@@ -44,8 +44,8 @@ fn the_same_seed_gives_the_same_bytes_and_another_others() {
 #[test]
 fn the_books_add_up_after_every_event_whoever_chooses_the_victims() {
     let workload = Workload::of(&built_in::trace(), SHORT, 42).unwrap();
-    for order in Order::ALL {
-        let mut world = World::new(&workload, order);
+    for order in VictimOrder::ALL {
+        let mut world = PreemptionRun::new(&workload, order);
         let mut evicted = 0;
         while world.step() {
             assert_eq!(audit(&world.ledger), [], "{order:?}");
@@ -59,7 +59,7 @@ fn the_books_add_up_after_every_event_whoever_chooses_the_victims() {
 fn all_orders_meet_the_same_arrivals_and_the_cluster_is_full() {
     let (_, outcomes) = outcomes(&built_in::trace(), SHORT, 42);
     let first = outcomes[0].tally;
-    for Outcome { order, tally, .. } in &outcomes {
+    for RunOutcome { order, tally, .. } in &outcomes {
         assert_eq!(tally.arrivals, first.arrivals);
         assert!(tally.admitted * 10 >= tally.arrivals * 8, "{order:?}: {tally:?}");
         assert!(tally.made_room_for <= tally.victims, "{order:?}: {tally:?}");
@@ -70,7 +70,7 @@ fn all_orders_meet_the_same_arrivals_and_the_cluster_is_full() {
 fn the_real_trace_keeps_the_cluster_full_and_every_search_is_exact() {
     let Some(trace) = real_trace() else { return };
     let day = Millis::seconds(86_400);
-    let extent = Extent { node_step: 64, warm_up: Millis(day.0 / 2), counted: Millis(day.0 / 8) };
+    let extent = WorkloadExtent { node_step: 64, warm_up: Millis(day.0 / 2), counted: Millis(day.0 / 8) };
     let (workload, outcomes) = outcomes(&trace, extent, 42);
     let report = Report::of(&[workload], &outcomes);
     for line in &report.results {
@@ -82,20 +82,20 @@ fn the_real_trace_keeps_the_cluster_full_and_every_search_is_exact() {
 #[test]
 fn a_victim_loses_what_it_has_not_saved_and_comes_back_with_the_rest() {
     let minutes = |n: u64| Millis::seconds(60 * n);
-    let whole = Size { gpus: 1, milli: 1000 };
+    let whole = JobSize { gpus: 1, milli: 1000 };
     let load = time_to_ready(None, Bytes::gib(72), &LoadingSpeeds::default());
     let comes = Moment::default() + load + minutes(25);
     let job = |role, comes, work| Job { comes, role, size: whole, work, saves_every: minutes(10) };
     let workload = Workload {
         seed: 0,
-        extent: Extent { node_step: 1, warm_up: Millis::default(), counted: minutes(600) },
+        extent: WorkloadExtent { node_step: 1, warm_up: Millis::default(), counted: minutes(600) },
         nodes: vec![(NodeName::parse("only").unwrap(), 1)],
         jobs: vec![
-            job(Role::BestEffort, Moment::default(), minutes(120)),
-            job(Role::Arrival, comes, minutes(30)),
+            job(JobRole::BestEffort, Moment::default(), minutes(120)),
+            job(JobRole::Arrival, comes, minutes(30)),
         ],
     };
-    for order in Order::ALL {
+    for order in VictimOrder::ALL {
         let tally = play(&workload, order);
         assert_eq!((tally.arrivals, tally.admitted, tally.victims), (1, 1, 1), "{order:?}");
         assert_eq!(tally.lost_work, GpuTime::of(whole, minutes(5)), "{order:?}");
@@ -138,7 +138,7 @@ const NOW: Moment = Moment(10_000_000);
 impl Scene {
     fn of(nodes: &[(&str, u32)]) -> Self {
         let mut ledger = Ledger::new(Arc::new(Policy::default()));
-        ledger.set_budget_sight(BudgetSight::Complete);
+        ledger.set_budget_sight(BudgetVisibility::Complete);
         ledger.set_now(NOW);
         let mut names = Vec::new();
         for (name, gpus) in nodes {
@@ -155,23 +155,24 @@ impl Scene {
         let node = NodeName::parse(node).unwrap();
         let ran = Some(NOW.since(Moment(began * 1000)));
         let devices = Some(Arc::from([device(&node, gpu).uuid]));
-        self.see(uid, size, priority, SeenState::Bound { node, devices, starting: false, ran });
+        self.see(uid, size, priority, ObservedPhase::Bound { node, devices, starting: false, ran });
         self
     }
 
-    fn see(&mut self, uid: &str, size: u64, priority: i32, state: SeenState) {
+    fn see(&mut self, uid: &str, size: u64, priority: i32, state: ObservedPhase) {
         let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
-        let shown = Some(Shown { stamp: Stamp::None, ..Shown::default() });
-        self.ledger.see(Seen { uid: PodUid::parse(uid).unwrap(), key, demand, state, shown });
+        let shown =
+            Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation { uid: PodUid::parse(uid).unwrap(), key, demand, state, shown });
     }
 
     /// Whom an order evicts for a pod of that size, and from where.
-    fn choice(mut self, order: Order, size: u64) -> Option<(String, Vec<String>)> {
-        self.see("asks", size, 1000, SeenState::Waiting(SeenWaiting::default()));
+    fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
+        self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
         let claim = self.ledger.claim(&PodUid::parse("asks").unwrap());
         let rooms = self.ledger.rooms_for(&claim, &self.nodes);
         let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
-        let Choice { node, mut evicted, .. } = chosen;
+        let VictimChoice { node, mut evicted, .. } = chosen;
         evicted.sort();
         Some((node.to_string(), evicted.iter().map(ToString::to_string).collect()))
     }
@@ -218,11 +219,11 @@ fn two_gpus() -> Scene {
 fn the_stock_order_evicts_by_the_nodes_sum_and_then_until_a_gpu_fits() {
     // The old are readmitted first. The sum wants 90, and both young ones free just that; but no GPU fits 90 then, and the
     // next in its order is the younger of the old.
-    assert_eq!(two_gpus().choice(Order::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
+    assert_eq!(two_gpus().choice(VictimOrder::Stock, 90), of("a", &["old-1", "young-0", "young-1"]));
     // Told of single GPUs it spares those on the other.
-    assert_eq!(two_gpus().choice(Order::StockOnGpus, 90), of("a", &["old-1", "young-1"]));
+    assert_eq!(two_gpus().choice(VictimOrder::StockOnGpus, 90), of("a", &["old-1", "young-1"]));
     // Where one is enough by either count, the least important leaves.
-    assert_eq!(two_gpus().choice(Order::Stock, 40), of("a", &["young-0"]));
+    assert_eq!(two_gpus().choice(VictimOrder::Stock, 40), of("a", &["young-0"]));
 }
 
 #[test]
@@ -234,33 +235,33 @@ fn the_stock_order_goes_where_its_victims_are_fewest_and_then_youngest() {
             .with("b-1", ("b", 0), 100, -20, 3000)
             .with("c-1", ("c", 0), 100, -20, 5000)
     };
-    assert_eq!(scene().choice(Order::Stock, 80), of("c", &["c-1"]));
-    assert_eq!(scene().choice(Order::StockOnGpus, 80), of("c", &["c-1"]));
+    assert_eq!(scene().choice(VictimOrder::Stock, 80), of("c", &["c-1"]));
+    assert_eq!(scene().choice(VictimOrder::StockOnGpus, 80), of("c", &["c-1"]));
     // A lower priority goes before fewer victims.
     let lower = Scene::of(&[("a", 1), ("d", 1)])
         .with("a-1", ("a", 0), 100, -20, 9000)
         .with("d-1", ("d", 0), 50, -30, 10)
         .with("d-2", ("d", 0), 50, -30, 10);
-    assert_eq!(lower.choice(Order::Stock, 80), of("d", &["d-1", "d-2"]));
+    assert_eq!(lower.choice(VictimOrder::Stock, 80), of("d", &["d-1", "d-2"]));
 }
 
 #[test]
 fn a_node_whose_sum_is_enough_is_the_stock_orders_last_resort() {
     let fragmented = |scene: Scene| scene.with("x", ("a", 0), 50, -20, 1).with("y", ("a", 1), 50, -20, 2);
     let scene = fragmented(Scene::of(&[("a", 2), ("b", 1)])).with("z", ("b", 0), 100, -10, 9000);
-    assert_eq!(scene.choice(Order::Stock, 100), of("b", &["z"]));
-    assert_eq!(fragmented(Scene::of(&[("a", 2)])).choice(Order::Stock, 100), of("a", &["y"]));
+    assert_eq!(scene.choice(VictimOrder::Stock, 100), of("b", &["z"]));
+    assert_eq!(fragmented(Scene::of(&[("a", 2)])).choice(VictimOrder::Stock, 100), of("a", &["y"]));
 }
 
 #[test]
 fn youngest_first_evicts_the_youngest_and_spares_who_need_not_leave() {
     // By age young-0, young-1, old-1: then GPU 1 fits 90, and young-0 may stay.
-    assert_eq!(two_gpus().choice(Order::YoungestFirst, 90), of("a", &["old-1", "young-1"]));
+    assert_eq!(two_gpus().choice(VictimOrder::YoungestFirst, 90), of("a", &["old-1", "young-1"]));
     let scene = Scene::of(&[("a", 1), ("b", 1)])
         .with("a-1", ("a", 0), 100, -20, 3000)
         .with("b-1", ("b", 0), 50, -20, 8000)
         .with("b-2", ("b", 0), 50, -20, 7000);
-    assert_eq!(scene.choice(Order::YoungestFirst, 100), of("b", &["b-1", "b-2"]));
+    assert_eq!(scene.choice(VictimOrder::YoungestFirst, 100), of("b", &["b-1", "b-2"]));
 }
 
 #[test]
@@ -272,13 +273,13 @@ fn lowest_priority_first_evicts_the_lowest_however_old() {
             .with("b-1", ("b", 0), 50, -20, 10)
             .with("b-2", ("b", 0), 50, -20, 10)
     };
-    assert_eq!(scene().choice(Order::LowestPriorityFirst, 100), of("b", &["b-1", "b-2"]));
-    assert_eq!(scene().choice(Order::LowestPriorityFirst, 40), of("a", &["a-2"]));
+    assert_eq!(scene().choice(VictimOrder::LowestPriorityFirst, 100), of("b", &["b-1", "b-2"]));
+    assert_eq!(scene().choice(VictimOrder::LowestPriorityFirst, 40), of("a", &["a-2"]));
 }
 
 #[test]
 fn nobody_is_evicted_by_any_order_where_it_would_not_help() {
-    for order in Order::ALL {
+    for order in VictimOrder::ALL {
         let scene = || Scene::of(&[("a", 1)]).with("x", ("a", 0), 50, -20, 1);
         assert_eq!(scene().choice(order, 101), None, "{order:?}");
         // A service stays.

@@ -7,7 +7,7 @@ use crate::units::{Millis, Moment};
 
 /// How much of a trace is played, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Extent {
+pub struct WorkloadExtent {
     /// Every so-many-th node of the trace takes part.
     pub node_step: usize,
     /// Nothing is counted before.
@@ -18,7 +18,7 @@ pub struct Extent {
 #[derive(Debug)]
 pub struct Workload {
     pub seed: u64,
-    pub extent: Extent,
+    pub extent: WorkloadExtent,
     /// Names, and how many GPUs each has.
     pub nodes: Vec<(NodeName, u32)>,
     /// In the order in which they come.
@@ -29,8 +29,8 @@ pub struct Workload {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
     pub comes: Moment,
-    pub role: Role,
-    pub size: Size,
+    pub role: JobRole,
+    pub size: JobSize,
     /// On its GPUs, beside loading.
     pub work: Millis,
     /// Of a resident.
@@ -39,14 +39,14 @@ pub struct Job {
 
 /// On how many GPUs, and how many thousandths of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Size {
+pub struct JobSize {
     pub gpus: u32,
     pub milli: u32,
 }
 
 /// The more urgent first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
+pub enum JobRole {
     Arrival,
     Burstable,
     BestEffort,
@@ -70,7 +70,7 @@ const DAY: Millis = Millis::seconds(86_400);
 /// Evicted before that, a pod would have lost nothing that anybody could measure.
 const SHORTEST: Millis = Millis::seconds(1);
 
-impl Extent {
+impl WorkloadExtent {
     /// A part that runs in seconds.
     pub const OPENB: Self = Self { node_step: 12, warm_up: DAY, counted: DAY };
     /// All of the cluster that is made up.
@@ -85,7 +85,7 @@ impl Extent {
     }
 }
 
-impl Role {
+impl JobRole {
     const ALL: [Self; 3] = [Self::Arrival, Self::Burstable, Self::BestEffort];
 
     pub fn priority(self) -> i32 {
@@ -122,7 +122,7 @@ impl Role {
     }
 }
 
-impl Size {
+impl JobSize {
     /// Over all its GPUs, in thousandths of one.
     pub fn milli_gpus(self) -> u64 {
         u64::from(self.gpus) * u64::from(self.milli)
@@ -130,15 +130,15 @@ impl Size {
 }
 
 impl Workload {
-    pub fn of(trace: &Trace, extent: Extent, seed: u64) -> Result<Self, WorkloadError> {
+    pub fn of(trace: &Trace, extent: WorkloadExtent, seed: u64) -> Result<Self, WorkloadError> {
         let part = trace.nodes.iter().step_by(extent.node_step.max(1)).filter(|node| node.gpus > 0);
         let nodes: Vec<(NodeName, u32)> = part.map(|node| (node.name.clone(), node.gpus)).collect();
         let most = nodes.iter().map(|(_, gpus)| *gpus).max().ok_or(WorkloadError::NoGpu)?;
         let gpus = nodes.iter().map(|(_, gpus)| u64::from(*gpus)).sum();
         let mut jobs = Vec::new();
-        for role in Role::ALL {
+        for role in JobRole::ALL {
             let rows = rows(trace, role, most)?;
-            jobs.extend(Stream::new(role, &rows, gpus, seed).take_while(|job| job.comes < extent.ends()));
+            jobs.extend(JobStream::new(role, &rows, gpus, seed).take_while(|job| job.comes < extent.ends()));
         }
         jobs.sort_by_key(|job| (job.comes, job.role));
         Ok(Self { seed, extent, nodes, jobs })
@@ -150,13 +150,13 @@ impl Workload {
 }
 
 /// Size and running time of every pod that could be drawn.
-fn rows(trace: &Trace, role: Role, most: u32) -> Result<Vec<(Size, Millis)>, WorkloadError> {
+fn rows(trace: &Trace, role: JobRole, most: u32) -> Result<Vec<(JobSize, Millis)>, WorkloadError> {
     let row = |pod: &TracePod| {
-        let life = pod.life.filter(|life| Role::of(life.qos) == role)?;
-        let size = Size { gpus: pod.gpus, milli: pod.milli };
+        let life = pod.life.filter(|life| JobRole::of(life.qos) == role)?;
+        let size = JobSize { gpus: pod.gpus, milli: pod.milli };
         (pod.gpus > 0 && pod.gpus <= most).then(|| (size, life.ran.clamp(SHORTEST, LONGEST)))
     };
-    let rows: Vec<(Size, Millis)> = trace.pods.iter().filter_map(row).collect();
+    let rows: Vec<(JobSize, Millis)> = trace.pods.iter().filter_map(row).collect();
     match rows.is_empty() {
         false => Ok(rows),
         true if trace.pods.iter().all(|pod| pod.life.is_none()) => Err(WorkloadError::NoHistory),
@@ -165,9 +165,9 @@ fn rows(trace: &Trace, role: Role, most: u32) -> Result<Vec<(Size, Millis)>, Wor
 }
 
 /// Jobs of one role, one after the other, without end.
-struct Stream<'r> {
-    role: Role,
-    rows: &'r [(Size, Millis)],
+struct JobStream<'r> {
+    role: JobRole,
+    rows: &'r [(JobSize, Millis)],
     mean_gap: f64,
     at: Moment,
     gaps: Random,
@@ -175,8 +175,8 @@ struct Stream<'r> {
     intervals: Random,
 }
 
-impl<'r> Stream<'r> {
-    fn new(role: Role, rows: &'r [(Size, Millis)], gpus: u64, seed: u64) -> Self {
+impl<'r> JobStream<'r> {
+    fn new(role: JobRole, rows: &'r [(JobSize, Millis)], gpus: u64, seed: u64) -> Self {
         let dice = |of: u64| Random::seeded(seed, role as u64 * 3 + of);
         let work: u128 =
             rows.iter().map(|(size, ran)| u128::from(size.milli_gpus()) * u128::from(ran.0)).sum();
@@ -194,7 +194,7 @@ impl<'r> Stream<'r> {
     }
 }
 
-impl Iterator for Stream<'_> {
+impl Iterator for JobStream<'_> {
     type Item = Job;
 
     fn next(&mut self) -> Option<Job> {
@@ -212,9 +212,9 @@ mod tests {
 
     #[test]
     fn jobs_come_in_order_and_ask_for_what_their_roles_load_says() {
-        let workload = Workload::of(&built_in::trace(), Extent::BUILT_IN, 42).unwrap();
+        let workload = Workload::of(&built_in::trace(), WorkloadExtent::BUILT_IN, 42).unwrap();
         assert!(workload.jobs.is_sorted_by_key(|job| job.comes));
-        for role in Role::ALL {
+        for role in JobRole::ALL {
             let jobs = workload.jobs.iter().filter(|job| job.role == role);
             let asked: u64 = jobs.map(|job| job.size.milli_gpus() * job.work.0).sum();
             let whole = workload.gpus() * 1000 * workload.extent.ends().0;
@@ -227,7 +227,7 @@ mod tests {
     fn a_trace_without_history_is_refused_with_the_way_out() {
         let mut trace = built_in::trace();
         trace.pods.iter_mut().for_each(|pod| pod.life = None);
-        let error = Workload::of(&trace, Extent::BUILT_IN, 42).unwrap_err();
+        let error = Workload::of(&trace, WorkloadExtent::BUILT_IN, 42).unwrap_err();
         assert!(error.to_string().contains("openb_pod_list_default.csv"), "{error}");
     }
 }

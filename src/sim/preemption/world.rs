@@ -2,30 +2,30 @@
 //!
 //! Every pod goes the way it would go in a cluster: seen, placed by the rank's shortlist, assumed and confirmed; or room is
 //! held for it, its victims are told to leave, and it is bound when the last of them has. Only who leaves is not always
-//! Stowage's to say ([`Order`]).
+//! Stowage's to say ([`VictimOrder`]).
 
-use super::backlog::{Backlog, Kind};
-use super::orders::{Choice, Order};
+use super::backlog::{Backlog, JobKind};
+use super::orders::{VictimChoice, VictimOrder};
 use super::setup::{add_node, demands};
-use super::tally::{Counter, GpuTime, Tally};
-use super::workload::{Job, Role, Workload};
+use super::tally::{Counter, GpuTime, PreemptionTally};
+use super::workload::{Job, JobRole, Workload};
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
-use crate::scheduling::budget::BudgetSight;
-use crate::scheduling::decision::Hold;
+use crate::scheduling::budget::BudgetVisibility;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::loading::time_to_ready;
-use crate::scheduling::policy::{Limit, Policy};
-use crate::scheduling::rank::{self, Attempt};
+use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::rank::{self, ScheduleAttempt};
 use crate::scheduling::request::{DEFAULT_GRACE, Demand};
-use crate::scheduling::stake::{Leaving, Shown, Stake, Stamp};
-use crate::sim::events::Events;
+use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion};
+use crate::sim::events::EventQueue;
 use crate::sim::random::mixed;
 use crate::units::{Millis, Moment};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-enum Event {
+enum JobEvent {
     /// The job that is that far down the list.
     Comes(usize),
     /// Its engine answers.
@@ -36,36 +36,36 @@ enum Event {
     Leaves(PodUid),
 }
 
-pub struct World<'w> {
+pub struct PreemptionRun<'w> {
     workload: &'w Workload,
-    order: Order,
+    order: VictimOrder,
     pub ledger: Ledger,
     policy: Arc<Policy>,
-    events: Events<Event>,
-    pods: BTreeMap<PodUid, Pod>,
+    events: EventQueue<JobEvent>,
+    pods: BTreeMap<PodUid, SimulatedPod>,
     backlog: Backlog,
-    progress: Vec<Progress>,
-    demands: BTreeMap<Kind, Demand>,
+    progress: Vec<JobProgress>,
+    demands: BTreeMap<JobKind, Demand>,
     counter: Counter,
 }
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, Default)]
-struct Progress {
+struct JobProgress {
     /// How many pods it has had.
     pods: u32,
     /// Work that no eviction takes away.
     saved: Millis,
 }
 
-struct Pod {
+struct SimulatedPod {
     job: usize,
-    run: Option<Run>,
+    run: Option<RunningPod>,
 }
 
 /// A pod on its node.
 #[derive(Clone)]
-struct Run {
+struct RunningPod {
     node: NodeName,
     devices: Option<Arc<[GpuUuid]>>,
     /// When it last saved, or began to work.
@@ -74,22 +74,22 @@ struct Run {
 }
 
 /// Plays the workload to its end.
-pub fn play(workload: &Workload, order: Order) -> Tally {
-    let mut world = World::new(workload, order);
+pub fn play(workload: &Workload, order: VictimOrder) -> PreemptionTally {
+    let mut world = PreemptionRun::new(workload, order);
     while world.step() {}
     world.tally()
 }
 
-impl<'w> World<'w> {
-    pub fn new(workload: &'w Workload, order: Order) -> Self {
+impl<'w> PreemptionRun<'w> {
+    pub fn new(workload: &'w Workload, order: VictimOrder) -> Self {
         let policy = Arc::new(Policy::default());
         let mut ledger = Ledger::new(policy.clone());
         // Nobody wrote a budget, and everybody knows it.
-        ledger.set_budget_sight(BudgetSight::Complete);
+        ledger.set_budget_sight(BudgetVisibility::Complete);
         workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
-        let mut events = Events::default();
+        let mut events = EventQueue::default();
         for (job, Job { comes, .. }) in workload.jobs.iter().enumerate() {
-            events.at(*comes, Event::Comes(job));
+            events.at(*comes, JobEvent::Comes(job));
         }
         Self {
             workload,
@@ -100,7 +100,7 @@ impl<'w> World<'w> {
             events,
             pods: BTreeMap::new(),
             backlog: Backlog::default(),
-            progress: vec![Progress::default(); workload.jobs.len()],
+            progress: vec![JobProgress::default(); workload.jobs.len()],
             counter: Counter::new(workload.extent),
         }
     }
@@ -114,17 +114,17 @@ impl<'w> World<'w> {
         let given_up = self.ledger.expire(now);
         given_up.iter().for_each(|uid| self.turn_away(uid));
         match event {
-            Event::Comes(job) if self.workload.jobs[job].role == Role::Arrival => self.admit(job),
-            Event::Comes(job) => self.take_in(job),
-            Event::Ready(uid) => self.note_ready(&uid),
-            Event::Saves(uid) => self.save(&uid),
-            Event::Ends(uid) => self.end(&uid),
-            Event::Leaves(uid) => self.leave(&uid),
+            JobEvent::Comes(job) if self.workload.jobs[job].role == JobRole::Arrival => self.admit(job),
+            JobEvent::Comes(job) => self.take_in(job),
+            JobEvent::Ready(uid) => self.note_ready(&uid),
+            JobEvent::Saves(uid) => self.save(&uid),
+            JobEvent::Ends(uid) => self.end(&uid),
+            JobEvent::Leaves(uid) => self.leave(&uid),
         }
         true
     }
 
-    pub fn tally(&mut self) -> Tally {
+    pub fn tally(&mut self) -> PreemptionTally {
         self.counter.until(self.workload.extent.ends());
         self.counter.tally
     }
@@ -157,21 +157,21 @@ impl<'w> World<'w> {
         self.progress[job].pods += 1;
         // As random as real ones are, so that what is decided by name is decided by chance; and the same in all orders.
         let uid = PodUid::parse(&format!("{:016x}", mixed(number))).expect("digits are a name");
-        self.pods.insert(uid.clone(), Pod { job, run: None });
-        self.see(&uid, SeenState::Waiting(SeenWaiting::default()), Stamp::None, None);
+        self.pods.insert(uid.clone(), SimulatedPod { job, run: None });
+        self.see(&uid, ObservedPhase::Waiting(ObservedWaiting::default()), CheckpointAge::None, None);
         uid
     }
 
     /// The best node with room now.
-    fn free_node(&mut self, kind: Kind) -> Option<NodeName> {
+    fn free_node(&mut self, kind: JobKind) -> Option<NodeName> {
         let (snapshot, demand) = (self.ledger.snapshot(), &self.demands[&kind]);
         let names = self.workload.nodes.iter().map(|(name, _)| name.as_str());
-        let attempt = Attempt {
+        let attempt = ScheduleAttempt {
             limit: 1,
             just_failed: None,
             own_room: None,
             policy: &self.policy,
-            allowance: Limit::default(),
+            allowance: TenantLimit::default(),
         };
         let list = rank::shortlist(&snapshot, demand, names, attempt);
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
@@ -179,24 +179,24 @@ impl<'w> World<'w> {
 
     /// Binds the pod; false if the node has no room for it.
     fn start(&mut self, uid: &PodUid, node: &NodeName) -> bool {
-        let Ok(Assumption::New(placement)) = self.ledger.assume(uid, node) else { return false };
+        let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return false };
         let devices = placement.recorded();
         self.ledger.confirm(uid, node, devices.clone());
         let job = self.pods[uid].job;
         let Job { role, size, work, saves_every, comes } = self.workload.jobs[job];
         let (now, ready) = (self.events.now(), self.events.now() + self.time_to_load(job));
         self.counter.begins(size);
-        if role == Role::Arrival {
+        if role == JobRole::Arrival {
             self.counter.note(comes, |tally| tally.admitted += 1);
-            self.events.at(ready, Event::Ready(uid.clone()));
-            self.events.at(now + work, Event::Ends(uid.clone()));
+            self.events.at(ready, JobEvent::Ready(uid.clone()));
+            self.events.at(now + work, JobEvent::Ends(uid.clone()));
         } else {
             let left = Millis(work.0 - self.progress[job].saved.0);
-            self.events.at(ready + saves_every, Event::Saves(uid.clone()));
-            self.events.at(ready + left, Event::Ends(uid.clone()));
+            self.events.at(ready + saves_every, JobEvent::Saves(uid.clone()));
+            self.events.at(ready + left, JobEvent::Ends(uid.clone()));
         }
-        let run = Run { node: node.clone(), devices, saved_at: ready, is_leaving: false };
-        self.pods.insert(uid.clone(), Pod { job, run: Some(run) });
+        let run = RunningPod { node: node.clone(), devices, saved_at: ready, is_leaving: false };
+        self.pods.insert(uid.clone(), SimulatedPod { job, run: Some(run) });
         true
     }
 
@@ -218,9 +218,9 @@ impl<'w> World<'w> {
         true
     }
 
-    fn hold(&self, choice: &Choice) -> Option<Hold> {
+    fn hold(&self, choice: &VictimChoice) -> Option<Reservation> {
         let node = self.ledger.node(&choice.node)?;
-        Some(Hold {
+        Some(Reservation {
             node: choice.node.clone(),
             devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
             victims: choice.awaited.clone().into(),
@@ -231,7 +231,7 @@ impl<'w> World<'w> {
     /// The pod is told to leave: what it has not saved is lost.
     fn evict(&mut self, uid: &PodUid) {
         let now = self.events.now();
-        let Some(Pod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
+        let Some(SimulatedPod { job, run: Some(run) }) = self.pods.get_mut(uid) else { return };
         run.is_leaving = true;
         let (job, lost) = (*job, now.since(run.saved_at));
         let (size, reload) = (self.workload.jobs[job].size, self.time_to_load(job));
@@ -242,9 +242,9 @@ impl<'w> World<'w> {
         });
         self.ledger.note_evicted(uid);
         // Victims take all of it.
-        let leaving = Leaving { asked_ago: Millis::default(), grace: DEFAULT_GRACE };
-        self.see_running(uid, Stamp::None, Some(leaving));
-        self.events.at(now + DEFAULT_GRACE, Event::Leaves(uid.clone()));
+        let leaving = PodDeletion { asked_ago: Millis::default(), grace: DEFAULT_GRACE };
+        self.see_running(uid, CheckpointAge::None, Some(leaving));
+        self.events.at(now + DEFAULT_GRACE, JobEvent::Leaves(uid.clone()));
     }
 
     /// An evicted pod is gone, and its job waits again; whoever waited for the room comes.
@@ -268,7 +268,7 @@ impl<'w> World<'w> {
     }
 
     fn remove(&mut self, uid: &PodUid) -> Option<(usize, NodeName)> {
-        let Pod { job, run } = self.pods.remove(uid)?;
+        let SimulatedPod { job, run } = self.pods.remove(uid)?;
         self.ledger.release(uid);
         self.counter.ends(self.workload.jobs[job].size);
         run.map(|run| (job, run.node))
@@ -297,45 +297,53 @@ impl<'w> World<'w> {
 
     fn save(&mut self, uid: &PodUid) {
         let now = self.events.now();
-        let Some(Pod { job, run: Some(run) }) = self.pods.get_mut(uid).filter(|pod| pod.is_at_work()) else {
+        let Some(SimulatedPod { job, run: Some(run) }) =
+            self.pods.get_mut(uid).filter(|pod| pod.is_at_work())
+        else {
             return;
         };
         let job = *job;
         let done = now.since(run.saved_at);
         run.saved_at = now;
         self.progress[job].saved = self.progress[job].saved + done;
-        self.events.at(now + self.workload.jobs[job].saves_every, Event::Saves(uid.clone()));
-        self.see_running(uid, Stamp::Ago(Millis::default()), None);
+        self.events.at(now + self.workload.jobs[job].saves_every, JobEvent::Saves(uid.clone()));
+        self.see_running(uid, CheckpointAge::Ago(Millis::default()), None);
     }
 
     fn note_ready(&mut self, uid: &PodUid) {
-        self.see_running(uid, Stamp::None, None);
+        self.see_running(uid, CheckpointAge::None, None);
     }
 
-    fn see_running(&mut self, uid: &PodUid, stamp: Stamp, leaving: Option<Leaving>) {
-        let Some(Run { node, devices, .. }) = self.run_of(uid).cloned() else { return };
-        let state = SeenState::Bound { node, devices, starting: false, ran: None };
+    fn see_running(&mut self, uid: &PodUid, stamp: CheckpointAge, leaving: Option<PodDeletion>) {
+        let Some(RunningPod { node, devices, .. }) = self.run_of(uid).cloned() else { return };
+        let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
         self.see(uid, state, stamp, leaving);
     }
 
     /// The pod as the API server would show it.
-    fn see(&mut self, uid: &PodUid, state: SeenState, stamp: Stamp, leaving: Option<Leaving>) {
+    fn see(
+        &mut self,
+        uid: &PodUid,
+        state: ObservedPhase,
+        stamp: CheckpointAge,
+        leaving: Option<PodDeletion>,
+    ) {
         let job = self.pods[uid].job;
         let owner = OwnerUid::parse(&format!("job-{job}")).expect("digits are a name");
-        let stake = Stake { owner: Some(owner), ..Stake::default() };
+        let stake = DisruptionInfo { owner: Some(owner), ..DisruptionInfo::default() };
         let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
         let demand = self.demands[&self.kind(job)].clone();
-        let shown = Some(Shown { stake, stamp, leaving });
-        self.ledger.see(Seen { uid: uid.clone(), key, demand, state, shown });
+        let shown = Some(ObservedDisruptionInfo { stake, stamp, leaving });
+        self.ledger.see(PodObservation { uid: uid.clone(), key, demand, state, shown });
     }
 
-    fn run_of(&self, uid: &PodUid) -> Option<&Run> {
+    fn run_of(&self, uid: &PodUid) -> Option<&RunningPod> {
         self.pods.get(uid)?.run.as_ref()
     }
 
-    fn kind(&self, job: usize) -> Kind {
+    fn kind(&self, job: usize) -> JobKind {
         let Job { role, size, .. } = self.workload.jobs[job];
-        Kind { role, size }
+        JobKind { role, size }
     }
 
     fn time_to_load(&self, job: usize) -> Millis {
@@ -343,7 +351,7 @@ impl<'w> World<'w> {
     }
 }
 
-impl Pod {
+impl SimulatedPod {
     fn is_at_work(&self) -> bool {
         self.run.as_ref().is_some_and(|run| !run.is_leaving)
     }

@@ -1,6 +1,6 @@
 //! What a person meets: a look at a bare machine, and flags that are wrong.
 
-use super::world::{World, busy, engine_at, gpu, stowage_agent, text};
+use super::world::{AgentNode, busy, engine_at, gpu, stowage_agent, text};
 use crate::client::NOBODYS;
 use crate::served::eventually;
 use axum::Json;
@@ -61,7 +61,7 @@ fn on_a_bare_machine_everything_that_is_not_there_is_said_with_the_way_out() {
 
 #[test]
 fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     std::fs::remove_file(world.library()).unwrap();
     world.pod("llama", |pod| engine_at(pod, NOBODYS));
     let report = world.look_until(&[], |report| report["engines"][0].is_object());
@@ -70,7 +70,7 @@ fn a_library_that_is_not_there_does_not_keep_the_agent_from_the_rest() {
 
 #[test]
 fn a_kubeconfig_of_the_surroundings_that_is_broken_is_told_in_one_line() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     for broken in ["[", "kind: Config"] {
         std::fs::write(world.kubeconfig(), broken).unwrap();
         let mut look = stowage_agent();
@@ -85,7 +85,7 @@ fn a_kubeconfig_of_the_surroundings_that_is_broken_is_told_in_one_line() {
 
 #[test]
 fn an_api_server_that_says_no_or_is_away_is_told_by_its_root_cause() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let reason = |report: &Value| report["missing"][0]["reason"].as_str().unwrap_or_default().to_owned();
     let no = json!({
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403, "reason": "Forbidden",
@@ -140,7 +140,7 @@ fn wrong_flags_are_refused_with_what_is_wrong_and_the_way_out() {
 
 #[test]
 fn a_look_whose_report_nobody_takes_says_why_and_fails() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let dead = format!("http://127.0.0.1:{NOBODYS}");
     let mut error = String::new();
     eventually("what it saw is printed all the same, and nobody listens there", || {
@@ -183,7 +183,7 @@ fn help_names_every_source_the_agent_has() {
 
 #[test]
 fn the_tables_name_pods_and_what_nobody_owns() {
-    let world = World::of([busy("a", &[(10, 10), (11, 2)])]);
+    let world = AgentNode::of([busy("a", &[(10, 10), (11, 2)])]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);
     world.runs(11, "0::/system.slice/x.service\n");

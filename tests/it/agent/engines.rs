@@ -1,11 +1,13 @@
 //! What engines print, from their pages into the extender's books.
 
-use super::world::{Engine, GIB, World, agents_at, bound_to, engine_at, gpu, measured, reported_until};
+use super::world::{
+    AgentNode, GIB, StubEngine, agents_at, bound_to, engine_at, gpu, measured, reported_until,
+};
 use crate::client::NOBODYS;
 use crate::served::eventually;
 use serde_json::{Value, json};
 use std::net::TcpListener;
-use stowage::scheduling::reading::Pressure;
+use stowage::scheduling::reading::EngineLoad;
 use stowage::units::Percent;
 
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
@@ -25,8 +27,8 @@ fn is_serving(report: &Value, pod: &Value) -> bool {
 
 #[test]
 fn the_fullest_rank_and_the_sum_of_queues_of_an_engine_reach_the_books() {
-    let world = World::of([gpu("a")]);
-    let engine = Engine::serving(&world, VLLM);
+    let world = AgentNode::of([gpu("a")]);
+    let engine = StubEngine::serving(&world, VLLM);
     let llama = world.pod("llama", |pod| {
         bound_to(pod, "GPU-a", 20 * GIB);
         engine_at(pod, engine.port);
@@ -47,18 +49,18 @@ fn the_fullest_rank_and_the_sum_of_queues_of_an_engine_reach_the_books() {
     ] {
         assert_eq!(shown[key], value, "{key}");
     }
-    let full = Pressure::of(Percent::new(64), Some(3));
+    let full = EngineLoad::of(Percent::new(64), Some(3));
     eventually("the books have it", || measured(&extender, "GPU-a").unwrap().pressure == full);
     engine.shows(VLLM_ASLEEP);
     eventually("asleep it is no neighbour", || {
-        measured(&extender, "GPU-a").unwrap().pressure == Pressure::NONE
+        measured(&extender, "GPU-a").unwrap().pressure == EngineLoad::NONE
     });
 }
 
 #[test]
 fn an_engine_is_found_by_a_port_its_pod_declares() {
-    let world = World::of([gpu("a")]);
-    let engine = Engine::serving(&world, SGLANG);
+    let world = AgentNode::of([gpu("a")]);
+    let engine = StubEngine::serving(&world, SGLANG);
     let llama = world.pod("llama", |pod| {
         pod["spec"]["containers"][0]["ports"] = json!([{ "containerPort": engine.port }]);
     });
@@ -69,8 +71,8 @@ fn an_engine_is_found_by_a_port_its_pod_declares() {
 
 #[test]
 fn one_engine_that_is_dead_and_one_that_hangs_take_nothing_from_a_good_one() {
-    let world = World::of([gpu("a")]);
-    let engine = Engine::serving(&world, VLLM);
+    let world = AgentNode::of([gpu("a")]);
+    let engine = StubEngine::serving(&world, VLLM);
     // The kernel takes the connection, and nobody ever reads from it.
     let hung = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = |port| move |pod: &mut Value| engine_at(pod, port);
@@ -92,8 +94,8 @@ fn one_engine_that_is_dead_and_one_that_hangs_take_nothing_from_a_good_one() {
 
 #[test]
 fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
-    let world = World::of([gpu("a")]);
-    let engine = Engine::serving(&world, VLLM);
+    let world = AgentNode::of([gpu("a")]);
+    let engine = StubEngine::serving(&world, VLLM);
     let llama = world.pod("llama", |pod| {
         bound_to(pod, "GPU-a", 20 * GIB);
         engine_at(pod, engine.port);
@@ -103,5 +105,5 @@ fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
     reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     engine.end(&world);
     reported_until(&extender, "it is away", |report| engine_of(report, &llama)["state"] == "unreachable");
-    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, Pressure::of(None, None));
+    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, EngineLoad::of(None, None));
 }

@@ -1,10 +1,12 @@
 //! What the driver says: memory, processes, slices, links, health. From the library into the extender's books.
 
-use super::world::{GIB, NODE, World, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid};
+use super::world::{
+    AgentNode, GIB, NODE, agents_at, bound_to, busy, gpu, measured, reported_until, script, uid,
+};
 use crate::served::{Served, eventually, pod};
-use mock_nvml::{Gpu, Script, Slice, Xid};
+use mock_nvml::{NvmlScript, ScriptedGpu, Slice, Xid};
 use serde_json::{Value, json};
-use stowage::control_plane::NoticeKind;
+use stowage::control_plane::PodEventReason;
 use stowage::ids::NodeName;
 use stowage::scheduling::device::Health;
 
@@ -27,7 +29,7 @@ fn bound(extender: &Served, pod: &Value) -> String {
 
 #[test]
 fn what_a_pod_and_what_nobody_uses_of_a_gpu_is_charged_apart() {
-    let world = World::of([Gpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
+    let world = AgentNode::of([ScriptedGpu { utilization: 73, ..busy("a", &[(10, 20), (11, 40)]) }]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
     world.runs(11, "0::/system.slice/a-notebook.service\n");
@@ -55,7 +57,7 @@ fn slices_stand_behind_the_gpu_they_are_cut_from() {
     let slice = |letter: &str| Slice { uuid: format!("MIG-{letter}"), ..Slice::default() };
     let with_process = Slice { processes: busy("x", &[(10, 4)]).processes, used: 4 * GIB, ..slice("x") };
     let slices = [(0, with_process), (3, slice("y"))].into();
-    let world = World::of([Gpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
+    let world = AgentNode::of([ScriptedGpu { mig_enabled: true, slices, ..gpu("a") }, gpu("b")]);
     let llama = world.pod("llama", |_| {});
     world.runs_in(10, &llama);
     let report = world.look_until(&[], |report| report["gpus"].is_array());
@@ -73,8 +75,8 @@ fn slices_stand_behind_the_gpu_they_are_cut_from() {
 
 #[test]
 fn gpus_that_reach_each_other_share_an_island() {
-    let linked = |letter, nvlink| Gpu { nvlink, ..gpu(letter) };
-    let world = World::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]);
+    let linked = |letter, nvlink| ScriptedGpu { nvlink, ..gpu(letter) };
+    let world = AgentNode::of([linked("a", Some(1)), linked("b", None), linked("c", Some(1))]);
     let report = world.look_until(&[], |report| report["gpus"].is_array());
     let islands: Vec<_> =
         report["gpus"].as_array().unwrap().iter().map(|gpu| gpu["nvlinkIsland"].as_u64()).collect();
@@ -83,14 +85,14 @@ fn gpus_that_reach_each_other_share_an_island() {
 
 #[test]
 fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
-    let world = World::of([gpu("a"), gpu("b")]);
+    let world = AgentNode::of([gpu("a"), gpu("b")]);
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
     let agent = world.start(&agents_at(&extender));
     eventually("the books have both", || healths(&extender).len() == 2);
     // They are read in this order: once the second has had its effect, the first has had none.
     let xids = vec![Xid { gpu: 1, xid: 13 }, Xid { gpu: 0, xid: 48 }];
-    world.play(&Script { xids, ..script([gpu("a"), gpu("b")]) });
+    world.play(&NvmlScript { xids, ..script([gpu("a"), gpu("b")]) });
     let report = reported_until(&extender, "it drains", |r| r["gpus"][0]["health"] == "draining");
     assert!(report["gpus"][0]["healthReason"].as_str().unwrap().contains("XID 48"), "{report:#}");
     assert_eq!(report["gpus"][1]["health"], "healthy");
@@ -100,19 +102,19 @@ fn an_error_of_the_gpu_drains_it_and_one_of_a_program_does_not() {
 
 #[test]
 fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
-    let world = World::of([gpu("a"), gpu("b")]);
+    let world = AgentNode::of([gpu("a"), gpu("b")]);
     world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.pod("qwen", |pod| bound_to(pod, "GPU-b", 20 * GIB));
     let small = pod("small", "10Gi");
     let extender = world.extender_with([small.clone()]);
     let _agent = world.start(&agents_at(&extender));
     eventually("the books have both", || healths(&extender).len() == 2);
-    world.play(&script([Gpu { lost: true, ..gpu("a") }, gpu("b")]));
+    world.play(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")]));
     let report = reported_until(&extender, "it is lost", |r| r["gpus"][0]["health"] == "lost");
     assert_eq!(report["gpus"][0]["totalBytes"], 80 * GIB, "its size is remembered");
     eventually("its pod is told", || !extender.notices().is_empty());
     let notices = extender.notices();
-    let [(name, NoticeKind::GpuLost, told)] = &notices[..] else { panic!("{notices:?}") };
+    let [(name, PodEventReason::GpuLost, told)] = &notices[..] else { panic!("{notices:?}") };
     assert!(name == "llama" && told.contains("GPU-a is out of order"), "{told}");
     assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
     assert_eq!(bound(&extender, &small), "GPU-b");

@@ -1,14 +1,14 @@
 //! How an agent starts, ends and goes on: signals, a driver that hangs, a log that a person can read.
 
-use super::world::{Engine, World, agents_at, engine_at, gpu, reported_until, script};
-use mock_nvml::Script;
+use super::world::{AgentNode, StubEngine, agents_at, engine_at, gpu, reported_until, script};
+use mock_nvml::NvmlScript;
 use serde_json::Value;
 
 const VLLM: &str = include_str!("../../fixtures/engines/vllm-0.12.txt");
 
 #[test]
 fn either_signal_ends_it_in_order() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     for name in ["TERM", "INT"] {
         let extender = world.extender();
         let agent = world.start(&agents_at(&extender));
@@ -22,14 +22,14 @@ fn either_signal_ends_it_in_order() {
 
 #[test]
 fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_the_end() {
-    let world = World::of([gpu("a")]);
-    let engine = Engine::serving(&world, VLLM);
+    let world = AgentNode::of([gpu("a")]);
+    let engine = StubEngine::serving(&world, VLLM);
     world.pod("llama", |pod| engine_at(pod, engine.port));
     let extender = world.extender();
     let agent = world.start(&agents_at(&extender));
     let serves = |report: &Value| report["engines"][0]["state"] == "serving";
     reported_until(&extender, "all is well", |report| serves(report) && report["gpus"][0].is_object());
-    let hanging = Script { hangs: true, ..script([gpu("a")]) };
+    let hanging = NvmlScript { hangs: true, ..script([gpu("a")]) };
     world.play(&hanging);
     let is_blind = |report: &Value| report["gpus"].is_null() && report["missing"][0]["part"] == "gpus";
     let report = reported_until(&extender, "its figures are missing", is_blind);
@@ -49,11 +49,11 @@ fn a_driver_that_hangs_costs_its_own_figures_and_holds_up_neither_reports_nor_th
 
 #[test]
 fn what_is_missing_is_logged_as_it_changes_and_not_each_round() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let extender = world.extender();
     let agent = world.start(&agents_at(&extender));
     reported_until(&extender, "it reports", |report| report["gpus"][0].is_object());
-    world.play(&Script { hangs: true, ..script([gpu("a")]) });
+    world.play(&NvmlScript { hangs: true, ..script([gpu("a")]) });
     let first = reported_until(&extender, "it hangs", |report| report["gpus"].is_null());
     let later = |report: &Value| report["sequence"].as_u64() > first["sequence"].as_u64().map(|s| s + 5);
     reported_until(&extender, "it hangs on", later);

@@ -1,6 +1,6 @@
 //! Models on the node's disks and in its engines.
 
-use super::world::{Engine, GIB, World, engine_at, gpu};
+use super::world::{AgentNode, GIB, StubEngine, engine_at, gpu};
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -32,14 +32,14 @@ fn found<'a>(report: &'a Value, model: &str) -> (&'a str, u64, &'a str) {
 
 #[test]
 fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let cache = world.folder().join("hub");
     fetched(&cache, "org/whole", &[("model.safetensors", 9000), ("config.json", 10)]);
     fetched(&cache, "org/part", &[("model-00001-of-00002.safetensors", 5000)]);
     fetched(&cache, HELD, &[("model.safetensors", 7000)]);
     let images = json!([{ "names": ["r.io/org/image:1"], "sizeBytes": 3 * GIB }]);
     world.api.patch_status("nodes/node-a", &json!({ "status": { "images": images } })).unwrap();
-    let engine = Engine::serving(&world, VLLM);
+    let engine = StubEngine::serving(&world, VLLM);
     world.pod("llama", |pod| engine_at(pod, engine.port));
     let arguments = ["--hf-cache", cache.to_str().unwrap()];
     let is_held = |report: &Value| {
@@ -60,7 +60,7 @@ fn models_are_whole_or_partial_on_disk_and_nearest_in_an_engine() {
 
 #[test]
 fn a_cache_that_is_not_there_is_named_and_the_rest_is_told() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let nowhere = world.folder().join("nowhere");
     let report = world.look_until(&["--hf-cache", nowhere.to_str().unwrap()], |report| {
         report["missing"][0]["part"] == "models"

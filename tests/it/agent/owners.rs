@@ -1,10 +1,10 @@
 //! Whose a process is, and what comes of it where that is not as it was meant.
 
 use super::world::fake_kubelet::given;
-use super::world::{GIB, World, agents_at, bound_to, busy, gpu, reported_until, uid};
+use super::world::{AgentNode, GIB, agents_at, bound_to, busy, gpu, reported_until, uid};
 use crate::served::{Served, eventually};
 use serde_json::{Value, json};
-use stowage::control_plane::NoticeKind;
+use stowage::control_plane::PodEventReason;
 
 /// The pod of the first process of the first GPU.
 fn owner(report: &Value) -> &Value {
@@ -13,7 +13,7 @@ fn owner(report: &Value) -> &Value {
 
 #[test]
 fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
-    let world = World::of([busy("a", &[(10, 10)])]);
+    let world = AgentNode::of([busy("a", &[(10, 10)])]);
     let stranger = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
     world.runs_in(10, &stranger);
     let report = world.look_until(&[], |report| report["gpus"].is_array());
@@ -22,7 +22,7 @@ fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
 
 #[test]
 fn a_process_whose_cgroup_says_nothing_is_the_pods_that_was_handed_its_gpu() {
-    let mut world = World::of([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
+    let mut world = AgentNode::of([busy("a", &[(10, 10)]), busy("b", &[(11, 10)])]);
     let plugin = |pod: &mut Value| {
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "nvidia.com/gpu": "1" });
     };
@@ -35,7 +35,7 @@ fn a_process_whose_cgroup_says_nothing_is_the_pods_that_was_handed_its_gpu() {
 }
 
 /// What the pods are told of a finding, which is counted once however often it is reported.
-fn told(world: &World, extender: &Served, kind: &str) -> (String, NoticeKind, String) {
+fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventReason, String) {
     let _agent = world.start(&agents_at(extender));
     let is_repeated = |report: &Value| {
         report["findings"][0]["kind"] == kind
@@ -53,20 +53,20 @@ fn told(world: &World, extender: &Served, kind: &str) -> (String, NoticeKind, St
 
 #[test]
 fn a_pod_that_runs_elsewhere_than_it_was_put_is_found_and_told() {
-    let world = World::of([gpu("a"), busy("b", &[(10, 10)])]);
+    let world = AgentNode::of([gpu("a"), busy("b", &[(10, 10)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
     let (name, kind, text) = told(&world, &world.extender(), "drift");
-    assert_eq!((name.as_str(), kind), ("llama", NoticeKind::Drift));
+    assert_eq!((name.as_str(), kind), ("llama", PodEventReason::Drift));
     assert!(text.contains("run on GPU-b") && text.contains("recorded GPU-a"), "{text}");
 }
 
 #[test]
 fn a_pod_that_uses_more_than_it_was_granted_is_found_and_told() {
-    let world = World::of([busy("a", &[(10, 24)])]);
+    let world = AgentNode::of([busy("a", &[(10, 24)])]);
     let llama = world.pod("llama", |pod| bound_to(pod, "GPU-a", 20 * GIB));
     world.runs_in(10, &llama);
     let (name, kind, text) = told(&world, &world.extender(), "over-grant");
-    assert_eq!((name.as_str(), kind), ("llama", NoticeKind::OverGrant));
+    assert_eq!((name.as_str(), kind), ("llama", PodEventReason::OverGrant));
     assert!(text.contains("24.0 GiB") && text.contains("20.0 GiB"), "{text}");
 }

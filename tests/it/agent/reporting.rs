@@ -1,10 +1,10 @@
 //! An agent and its extenders: with TLS and a token, and where either starts anew.
 
-use super::world::{NODE, Running, World, agents_at, gpu, reported, reported_until, text};
-use crate::agent_auth::Guarded;
+use super::world::{AgentNode, NODE, RunningAgent, agents_at, gpu, reported, reported_until, text};
+use crate::agent_auth::GuardedReports;
 use crate::client::Client;
 use crate::served::{Served, doors, eventually};
-use crate::tls::{Ca, Files};
+use crate::tls::{Ca, TlsFixture};
 use axum::body::Bytes;
 use parking_lot::Mutex;
 use serde_json::Value;
@@ -16,13 +16,13 @@ use stowage::extender::tls::{ServerFiles, load_server};
 use tokio_util::sync::CancellationToken;
 
 /// An agents' address of an extender that a test closes as a whole, connections and all.
-struct Open<'a> {
+struct OpenAddress<'a> {
     extender: &'a Served,
     stop: CancellationToken,
     serving: tokio::task::JoinHandle<std::io::Result<()>>,
 }
 
-impl<'a> Open<'a> {
+impl<'a> OpenAddress<'a> {
     fn at(extender: &'a Served, listener: TcpListener) -> Self {
         listener.set_nonblocking(true).unwrap();
         let stop = CancellationToken::new();
@@ -48,7 +48,7 @@ impl Recorded {
     }
 
     /// Takes reports as an extender does; answers where.
-    fn start(&self, world: &World) -> SocketAddr {
+    fn start(&self, world: &AgentNode) -> SocketAddr {
         let recorded = self.clone();
         let take = move |body: Bytes| async move {
             let report: Value = serde_json::from_slice(&body).unwrap();
@@ -66,12 +66,12 @@ impl Recorded {
 
 #[test]
 fn an_agent_that_starts_anew_counts_from_one_under_another_boot_id_and_is_believed() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     let (extender, recorded) = (world.extender(), Recorded::default());
     let record = format!("http://{}", recorded.start(&world));
-    let start = || -> Running {
+    let start = || -> RunningAgent {
         let both = ["--every", "100", "--extender", &agents_at(&extender), "--extender", &record];
-        Running::start(&mut world.agent(&both))
+        RunningAgent::start(&mut world.agent(&both))
     };
     let first = start();
     let before = reported_until(&extender, "the first has reported a while", |report| {
@@ -92,12 +92,12 @@ fn an_agent_that_starts_anew_counts_from_one_under_another_boot_id_and_is_believ
 
 #[test]
 fn an_extender_that_starts_anew_is_told_all_by_itself() {
-    let world = World::of([gpu("a")]);
+    let world = AgentNode::of([gpu("a")]);
     // Nobody else's port 0 turns into this address while nobody listens there.
     let listener = TcpListener::bind("127.83.22.9:0").unwrap();
     let address = listener.local_addr().unwrap();
     let first = world.extender();
-    let open = Open::at(&first, listener);
+    let open = OpenAddress::at(&first, listener);
     let agent = world.start(&format!("http://{address}"));
     reported_until(&first, "it reports", |report| report["gpus"][0].is_object());
     agent.line_with("accepted");
@@ -106,7 +106,7 @@ fn an_extender_that_starts_anew_is_told_all_by_itself() {
     // Nothing is in its books.
     let second = world.extender();
     assert_eq!(reported(&second), Value::Null);
-    let open = Open::at(&second, TcpListener::bind(address).unwrap());
+    let open = OpenAddress::at(&second, TcpListener::bind(address).unwrap());
     reported_until(&second, "it reports to the new one", |report| report["gpus"][0].is_object());
     // Its report is in the books before it has the answer.
     let mut lines = agent.lines_until("accepted");
@@ -123,7 +123,7 @@ fn an_extender_that_starts_anew_is_told_all_by_itself() {
 
 #[test]
 fn with_tls_and_a_token_an_agent_is_heard_on_its_own_node_and_on_no_other() {
-    let (world, guarded, files) = (World::of([gpu("a")]), Guarded::start(), Files::new());
+    let (world, guarded, files) = (AgentNode::of([gpu("a")]), GuardedReports::start(), TlsFixture::new());
     let ca = Ca::new("ours");
     let server = ca.issue_for("localhost");
     let (cert, key) = (files.write("tls.crt", &server.cert), files.write("tls.key", &server.key));
@@ -141,7 +141,7 @@ fn with_tls_and_a_token_an_agent_is_heard_on_its_own_node_and_on_no_other() {
         assert_eq!(look.status.code(), Some(1));
         text(&look.stderr).contains("which cannot speak for node-a")
     });
-    let agent = Running::start(&mut world.agent(&[&["--every", "100"], &flags[..]].concat()));
+    let agent = RunningAgent::start(&mut world.agent(&[&["--every", "100"], &flags[..]].concat()));
     agent.line_with("refused (403)");
     assert_eq!(Client::connect(served.operators).get_page("/debug/reports").json(), serde_json::json!({}));
     // As the kubelet does when it renews one.

@@ -3,9 +3,9 @@
 //! Nothing here asserts what an agent says of it.
 
 use crate::client::{Client, PATIENCE};
-use crate::served::{Cluster, Served, eventually, node};
+use crate::served::{Served, ServedCluster, eventually, node};
 use axum::http::{StatusCode, Uri};
-use mock_nvml::{Gpu, Mock, Process, Script};
+use mock_nvml::{GpuProcess, Mock, NvmlScript, ScriptedGpu};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub const NODE: &str = "node-a";
 pub const GIB: u64 = 1 << 30;
 
 /// One node and its cluster.
-pub struct World {
+pub struct AgentNode {
     folder: TempDir,
     mock: Mock,
     pub kubelet: FakeKubelet,
@@ -46,9 +46,9 @@ pub struct World {
     pub runtime: Runtime,
 }
 
-impl World {
+impl AgentNode {
     /// A node with these GPUs, and nothing else on it.
-    pub fn of(gpus: impl IntoIterator<Item = Gpu>) -> Self {
+    pub fn of(gpus: impl IntoIterator<Item = ScriptedGpu>) -> Self {
         let runtime = Runtime::new().unwrap();
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("proc")).unwrap();
@@ -80,7 +80,7 @@ impl World {
     }
 
     /// Changes what the driver says.
-    pub fn play(&self, script: &Script) {
+    pub fn play(&self, script: &NvmlScript) {
         self.mock.play(script).unwrap();
     }
 
@@ -157,15 +157,15 @@ impl World {
 
     /// The same where these pods wait.
     pub fn extender_with(&self, waiting: impl IntoIterator<Item = Value>) -> Served {
-        let mut cluster = Cluster::of(&[]);
+        let mut cluster = ServedCluster::of(&[]);
         cluster.nodes.push(node(NODE));
         let known = self.api.list("pods");
         cluster.with(known.iter().map(|pod| Value::clone(pod))).with(waiting).serve()
     }
 
     /// The agent as it runs on a node, but ten times a second; it reports to `extender`.
-    pub fn start(&self, extender: &str) -> Running {
-        Running::start(&mut self.agent(&["--every", "100", "--extender", extender]))
+    pub fn start(&self, extender: &str) -> RunningAgent {
+        RunningAgent::start(&mut self.agent(&["--every", "100", "--extender", extender]))
     }
 }
 
@@ -192,12 +192,12 @@ fn kubeconfig(server: &str) -> String {
 }
 
 /// An agent that reports until it is told to stop, or dropped.
-pub struct Running {
+pub struct RunningAgent {
     child: Child,
     log: Receiver<String>,
 }
 
-impl Running {
+impl RunningAgent {
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let (lines, log) = channel();
@@ -250,7 +250,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningAgent {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -258,16 +258,16 @@ impl Drop for Running {
 }
 
 /// An engine that answers what a test lays out for it.
-pub struct Engine {
+pub struct StubEngine {
     pub port: u16,
     pages: Arc<Mutex<BTreeMap<&'static str, &'static str>>>,
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
-impl Engine {
+impl StubEngine {
     /// One that is ready, with this metrics page.
-    pub fn serving(world: &World, metrics: &'static str) -> Self {
+    pub fn serving(world: &AgentNode, metrics: &'static str) -> Self {
         let pages = Arc::new(Mutex::new(BTreeMap::from([("/metrics", metrics), ("/health", "")])));
         let (known, stop) = (pages.clone(), CancellationToken::new());
         let answer =
@@ -287,7 +287,7 @@ impl Engine {
     }
 
     /// Until nobody listens any more and its connections are closed.
-    pub fn end(self, world: &World) {
+    pub fn end(self, world: &AgentNode) {
         self.stop.cancel();
         world.runtime.block_on(self.task).unwrap();
     }
@@ -342,20 +342,24 @@ pub fn text(bytes: &[u8]) -> &str {
 
 // ---- what the driver says ----
 
-pub fn script(gpus: impl IntoIterator<Item = Gpu>) -> Script {
-    Script { gpus: gpus.into_iter().collect(), ..Script::default() }
+pub fn script(gpus: impl IntoIterator<Item = ScriptedGpu>) -> NvmlScript {
+    NvmlScript { gpus: gpus.into_iter().collect(), ..NvmlScript::default() }
 }
 
-pub fn gpu(letter: &str) -> Gpu {
-    Gpu { uuid: format!("GPU-{letter}"), ..Gpu::default() }
+pub fn gpu(letter: &str) -> ScriptedGpu {
+    ScriptedGpu { uuid: format!("GPU-{letter}"), ..ScriptedGpu::default() }
 }
 
 /// A GPU with these processes, by PID and GiB, and nothing else on it.
-pub fn busy(letter: &str, processes: &[(u32, u64)]) -> Gpu {
+pub fn busy(letter: &str, processes: &[(u32, u64)]) -> ScriptedGpu {
     let used = processes.iter().map(|(_, gib)| gib * GIB).sum();
-    Gpu { used, processes: processes.iter().map(|(pid, gib)| process(*pid, *gib)).collect(), ..gpu(letter) }
+    ScriptedGpu {
+        used,
+        processes: processes.iter().map(|(pid, gib)| process(*pid, *gib)).collect(),
+        ..gpu(letter)
+    }
 }
 
-pub fn process(pid: u32, gib: u64) -> Process {
-    Process { pid, used: Some(gib * GIB), ..Process::default() }
+pub fn process(pid: u32, gib: u64) -> GpuProcess {
+    GpuProcess { pid, used: Some(gib * GIB), ..GpuProcess::default() }
 }

@@ -5,7 +5,7 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn budgets_come_by_their_watch() {
     let server = server_with_nodes(&["a"]).await;
-    let replica = Replica::acting(&server).await;
+    let replica = TestReplica::acting(&server).await;
     assert!(replica.service.ledger().budgets_known());
     let budget = json!({
         "metadata": {"name": "chat", "namespace": "default"},
@@ -21,8 +21,8 @@ async fn budgets_come_by_their_watch() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_may_not_read_budgets_begins_without_and_knows_it_until_they_can_be_read() {
     let server = server_with_nodes(&["a"]).await;
-    server.faults().next(Operation::ListBudgets, 1000, Fault::Forbids);
-    let replica = Replica::acting(&server).await;
+    server.faults().next(Operation::ListBudgets, 1000, InjectedFault::Forbids);
+    let replica = TestReplica::acting(&server).await;
     assert!(!replica.service.ledger().budgets_known());
     server.faults().clear();
     eventually("they are read after all", || replica.service.ledger().budgets_known()).await;

@@ -2,21 +2,22 @@
 //! policy lets nobody do, Stowage included.
 
 use super::processes::{PATIENCE, eventually};
-use super::world::World;
+use super::world::RealControlPlane;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use stowage::cluster::events::Notices;
+use stowage::cluster::events::EventRecorder;
 use stowage::cluster::{self, ApiControlPlane, CDI_KIND};
 use stowage::contract;
 use stowage::control_plane::WriteTimes;
 use stowage::control_plane::{
-    ControlPlane, ControlPlaneError, EvictionMark, EvictionOutcome, EvictionReason, PlanState, StatusChange,
+    ControlPlane, ControlPlaneError, EvictionCondition, EvictionOutcome, EvictionReason, PlanState,
+    StatusChange,
 };
 use stowage::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use stowage::scheduling::decision::Hold;
+use stowage::scheduling::decision::Reservation;
 use stowage::scheduling::policy::{Class, Policy, Protection};
 use stowage::service::Service;
 use stowage::units::Millis;
@@ -25,22 +26,22 @@ const HOLD: &str = contract::HOLD_CONDITION;
 const OURS_ALONE: &str = "only Stowage writes them";
 
 /// A cluster with the manifests applied; its owner, and Stowage.
-struct Cluster {
-    world: World,
+struct InstalledCluster {
+    world: RealControlPlane,
     owner: Client,
     stowage: Client,
     control_plane: ApiControlPlane,
     service: Arc<Service>,
 }
 
-impl Cluster {
+impl InstalledCluster {
     async fn start() -> Option<Self> {
-        let world = World::start().await?;
+        let world = RealControlPlane::start().await?;
         world.install();
         let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
         let service = Service::new(Policy::default());
         service.lead_from_the_start();
-        let (notices, _) = Notices::new(service.clone());
+        let (notices, _) = EventRecorder::new(service.clone());
         let control_plane = ApiControlPlane::new(
             stowage.clone(),
             service.clone(),
@@ -139,7 +140,7 @@ fn names(gates: &Value) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_else() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = InstalledCluster::start().await else { return };
     eventually("the admission policy is in force", async || {
         let probe = cluster.create("probe", &[]).await;
         let says = |outcome: Result<(), String>, why| outcome.is_err_and(|said| said.contains(why));
@@ -158,17 +159,17 @@ async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_e
     println!("{}", cluster.world.versions());
 }
 
-async fn status_is_written_in_one_change(cluster: &Cluster) {
+async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     let uid = cluster.create("waits", &[contract::PLAN_GATE]).await;
     let node = NodeName::parse("n").unwrap();
-    let hold = Hold {
+    let hold = Reservation {
         node: node.clone(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
         deadline: cluster.service.now() + Millis::seconds(60),
     };
     let change = StatusChange {
-        eviction: Some(EvictionMark::CalledOff),
+        eviction: Some(EvictionCondition::CalledOff),
         ..StatusChange::hold(hold).and_nominate(node.clone()).and_touch().and_plan(PlanState::Placed { node })
     };
     cluster.write("waits", &uid, change).await.unwrap();
@@ -185,7 +186,7 @@ async fn status_is_written_in_one_change(cluster: &Cluster) {
     assert_eq!(cluster.write("nobody", &uid, StatusChange::touch()).await, Err(ControlPlaneError::Gone));
 }
 
-async fn our_gate_is_lifted_and_no_other(cluster: &Cluster) {
+async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
     let lift = async |name: &str, uid: &PodUid| cluster.control_plane.lift_gate(&key(name), uid).await;
     for (name, gates, left) in [
         ("gated-1", vec![contract::PLAN_GATE], vec![]),
@@ -207,7 +208,7 @@ async fn our_gate_is_lifted_and_no_other(cluster: &Cluster) {
     cluster.patch_by(&cluster.owner, "gated-2", other).await.expect("its owner may");
 }
 
-async fn victims_are_evicted_as_their_budgets_allow(cluster: &Cluster) {
+async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) {
     let uid = cluster.run("victim").await;
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: pdb, namespace: default}, \
                   spec: {minAvailable: 1, selector: {matchLabels: {app: victim}}}}";
@@ -245,7 +246,7 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &Cluster) {
     assert_eq!(cluster.evict("nobody", &uid).await, EvictionOutcome::Gone);
 }
 
-async fn nobody_else_holds_or_plans(cluster: &Cluster) {
+async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
     let uid = cluster.create("forged", &[]).await;
     let owner = &cluster.owner;
     for kind in [HOLD, contract::PLAN_CONDITION] {
@@ -265,7 +266,7 @@ async fn nobody_else_holds_or_plans(cluster: &Cluster) {
     assert_eq!(cluster.condition("forged", HOLD).await.unwrap()["status"], "False");
 }
 
-async fn stowage_changes_nothing_else(cluster: &Cluster) {
+async fn stowage_changes_nothing_else(cluster: &InstalledCluster) {
     cluster.create("minded", &[contract::PLAN_GATE]).await;
     let stowage = &cluster.stowage;
     // Those that the API server gave it stay.
@@ -306,7 +307,7 @@ async fn stowage_changes_nothing_else(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s6_a_pod_whose_class_ignores_budgets_leaves_in_spite_of_one() {
-    let Some(cluster) = Cluster::start().await else { return };
+    let Some(cluster) = InstalledCluster::start().await else { return };
     let budget = "{apiVersion: policy/v1, kind: PodDisruptionBudget, metadata: {name: immortal, namespace: default}, \
                   spec: {maxUnavailable: 0, selector: {}}}";
     let applied = cluster.world.apply(budget, &[]);

@@ -2,7 +2,7 @@
 //! is tried on a real API server under the shipped admission policies.
 
 use super::processes::eventually;
-use super::world::{World, manifest, yaml};
+use super::world::{RealControlPlane, manifest, yaml};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -14,8 +14,8 @@ const NOT_BY_HAND: &str = "NVIDIA_VISIBLE_DEVICES";
 const ONLY_STOWAGE: &str = "only Stowage writes";
 const ONLY_VRAM: &str = "of a node Stowage writes";
 
-async fn installed() -> Option<World> {
-    let world = World::start().await?;
+async fn installed() -> Option<RealControlPlane> {
+    let world = RealControlPlane::start().await?;
     world.install();
     Some(world)
 }
@@ -122,7 +122,7 @@ async fn s6_a_container_names_no_gpus_by_hand() {
     a_debug_container_names_none_either(&world).await;
 }
 
-async fn a_debug_container_names_none_either(world: &World) {
+async fn a_debug_container_names_none_either(world: &RealControlPlane) {
     let running = pod(Some("nvidia"), &from_field(GIVEN), &json!({ "stowage.dev/vram": "40Gi" }));
     let running: Pod = serde_json::from_value(running).unwrap();
     let pods: Api<Pod> = Api::default_namespaced(world.client.clone());

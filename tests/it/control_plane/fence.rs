@@ -4,7 +4,7 @@
 use super::fleet::{node, pod};
 use super::leading::{LEASE, serve_beside_its_scheduler};
 use super::processes::eventually;
-use super::world::{World, manifest};
+use super::world::{RealControlPlane, manifest};
 use super::{all_bound, submit};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -17,14 +17,14 @@ use stowage::control_plane::WriteTimes;
 const PASSED_ON: &str = "the Lease has passed on";
 
 struct Fenced {
-    world: World,
+    world: RealControlPlane,
     /// With the rights of Stowage's service account, and so of its kube-scheduler.
     stowage: Client,
 }
 
 impl Fenced {
     async fn start() -> Option<Self> {
-        let world = World::start().await?;
+        let world = RealControlPlane::start().await?;
         world.install();
         raise(&world);
         let stowage = cluster::connect(Some(&world.service_account()), WriteTimes::default()).await.unwrap();
@@ -86,7 +86,7 @@ impl Fenced {
 }
 
 /// Puts up the fence.
-fn raise(world: &World) {
+fn raise(world: &RealControlPlane) {
     let applied = world.kubectl(&["apply", "-f", manifest("optional/leader-fence.yaml").to_str().unwrap()]);
     assert!(applied.ok, "{}", applied.said);
 }
@@ -141,7 +141,7 @@ async fn b4_stowage_binds_behind_the_fence() {
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
     let serve = serve_beside_its_scheduler();
     let serve: Vec<&str> = serve.iter().map(String::as_str).collect();
-    let Some(mut world) = World::at_work(nodes, &serve).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve).await else { return };
     raise(&world);
     world.begin_scheduling().await;
     submit(&world.client, &[pod("first", 20, &json!({}), "stowage-serving")]).await;

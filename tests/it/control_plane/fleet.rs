@@ -74,13 +74,13 @@ impl GpuNode {
 }
 
 /// The agents of all nodes; dropping this stops them.
-pub struct Agents {
+pub struct FleetAgents {
     /// What somebody who is no pod uses of a GPU, in MiB: no API event tells of it.
     strangers: Arc<Mutex<BTreeMap<String, u64>>>,
     task: JoinHandle<()>,
 }
 
-impl Agents {
+impl FleetAgents {
     /// They report to every replica, whether it listens or not.
     pub fn start(pause: Duration, nodes: Vec<GpuNode>, replicas: Vec<Ports>) -> Self {
         let strangers: Arc<Mutex<BTreeMap<String, u64>>> = Arc::default();
@@ -115,7 +115,7 @@ async fn tell(replicas: &[Ports], body: &str) {
     }
 }
 
-impl Drop for Agents {
+impl Drop for FleetAgents {
     fn drop(&mut self) {
         self.task.abort();
     }

@@ -2,14 +2,14 @@
 //! command of it stands here a second time.
 
 use super::processes::{Ran, run};
-use super::world::{World, yaml};
+use super::world::{RealControlPlane, yaml};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn n9_the_install_block_of_the_readme_runs_as_written() {
-    let Some(world) = World::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else { return };
     let block = install_block();
     println!("{block}");
     let installed = run_as_written(&world, &block);
@@ -36,7 +36,7 @@ fn install_block() -> String {
 }
 
 /// In a folder of its own that has the manifests, as a clone has; each command must succeed.
-fn run_as_written(world: &World, block: &str) -> Ran {
+fn run_as_written(world: &RealControlPlane, block: &str) -> Ran {
     let clone = tempfile::tempdir().unwrap();
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
     std::os::unix::fs::symlink(manifests, clone.path().join("manifests")).unwrap();
@@ -48,14 +48,14 @@ fn run_as_written(world: &World, block: &str) -> Ran {
     run(shell.env("PATH", path).env("KUBECONFIG", world.admin()))
 }
 
-fn get(world: &World, what: &[&str]) -> Value {
+fn get(world: &RealControlPlane, what: &[&str]) -> Value {
     let ran = world.kubectl(&[&["get", "-o", "json"], what].concat());
     assert!(ran.ok, "{what:?}: {}", ran.said);
     yaml(&ran.said)
 }
 
 /// The Secrets and ConfigMaps without which its pods would never start.
-fn what_it_mounts_is_there(world: &World, workload: &Value) {
+fn what_it_mounts_is_there(world: &RealControlPlane, workload: &Value) {
     let volumes = workload["spec"]["template"]["spec"]["volumes"].as_array().unwrap();
     for volume in volumes {
         for (kind, name) in

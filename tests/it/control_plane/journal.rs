@@ -26,17 +26,17 @@ pub enum Happening {
     Gone,
 }
 
-type Entries = Arc<Mutex<Vec<(String, Happening)>>>;
+type JournalEntries = Arc<Mutex<Vec<(String, Happening)>>>;
 
 /// Dropping this ends the watch; what was written stays readable until then.
-pub struct Journal {
-    entries: Entries,
+pub struct ClusterJournal {
+    entries: JournalEntries,
     task: JoinHandle<()>,
 }
 
-impl Journal {
+impl ClusterJournal {
     pub fn start(client: Client) -> Self {
-        let entries = Entries::default();
+        let entries = JournalEntries::default();
         let task = tokio::spawn(write(client, entries.clone()));
         Self { entries, task }
     }
@@ -74,13 +74,13 @@ impl Journal {
     }
 }
 
-impl Drop for Journal {
+impl Drop for ClusterJournal {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-async fn write(client: Client, entries: Entries) {
+async fn write(client: Client, entries: JournalEntries) {
     let pods: Api<Pod> = Api::all(client);
     let mut events = watcher(pods, watcher::Config::default()).default_backoff().boxed();
     while let Some(event) = events.next().await {
@@ -92,8 +92,8 @@ async fn write(client: Client, entries: Entries) {
     }
 }
 
-fn note_all(entries: &Entries, pod: &Pod) {
-    let hold = stowage::contract::HoldMessage::read(pod);
+fn note_all(entries: &JournalEntries, pod: &Pod) {
+    let hold = stowage::contract::ReservationMessage::read(pod);
     if let Some(message) = hold {
         note(entries, pod, Happening::Holds(serde_json::to_value(message).unwrap()));
     }
@@ -110,7 +110,7 @@ fn note_all(entries: &Entries, pod: &Pod) {
 }
 
 /// The first time only; a later write of the same kind with other contents counts as new where contents matter.
-fn note(entries: &Entries, pod: &Pod, happening: Happening) {
+fn note(entries: &JournalEntries, pod: &Pod, happening: Happening) {
     let name = pod.metadata.name.clone().unwrap_or_default();
     let mut entries = entries.lock();
     let is_known = |(known, before): &(String, Happening)| {

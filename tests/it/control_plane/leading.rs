@@ -2,7 +2,7 @@
 
 use super::fleet::{node, pod};
 use super::processes::eventually;
-use super::world::{Ports, World, ask};
+use super::world::{Ports, RealControlPlane, ask};
 use super::{all_bound, submit};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, Client};
@@ -22,7 +22,7 @@ async fn stowage_acts_while_its_kube_scheduler_leads_and_stops_before_the_lease_
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let serve = |identity| ["--lead-with", "kube-scheduler", "--lease", LEASE, "--identity", identity];
     let nodes = vec![node("a", 2, 81_559, "NVIDIA-H100-80GB-HBM3")];
-    let Some(mut world) = World::at_work(nodes, &serve(host.trim())).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes, &serve(host.trim())).await else { return };
     let standby = Ports::free();
     let _standby = world.serve("standby", standby, &serve("another-host"));
     eventually("the books are complete", async || {

@@ -4,7 +4,7 @@
 
 use super::fleet::{GpuNode, node, pod};
 use super::processes::eventually;
-use super::world::{SCHEDULER_CONFIG, World};
+use super::world::{RealControlPlane, SCHEDULER_CONFIG};
 use super::{ALWAYS, node_of};
 use futures::StreamExt;
 use futures::stream;
@@ -27,12 +27,12 @@ const H100: &str = "NVIDIA-H100-80GB-HBM3";
 const MIB: u64 = 81_559;
 
 /// When each pod was first seen with a node.
-struct Bindings {
+struct BindingTimes {
     seen: Arc<Mutex<BTreeMap<String, Instant>>>,
     task: JoinHandle<()>,
 }
 
-impl Bindings {
+impl BindingTimes {
     fn watch(client: Client) -> Self {
         let seen: Arc<Mutex<BTreeMap<String, Instant>>> = Arc::default();
         let noted = seen.clone();
@@ -63,7 +63,7 @@ impl Bindings {
     }
 }
 
-impl Drop for Bindings {
+impl Drop for BindingTimes {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -79,7 +79,7 @@ async fn create_all(client: &Client, pods: Vec<Pod>, clients: usize) {
         .await;
 }
 
-async fn delete_all(world: &World) {
+async fn delete_all(world: &RealControlPlane) {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     api.delete_collection(&DeleteParams::default().grace_period(0), &ListParams::default()).await.unwrap();
     eventually("all pods are gone, from the books too", async || {
@@ -103,9 +103,9 @@ const REFUSED_FOR: Duration = Duration::from_secs(30);
 #[ignore = "a measurement of some minutes; prints a distribution"]
 async fn wakes_under_load() {
     let nodes: Vec<GpuNode> = (0..NODES).map(|i| node(&format!("w{i}"), 1, MIB, H100)).collect();
-    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     world.begin_scheduling().await;
-    let bindings = Bindings::watch(world.client.clone());
+    let bindings = BindingTimes::watch(world.client.clone());
     let restless = restless(&world).await;
     let mut took = Vec::new();
     for round in 0..ROUNDS {
@@ -130,7 +130,7 @@ async fn wakes_under_load() {
 }
 
 /// A thousand bound pods of which a kubelet writes something every ten seconds.
-async fn restless(world: &World) -> JoinHandle<()> {
+async fn restless(world: &RealControlPlane) -> JoinHandle<()> {
     let name = |i: usize| format!("restless-{i:04}");
     let pod = |i| -> Pod {
         serde_json::from_value(json!({
@@ -162,7 +162,12 @@ async fn restless(world: &World) -> JoinHandle<()> {
 
 /// From the moment when each node's stranger gives its memory back until the pod that waits for it is bound: the agent's next
 /// report, up to a second later, is a part of it.
-async fn freed(world: &World, nodes: &[GpuNode], bindings: &Bindings, round: usize) -> Vec<Duration> {
+async fn freed(
+    world: &RealControlPlane,
+    nodes: &[GpuNode],
+    bindings: &BindingTimes,
+    round: usize,
+) -> Vec<Duration> {
     nodes.iter().for_each(|node| world.occupy(&node.uuid(0), 60 << 10));
     eventually("the strangers' memory is believed", async || {
         let books = world.books().await?;
@@ -201,7 +206,7 @@ const PODS: usize = 600;
 const CLIENTS: usize = 8;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum LoadKind {
     Planned,
     Filtered,
     WithoutStowage,
@@ -212,7 +217,9 @@ enum Way {
 async fn pods_a_second_at_a_thousand_nodes() {
     let nodes: Vec<GpuNode> = (0..LARGE).map(|i| node(&format!("n{i:04}"), 8, MIB, H100)).collect();
     // Fresh is what is younger than five seconds; a report a second from each would take a core of this machine.
-    let Some(mut world) = World::reporting(Duration::from_secs(4), nodes, &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::reporting(Duration::from_secs(4), nodes, &ALWAYS).await else {
+        return;
+    };
     world.begin_scheduling().await;
     world.stop_kubelets();
     println!("{}", world.versions());
@@ -220,19 +227,19 @@ async fn pods_a_second_at_a_thousand_nodes() {
         "| round | way | pods | created in s | bound in s | pods/s | filter | prioritize |\n|---|---|---|---|---|---|---|---|"
     );
     for round in 0..2 {
-        for way in [Way::Planned, Way::Filtered, Way::WithoutStowage] {
+        for way in [LoadKind::Planned, LoadKind::Filtered, LoadKind::WithoutStowage] {
             let line = measure(&mut world, way, round).await;
             println!("| {round} | {way:?} | {line}");
         }
     }
 }
 
-async fn measure(world: &mut World, way: Way, round: usize) -> String {
+async fn measure(world: &mut RealControlPlane, way: LoadKind, round: usize) -> String {
     restart_scheduler(world, way).await;
     let prefix = format!("{}-{round}-", format!("{way:?}").to_lowercase());
     let pods: Vec<Pod> = (0..PODS).map(|i| asks(&format!("{prefix}{i:04}"), way)).collect();
-    let bindings = Bindings::watch(world.client.clone());
-    let answers = async |world: &World, verb: &str| {
+    let bindings = BindingTimes::watch(world.client.clone());
+    let answers = async |world: &RealControlPlane, verb: &str| {
         world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
     };
     let before = (answers(world, "filter").await, answers(world, "prioritize").await);
@@ -258,33 +265,33 @@ async fn measure(world: &mut World, way: Way, round: usize) -> String {
 }
 
 /// The clock starts when the scheduler has bound a pod: it leads, and its caches are warm.
-async fn restart_scheduler(world: &mut World, way: Way) {
+async fn restart_scheduler(world: &mut RealControlPlane, way: LoadKind) {
     world.scheduler.take().into_iter().for_each(|scheduler| scheduler.kill());
     world.start_scheduler_but(SCHEDULER_CONFIG, |config| {
         // Enough for each way: what is measured is not a client's own limit.
         config["clientConnection"]["qps"] = json!(5000);
         config["clientConnection"]["burst"] = json!(10000);
-        if way == Way::WithoutStowage {
+        if way == LoadKind::WithoutStowage {
             config.as_object_mut().unwrap().remove("extenders");
         }
     });
-    let bindings = Bindings::watch(world.client.clone());
-    create_all(&world.client, vec![asks("probe", Way::WithoutStowage)], 1).await;
+    let bindings = BindingTimes::watch(world.client.clone());
+    create_all(&world.client, vec![asks("probe", LoadKind::WithoutStowage)], 1).await;
     eventually("the scheduler is at work", async || bindings.of("probe")).await;
     delete_all(world).await;
 }
 
-fn asks(name: &str, way: Way) -> Pod {
+fn asks(name: &str, way: LoadKind) -> Pod {
     let mut pod = pod(name, 10, &json!({}), "stowage-opportunistic");
     let spec = pod.spec.as_mut().unwrap();
     match way {
-        Way::Planned => {
+        LoadKind::Planned => {
             let gates = json!([{ "name": contract::PLAN_GATE }]);
             spec.scheduling_gates = Some(serde_json::from_value(gates).unwrap());
         }
-        Way::Filtered => {}
+        LoadKind::Filtered => {}
         // Nobody else may bind a pod that asks for VRAM.
-        Way::WithoutStowage => spec.containers[0].resources.as_mut().unwrap().limits = None,
+        LoadKind::WithoutStowage => spec.containers[0].resources.as_mut().unwrap().limits = None,
     }
     pod
 }

@@ -1,7 +1,7 @@
 //! The shipped manifests before a real API server and scheduler: what they accept, and what the admission policies refuse.
 
 use super::processes::{eventually, run};
-use super::world::{SCHEDULER_CONFIG, World, manifest, yaml};
+use super::world::{RealControlPlane, SCHEDULER_CONFIG, manifest, yaml};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_manifests_are_accepted_and_the_admission_policy_keeps_the_devices_to_stowage() {
-    let Some(world) = World::start().await else { return };
+    let Some(world) = RealControlPlane::start().await else { return };
     println!("{}", world.versions());
     config_map_is_the_shipped_configuration();
     let accepted = |file: &str, flags: &[&str]| {
@@ -37,7 +37,7 @@ fn config_map_is_the_shipped_configuration() {
 }
 
 /// It is no object of the API server's: the scheduler itself reads it, strictly, and writes out what it understood.
-fn scheduler_reads_the_shipped_configuration(world: &World) {
+fn scheduler_reads_the_shipped_configuration(world: &RealControlPlane) {
     let understood = world.folder().join("understood.yaml");
     let mut command = world.command("kube-scheduler");
     command.arg("--config").arg(world.scheduler_config()).arg("--write-config-to").arg(&understood);
@@ -50,7 +50,7 @@ fn scheduler_reads_the_shipped_configuration(world: &World) {
     assert_eq!(extender["managedResources"], json!([{ "name": "stowage.dev/vram" }]));
 }
 
-async fn policies_are_without_type_errors(world: &World) {
+async fn policies_are_without_type_errors(world: &RealControlPlane) {
     let policies = world.kubectl(&["get", "validatingadmissionpolicies", "-o", "json"]);
     let policies = yaml(&policies.said);
     let policies = policies["items"].as_array().unwrap();
@@ -58,7 +58,7 @@ async fn policies_are_without_type_errors(world: &World) {
     assert!(policies.iter().all(|policy| policy["status"]["typeChecking"].is_null()), "{policies:?}");
 }
 
-async fn forgeries_are_refused(world: &World) {
+async fn forgeries_are_refused(world: &RealControlPlane) {
     let example = std::fs::read_to_string(manifest("examples/pod.yaml")).unwrap();
     let plain = example.replace("stowage.dev/vram: 40Gi", "example.com/other: 1");
     let forged = |key: &str| example.replace("stowage.dev/kv-cache: 20Gi", &format!("{key}: forged"));

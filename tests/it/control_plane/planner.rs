@@ -2,9 +2,9 @@
 //! comes free without an API event, and pods that are planned before the scheduler sees them.
 
 use super::fleet::{GpuNode, node, pod};
-use super::journal::{Happening, Journal};
+use super::journal::{ClusterJournal, Happening};
 use super::processes::eventually;
-use super::world::World;
+use super::world::RealControlPlane;
 use super::{ALWAYS, all_bound, annotation, name_of, no_gpu_is_promised_twice, node_of, pods, submit};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -43,7 +43,7 @@ fn serving(name: &str, gib: u64) -> Pod {
     pod(name, gib, &json!({}), "stowage-serving")
 }
 
-async fn bound(world: &mut World, name: &str) -> Pod {
+async fn bound(world: &mut RealControlPlane, name: &str) -> Pod {
     let api: Api<Pod> = Api::default_namespaced(world.client.clone());
     eventually(&format!("{name} is bound"), async || {
         world.check();
@@ -52,7 +52,7 @@ async fn bound(world: &mut World, name: &str) -> Pod {
     .await
 }
 
-async fn remaining(world: &World) -> Vec<String> {
+async fn remaining(world: &RealControlPlane) -> Vec<String> {
     let mut names: Vec<String> =
         pods(&world.client).await.iter().map(|pod| name_of(pod).to_owned()).collect();
     names.sort();
@@ -63,8 +63,8 @@ async fn remaining(world: &World) -> Vec<String> {
 async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_for_it() {
     let mut nodes = vec![h100("sum", 2, PCIE)];
     nodes.extend(["n0", "n1", "n2", "n3", "n4", "n5"].map(|name| h100(name, 2, H100)));
-    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
-    let journal = Journal::start(world.client.clone());
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let journal = ClusterJournal::start(world.client.clone());
     world.begin_scheduling().await;
     // 71.7 GiB of each GPU can be promised: 21.7 are free on one, 6.7 on the other. Where reports come late a twentieth of
     // the GPU is kept back, and the same one leaves.
@@ -105,7 +105,7 @@ async fn the_cheapest_leave_for_room_on_one_gpu_and_six_nodes_are_not_emptied_fo
 }
 
 /// Held, told to leave, gone, bound.
-async fn in_order(journal: &Journal, preemptor: &str, victim: &str) {
+async fn in_order(journal: &ClusterJournal, preemptor: &str, victim: &str) {
     let (bound, ..) = journal.tells_of_binding(preemptor).await;
     let place = |pod: &str, is_it: &dyn Fn(&Happening) -> bool| {
         journal.place(pod, is_it).unwrap_or_else(|| panic!("{pod}: {:?}", journal.of(pod)))
@@ -121,7 +121,7 @@ const REFUSED: usize = 200;
 #[tokio::test(flavor = "multi_thread")]
 async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_is_woken() {
     let nodes = vec![h100("a", 8, H100), h100("b", 8, H100), h100("w", 1, PCIE)];
-    let Some(mut world) = World::at_work(nodes.clone(), &ALWAYS).await else { return };
+    let Some(mut world) = RealControlPlane::at_work(nodes.clone(), &ALWAYS).await else { return };
     let strangers = nodes[2].uuid(0);
     world.occupy(&strangers, 60 << 10);
     world.begin_scheduling().await;
@@ -138,11 +138,11 @@ async fn planned_pods_cost_one_filter_call_each_and_of_two_hundred_refused_one_i
         plan.and_then(|condition| condition.reason.clone())
     };
     assert!(planned.iter().all(|pod| plan(pod).as_deref() == Some("Placed")));
-    let calls = async |world: &World, verb: &str| {
+    let calls = async |world: &RealControlPlane, verb: &str| {
         world.count("stowage_answers_total", &format!("verb=\"{verb}\"")).await
     };
     assert_eq!((calls(&world, "filter").await, calls(&world, "prioritize").await), (32, 0));
-    let written = async |world: &World, kind: &str| {
+    let written = async |world: &RealControlPlane, kind: &str| {
         world.count("stowage_writes_total", &format!("kind=\"{kind}\",outcome=\"written\"")).await
     };
     for kind in ["nomination", "gate"] {

@@ -12,13 +12,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Lines of a log that are shown where a test fails.
 const TAIL: usize = 60;
 
-pub struct Process {
+pub struct TestProcess {
     name: String,
     child: Child,
     log: PathBuf,
 }
 
-impl Process {
+impl TestProcess {
     /// Starts `command` with its output in `folder`. A process of the same name appends to its predecessor's.
     pub fn start(name: &str, command: &mut Command, folder: &Path) -> Self {
         let log = folder.join(format!("{name}.log"));
@@ -47,7 +47,7 @@ impl Process {
     pub fn kill(self) {}
 }
 
-impl Drop for Process {
+impl Drop for TestProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

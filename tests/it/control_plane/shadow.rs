@@ -1,7 +1,7 @@
 //! Shadow mode under the real scheduler, with the shipped configuration for it.
 
 use super::processes::eventually;
-use super::world::World;
+use super::world::RealControlPlane;
 use crate::device_plugin::{GPU, asks, plugin_node};
 use crate::served::{pod, without_engines};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -10,8 +10,8 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::sync::Arc;
-use stowage::cluster::{self, LeadWith, Options};
-use stowage::extender::request::Limits;
+use stowage::cluster::{self, ClusterOptions, LeadWith};
+use stowage::extender::request::RequestLimits;
 use stowage::extender::shadow::NO_VRAM_IN_SHADOW;
 use stowage::extender::{Extender, server};
 use stowage::scheduling::policy::Mode;
@@ -33,16 +33,16 @@ impl Drop for Shadow {
 }
 
 impl Shadow {
-    async fn start(world: &World) -> Self {
+    async fn start(world: &RealControlPlane) -> Self {
         let mut policy = without_engines();
         policy.mode = Mode::Shadow;
         let service = Service::new(policy);
         let stop = CancellationToken::new();
-        let options = Options::new(LeadWith::FromTheStart, "stowage".into());
+        let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
         let (control_plane, tasks) =
             cluster::start(world.client.clone(), service.clone(), options, stop.clone());
         let router =
-            server::scheduler_router(Extender::new(service.clone(), control_plane, Limits::default()));
+            server::scheduler_router(Extender::new(service.clone(), control_plane, RequestLimits::default()));
         let listener = TcpListener::bind(("127.0.0.1", world.ports.verbs)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
@@ -60,7 +60,7 @@ impl Shadow {
     }
 }
 
-async fn create_nodes(world: &World) {
+async fn create_nodes(world: &RealControlPlane) {
     let nodes: Api<Node> = Api::all(world.client.clone());
     for (name, gpus) in [("a", 8), ("b", 2)] {
         let mut node = plugin_node(name, GPU, gpus);
@@ -75,7 +75,7 @@ async fn create_nodes(world: &World) {
     }
 }
 
-async fn create(world: &World, mut pod: Value) {
+async fn create(world: &RealControlPlane, mut pod: Value) {
     let metadata = pod["metadata"].as_object_mut().unwrap();
     metadata.remove("uid");
     pod["spec"]["containers"][0]["image"] = json!("engine");
@@ -85,7 +85,7 @@ async fn create(world: &World, mut pod: Value) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_real_scheduler_binds_plainly_past_a_shadow_that_writes_everything_down() {
-    let Some(mut world) = World::start().await else { return };
+    let Some(mut world) = RealControlPlane::start().await else { return };
     world.install();
     create_nodes(&world).await;
     let shadow = Shadow::start(&world).await;

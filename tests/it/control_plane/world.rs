@@ -4,8 +4,8 @@
 //! Stowage and the scheduler run with the shipped manifests' rights and nothing more: as the service account of
 //! `stowage.yaml`, under the admission policy, with the shipped scheduler configuration.
 
-use super::fleet::{Agents, GpuNode, REPORT_EVERY};
-use super::processes::{Process, Ran, eventually, free_ports, run};
+use super::fleet::{FleetAgents, GpuNode, REPORT_EVERY};
+use super::processes::{Ran, TestProcess, eventually, free_ports, run};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
@@ -30,13 +30,13 @@ const DEFAULT_FOLDER: &str = "/usr/local/kubebuilder/bin";
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 /// Fields end in this order: whoever asks goes before whoever answers.
-pub struct World {
-    agents: Option<Agents>,
+pub struct RealControlPlane {
+    agents: Option<FleetAgents>,
     kubelet: Option<Kubelet>,
-    pub scheduler: Option<Process>,
-    pub stowage: Option<Process>,
-    apiserver: Process,
-    etcd: Process,
+    pub scheduler: Option<TestProcess>,
+    pub stowage: Option<TestProcess>,
+    apiserver: TestProcess,
+    etcd: TestProcess,
     pub client: Client,
     binaries: PathBuf,
     server: String,
@@ -60,7 +60,7 @@ impl Ports {
     }
 }
 
-impl World {
+impl RealControlPlane {
     /// `None`, with a line that says why, where there are no binaries.
     pub async fn start() -> Option<Self> {
         let binaries = binaries()?;
@@ -111,9 +111,9 @@ impl World {
         let mut world = Self::start().await?;
         world.install();
         world.add_nodes(&nodes).await;
-        world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::Config::default()));
+        world.kubelet = Some(Kubelet::start(world.client.clone(), kubelet::KubeletConfig::default()));
         world.stowage = Some(world.serve("stowage", world.ports, serve));
-        world.agents = Some(Agents::start(pause, nodes, vec![world.ports]));
+        world.agents = Some(FleetAgents::start(pause, nodes, vec![world.ports]));
         Some(world)
     }
 
@@ -162,7 +162,7 @@ impl World {
         let config = self.configured(shipped, change);
         let mut command = self.command("kube-scheduler");
         command.arg("--config").arg(config).arg("--secure-port=0").arg("--v=2");
-        self.scheduler = Some(Process::start("kube-scheduler", &mut command, self.folder.path()));
+        self.scheduler = Some(TestProcess::start("kube-scheduler", &mut command, self.folder.path()));
     }
 
     /// As after a crash: killed, and started again.
@@ -171,7 +171,7 @@ impl World {
         self.stowage = Some(self.serve("stowage", self.ports, serve));
     }
 
-    pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> Process {
+    pub fn serve(&self, name: &str, ports: Ports, arguments: &[&str]) -> TestProcess {
         let mut command = Command::new(env!("CARGO_BIN_EXE_stowage"));
         command.arg("serve").arg("--kubeconfig").arg(self.service_account());
         command.arg("--listen").arg(format!("127.0.0.1:{}", ports.verbs));
@@ -181,14 +181,14 @@ impl World {
         if !arguments.contains(&"--agent-auth") {
             command.args(["--agent-auth", "none"]);
         }
-        Process::start(name, &mut command, self.folder.path())
+        TestProcess::start(name, &mut command, self.folder.path())
     }
 
     /// Fails where a process that should run does not.
     pub fn check(&mut self) {
         self.etcd.check();
         self.apiserver.check();
-        self.scheduler.iter_mut().chain(&mut self.stowage).for_each(Process::check);
+        self.scheduler.iter_mut().chain(&mut self.stowage).for_each(TestProcess::check);
     }
 
     pub fn kubectl(&self, arguments: &[&str]) -> Ran {
@@ -335,7 +335,7 @@ fn binaries() -> Option<PathBuf> {
 
 const ADMIN_TOKEN: &str = "admin-of-this-test";
 
-fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> Process {
+fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> TestProcess {
     let (client, peer) = (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
     let mut command = Command::new(binaries.join("etcd"));
     command.arg("--name=default").arg(format!("--data-dir={}", folder.join("etcd").display()));
@@ -344,10 +344,10 @@ fn etcd(binaries: &Path, folder: &Path, client_port: u16, peer_port: u16) -> Pro
     command.arg(format!("--initial-cluster=default={peer}"));
     // What is written here is not needed tomorrow.
     command.args(["--unsafe-no-fsync", "--log-level=warn"]);
-    Process::start("etcd", &mut command, folder)
+    TestProcess::start("etcd", &mut command, folder)
 }
 
-fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -> Process {
+fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -> TestProcess {
     let key = rcgen::KeyPair::generate().unwrap();
     let write = |name: &str, text: &str| {
         let file = folder.join(name);
@@ -378,7 +378,7 @@ fn apiserver(binaries: &Path, folder: &Path, etcd_port: u16, secure_port: u16) -
         "--allow-privileged=true",
         "--profiling=false",
     ]);
-    Process::start("kube-apiserver", &mut command, folder)
+    TestProcess::start("kube-apiserver", &mut command, folder)
 }
 
 fn kubeconfig(folder: &Path, name: &str, server: &str, token: &str) -> PathBuf {

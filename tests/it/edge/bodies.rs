@@ -1,7 +1,7 @@
 //! S4: what bodies under way cost in memory, measured on the process itself.
 
 use crate::client::{Client, post_head};
-use crate::process::{Running, json_dump};
+use crate::process::{RunningServe, json_dump};
 use crate::served::report;
 use serde_json::json;
 use std::io::Write;
@@ -34,7 +34,7 @@ fn send(agents: SocketAddr, body: &str, so_far: &Barrier) -> Option<u16> {
 #[test]
 fn s4_two_hundred_large_bodies_at_once_do_not_double_the_memory() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::serve_with(&json_dump(&folder), &[]);
+    let running = RunningServe::serve_with(&json_dump(&folder), &[]);
     let warm =
         Client::connect(running.agents).post("/v1/reports", report("node-a", "boot", 1, 2).to_string());
     assert_eq!(warm.status, 200);

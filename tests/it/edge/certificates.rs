@@ -1,9 +1,9 @@
 //! S7: certificates and the client CA are read again where they lie, on every address.
 
 use crate::client::PATIENCE;
-use crate::process::{Running, json_dump};
+use crate::process::{RunningServe, json_dump};
 use crate::served::{args, pod};
-use crate::tls::{Ca, Files, Identity, connect};
+use crate::tls::{Ca, Identity, TlsFixture, connect};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ struct Paths {
 }
 
 /// Writes what a renewed Secret brings.
-fn write(files: &Files, server: &Identity, client_ca: &str) -> Paths {
+fn write(files: &TlsFixture, server: &Identity, client_ca: &str) -> Paths {
     Paths {
         cert: files.write("tls.crt", &server.cert),
         key: files.write("tls.key", &server.key),
@@ -23,7 +23,7 @@ fn write(files: &Files, server: &Identity, client_ca: &str) -> Paths {
 }
 
 /// Whether who trusts `ca` and shows a certificate of `client` is answered.
-fn is_answered(running: &Running, ca: &Ca, client: &Ca) -> bool {
+fn is_answered(running: &RunningServe, ca: &Ca, client: &Ca) -> bool {
     let body = args(&pod("llm", "40Gi"), &["node-a"]).to_string();
     let identity = client.issue_for("127.0.0.1");
     let mut asking = connect(running.scheduler, &ca.pem, Some(&identity));
@@ -41,12 +41,12 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn s7_the_schedulers_certificate_and_client_ca_are_read_again_and_bad_ones_are_not_taken() {
     let ([old, new], files, folder) =
-        (["old", "new"].map(Ca::new), Files::new(), tempfile::tempdir().unwrap());
+        (["old", "new"].map(Ca::new), TlsFixture::new(), tempfile::tempdir().unwrap());
     let paths = write(&files, &old.issue_for("127.0.0.1"), &old.pem);
     let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
     let (cert, key, ca) = (path(&paths.cert), path(&paths.key), path(&paths.client_ca));
     let flags = ["--tls-cert", &cert, "--tls-key", &key, "--client-ca", &ca];
-    let running = Running::serve_with(&json_dump(&folder), &flags);
+    let running = RunningServe::serve_with(&json_dump(&folder), &flags);
     assert!(is_answered(&running, &old, &old));
 
     write(&files, &new.issue_for("127.0.0.1"), &new.pem);

@@ -1,14 +1,14 @@
 //! S1: one accept loop for all three addresses: HTTP/1 only, and no peer keeps a connection that it does not use.
 
-use super::source::{ATTACKER, Source};
+use super::source::{ATTACKER, ClientAddress};
 use crate::client::{Client, PATIENCE};
-use crate::process::{Running, json_dump};
-use crate::served::{Cluster, Served, args, doors, eventually, pod, report};
-use crate::tls::{Ca, Files};
+use crate::process::{RunningServe, json_dump};
+use crate::served::{Served, ServedCluster, args, doors, eventually, pod, report};
+use crate::tls::{Ca, TlsFixture};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::server;
 use stowage::extender::server::limits::ConnectionLimits;
 use stowage::extender::tls::{ServerFiles, load_server};
@@ -19,7 +19,7 @@ const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00
 
 #[test]
 fn s1_no_address_speaks_http_2() {
-    let served = Cluster::of(&[("node-a", 1)]).serve();
+    let served = ServedCluster::of(&[("node-a", 1)]).serve();
     for address in [served.scheduler, served.agents, served.operators] {
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -42,8 +42,8 @@ const SILENT: u32 = DESCRIPTORS + DESCRIPTORS / 2;
 #[test]
 fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
     let folder = tempfile::tempdir().unwrap();
-    let running = Running::with_descriptors(&json_dump(&folder), DESCRIPTORS);
-    let attacker = Source::at(ATTACKER);
+    let running = RunningServe::with_descriptors(&json_dump(&folder), DESCRIPTORS);
+    let attacker = ClientAddress::at(ATTACKER);
     let silent = |address: SocketAddr| -> Vec<TcpStream> {
         (0..SILENT).map(|_| attacker.connect(address).unwrap()).collect()
     };
@@ -62,7 +62,7 @@ fn s1_silent_connections_on_one_address_do_not_stop_the_others() {
 }
 
 /// Limits that a test can wait for.
-fn short() -> Limits {
+fn short() -> RequestLimits {
     let time = Duration::from_millis(200);
     let connections = ConnectionLimits {
         handshake: time,
@@ -73,11 +73,11 @@ fn short() -> Limits {
         per_source: 8,
         ..ConnectionLimits::default()
     };
-    Limits { connections, ..Limits::default() }
+    RequestLimits { connections, ..RequestLimits::default() }
 }
 
-fn served_within(limits: Limits, gpus: &[(&str, u32)]) -> Served {
-    let mut cluster = Cluster::of(gpus);
+fn served_within(limits: RequestLimits, gpus: &[(&str, u32)]) -> Served {
+    let mut cluster = ServedCluster::of(gpus);
     cluster.limits = limits;
     cluster.serve()
 }
@@ -119,7 +119,7 @@ fn s1_each_step_of_a_connection_has_its_time_and_what_runs_out_of_it_is_counted(
 
 #[test]
 fn s1_a_handshake_has_its_time_too() {
-    let (ca, files, served) = (Ca::new("ca"), Files::new(), served_within(short(), &[("node-a", 1)]));
+    let (ca, files, served) = (Ca::new("ca"), TlsFixture::new(), served_within(short(), &[("node-a", 1)]));
     let identity = ca.issue_for("127.0.0.1");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));
     let (mut doors, [_, address, _]) = doors();
@@ -150,13 +150,13 @@ fn s1_who_does_not_read_its_answer_loses_its_connection_and_no_one_else_waits() 
 #[test]
 fn s1_a_source_that_fills_its_places_gives_up_its_own() {
     let served = served_within(
-        Limits {
+        RequestLimits {
             connections: ConnectionLimits { per_source: 8, ..ConnectionLimits::default() },
-            ..Limits::default()
+            ..RequestLimits::default()
         },
         &[("node-a", 1)],
     );
-    let attacker = Source::at(ATTACKER);
+    let attacker = ClientAddress::at(ATTACKER);
     let mut kept = Client::connect(served.agents);
     assert_eq!(kept.post("/v1/reports", report("node-a", "boot", 2, 1).to_string()).status, 200);
     let silent: Vec<TcpStream> = (0..40).map(|_| attacker.connect(served.agents).unwrap()).collect();

@@ -3,9 +3,9 @@
 use crate::client::{Client, PATIENCE};
 use crate::served::{doors, without_engines};
 use std::time::{Duration, Instant};
-use stowage::cluster::{self, LeadWith, Options};
+use stowage::cluster::{self, ClusterOptions, LeadWith};
 use stowage::demo::api_server::ApiServer;
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::{Extender, server};
 use stowage::service::Service;
 use tokio_util::sync::CancellationToken;
@@ -29,11 +29,11 @@ fn readyz_a_replica_whose_api_server_is_gone_is_not_ready_and_not_synced() {
     let _inside = runtime.enter();
     let api = runtime.block_on(ApiServer::start()).unwrap();
     let (service, stop) = (Service::new(without_engines()), CancellationToken::new());
-    let options = Options::new(LeadWith::FromTheStart, "stowage".into());
+    let options = ClusterOptions::new(LeadWith::FromTheStart, "stowage".into());
     let client = api.client("stowage").unwrap();
     let (control_plane, _tasks) = cluster::start(client, service.clone(), options, stop.clone());
     let (doors, [.., operators]) = doors();
-    let extender = Extender::new(service, control_plane, Limits::default());
+    let extender = Extender::new(service, control_plane, RequestLimits::default());
     runtime.spawn(server::serve(extender, doors, stop.clone()));
     // It is ready as soon as its ledger is complete, whether or not it leads yet.
     until(200, operators);

@@ -2,15 +2,15 @@
 
 use crate::client::Client;
 use crate::process::json_dump;
-use crate::served::{Cluster, Served, args, doors, pod};
-use crate::tls::{Ca, Files};
+use crate::served::{Served, ServedCluster, args, doors, pod};
+use crate::tls::{Ca, TlsFixture};
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use stowage::cluster::AccessReviews;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::extender::server;
 use stowage::extender::tls::{ServerFiles, load_server};
 use tokio::runtime::Runtime;
@@ -45,7 +45,7 @@ const NODES: usize = 600;
 fn s2_one_large_page_is_written_at_a_time_and_who_does_not_read_it_holds_nobody_up() {
     let names: Vec<String> = (0..NODES).map(|node| format!("node-{node}")).collect();
     let gpus: Vec<(&str, u32)> = names.iter().map(|name| (name.as_str(), 8)).collect();
-    let served = Cluster::of(&gpus).serve();
+    let served = ServedCluster::of(&gpus).serve();
     let unread: Vec<TcpStream> = (0..20)
         .map(|_| {
             let mut stream = TcpStream::connect(served.operators).unwrap();
@@ -69,7 +69,7 @@ fn s2_one_large_page_is_written_at_a_time_and_who_does_not_read_it_holds_nobody_
 }
 
 /// A Stowage whose pages a stand-in API server guards.
-struct Guarded {
+struct GuardedPages {
     served: Served,
     api: ApiServer,
     _runtime: Runtime,
@@ -78,7 +78,7 @@ struct Guarded {
 const PROMETHEUS: &str = "monitoring/prometheus";
 const JANE: &str = "team-a/jane";
 
-impl Guarded {
+impl GuardedPages {
     fn start() -> Self {
         let runtime = Runtime::new().unwrap();
         let api = runtime.block_on(ApiServer::start()).unwrap();
@@ -86,7 +86,7 @@ impl Guarded {
             let _inside = runtime.enter();
             api.client("stowage").unwrap()
         };
-        let mut cluster = Cluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
+        let mut cluster = ServedCluster::of(&[("node-a", 1)]).with([pod("llm", "40Gi")]);
         cluster.pages = Some(Arc::new(AccessReviews::new(client)));
         Self { served: cluster.serve(), api, _runtime: runtime }
     }
@@ -119,7 +119,7 @@ const PAGES: [&str; 6] = [
 
 #[test]
 fn s2_only_the_probes_are_open_to_whoever_has_no_token() {
-    let guarded = Guarded::start();
+    let guarded = GuardedPages::start();
     assert_eq!((guarded.status("/healthz", None).0, guarded.status("/readyz", None).0), (200, 200));
     for page in PAGES {
         let (status, text) = guarded.status(page, None);
@@ -136,7 +136,7 @@ fn s2_only_the_probes_are_open_to_whoever_has_no_token() {
 
 #[test]
 fn s2_who_may_see_one_page_sees_that_one() {
-    let guarded = Guarded::start();
+    let guarded = GuardedPages::start();
     let (prometheus, jane) = (guarded.token(PROMETHEUS), guarded.token(JANE));
     guarded.api.allow(PROMETHEUS, "/metrics");
     guarded.api.allow(JANE, "default");
@@ -153,10 +153,10 @@ fn s2_who_may_see_one_page_sees_that_one() {
 
 #[test]
 fn s2_while_the_api_server_cannot_say_nobody_sees_anything_but_the_probes() {
-    let guarded = Guarded::start();
+    let guarded = GuardedPages::start();
     let prometheus = guarded.token(PROMETHEUS);
     guarded.api.allow(PROMETHEUS, "/metrics");
-    guarded.api.faults().next(Operation::TokenReview, 1, Fault::Fails);
+    guarded.api.faults().next(Operation::TokenReview, 1, InjectedFault::Fails);
     let (status, text) = guarded.status("/metrics", Some(&prometheus));
     assert!(status == 503 && text.contains("cannot be checked now"), "{status} {text}");
     assert_eq!(guarded.status("/metrics", Some(&prometheus)).0, 200, "as soon as it can");
@@ -164,7 +164,7 @@ fn s2_while_the_api_server_cannot_say_nobody_sees_anything_but_the_probes() {
 
 #[test]
 fn s2_explain_shows_its_token_to_whom_it_believes() {
-    let (ca, files, guarded) = (Ca::new("ca"), Files::new(), Guarded::start());
+    let (ca, files, guarded) = (Ca::new("ca"), TlsFixture::new(), GuardedPages::start());
     guarded.api.allow(JANE, "default");
     let identity = ca.issue_for("stowage-admin");
     let (cert, key) = (files.write("tls.crt", &identity.cert), files.write("tls.key", &identity.key));

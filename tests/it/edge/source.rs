@@ -8,12 +8,12 @@ use tokio::runtime::Runtime;
 /// Loopback has 2^24 addresses.
 pub const ATTACKER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-pub struct Source {
+pub struct ClientAddress {
     at: Ipv4Addr,
     runtime: Runtime,
 }
 
-impl Source {
+impl ClientAddress {
     pub fn at(at: Ipv4Addr) -> Self {
         Self { at, runtime: tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap() }
     }

@@ -1,14 +1,14 @@
 //! S3: made-up tokens cost the API server next to nothing, and no agent its report.
 
-use super::source::{ATTACKER, Source};
-use crate::agent_auth::{ACCOUNT, AUDIENCE, Guarded};
+use super::source::{ATTACKER, ClientAddress};
+use crate::agent_auth::{ACCOUNT, AUDIENCE, GuardedReports};
 use crate::client::Client;
 use crate::served::report;
 use serde_json::{Value, json};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 
 const MADE_UP: usize = 20_000;
 const THREADS: usize = 8;
@@ -35,8 +35,8 @@ fn made_up(n: usize) -> String {
     if n.is_multiple_of(2) { forged(n) } else { format!("made-up-{n}") }
 }
 
-fn attack(guarded: &Guarded, tokens: impl Iterator<Item = String>) {
-    let source = Source::at(ATTACKER);
+fn attack(guarded: &GuardedReports, tokens: impl Iterator<Item = String>) {
+    let source = ClientAddress::at(ATTACKER);
     let mut client: Option<Client<TcpStream>> = None;
     for token in tokens {
         let line = format!("Authorization: Bearer {token}");
@@ -53,12 +53,12 @@ fn attack(guarded: &Guarded, tokens: impl Iterator<Item = String>) {
 
 #[test]
 fn s3_twenty_thousand_made_up_tokens_cost_no_agent_its_report() {
-    let guarded = Guarded::start();
+    let guarded = GuardedReports::start();
     // An API server that has something else to do.
     guarded.api.faults().next(
         Operation::TokenReview,
         2 * MADE_UP,
-        Fault::AnswersLate(Duration::from_millis(5)),
+        InjectedFault::AnswersLate(Duration::from_millis(5)),
     );
     let known = guarded.token("node-a");
     let genuine = |token: &str, node: &str, sequence: u64| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 use stowage::control_plane::WriteTimes;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation, Stage};
+use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 use stowage::sim::random::Random;
 
 /// More than a history has of any.
@@ -29,52 +29,52 @@ pub fn order(api: &ApiServer, dice: &mut Random, times: WriteTimes, proxy: bool)
     }
 }
 
-fn of_write(dice: &mut Random, times: WriteTimes, buffers: bool) -> Fault {
+fn of_write(dice: &mut Random, times: WriteTimes, buffers: bool) -> InjectedFault {
     let latest = times.latest_landing().mul_f64(0.99);
     match dice.below(100) {
         0..40 if buffers => {
             let later =
                 times.latest_landing() + between(dice, Duration::from_secs(5), Duration::from_secs(40));
-            Fault::LandsLate(Stage::Network, later)
+            InjectedFault::LandsLate(DelayStage::Network, later)
         }
-        0..25 => Fault::LandsLate(Stage::Network, up_to(dice, latest)),
-        25..33 => Fault::LandsLate(Stage::Queue, up_to(dice, 2 * times.server)),
-        33..38 => Fault::LandsLate(Stage::Commit, up_to(dice, times.server + times.commit)),
-        38..46 => Fault::LosesAnswer,
-        46..52 => Fault::ArrivesTwice(up_to(dice, latest)),
-        52..54 => Fault::Fails,
-        54..56 => Fault::Throttles(1),
+        0..25 => InjectedFault::LandsLate(DelayStage::Network, up_to(dice, latest)),
+        25..33 => InjectedFault::LandsLate(DelayStage::Queue, up_to(dice, 2 * times.server)),
+        33..38 => InjectedFault::LandsLate(DelayStage::Commit, up_to(dice, times.server + times.commit)),
+        38..46 => InjectedFault::LosesAnswer,
+        46..52 => InjectedFault::ArrivesTwice(up_to(dice, latest)),
+        52..54 => InjectedFault::Fails,
+        54..56 => InjectedFault::Throttles(1),
         _ => soon(dice),
     }
 }
 
-fn of_lease(dice: &mut Random) -> Fault {
+fn of_lease(dice: &mut Random) -> InjectedFault {
     match dice.below(20) {
-        0 => Fault::LosesAnswer,
-        1 => Fault::LandsLate(Stage::Network, up_to(dice, Duration::from_secs(5))),
-        2 => Fault::Fails,
+        0 => InjectedFault::LosesAnswer,
+        1 => InjectedFault::LandsLate(DelayStage::Network, up_to(dice, Duration::from_secs(5))),
+        2 => InjectedFault::Fails,
         _ => soon(dice),
     }
 }
 
-fn of_read(dice: &mut Random) -> Fault {
+fn of_read(dice: &mut Random) -> InjectedFault {
     match dice.below(6) {
-        0 => Fault::Fails,
-        1 => Fault::AnswersLate(up_to(dice, Duration::from_secs(4))),
+        0 => InjectedFault::Fails,
+        1 => InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(4))),
         _ => soon(dice),
     }
 }
 
 /// A page shows the cluster as of its list's beginning, however late it comes in.
-fn of_list(dice: &mut Random) -> Fault {
+fn of_list(dice: &mut Random) -> InjectedFault {
     match dice.below(3) {
-        0 => Fault::AnswersLate(up_to(dice, Duration::from_secs(6))),
+        0 => InjectedFault::AnswersLate(up_to(dice, Duration::from_secs(6))),
         _ => soon(dice),
     }
 }
 
-fn soon(dice: &mut Random) -> Fault {
-    Fault::AnswersLate(between(dice, Duration::from_millis(1), Duration::from_millis(30)))
+fn soon(dice: &mut Random) -> InjectedFault {
+    InjectedFault::AnswersLate(between(dice, Duration::from_millis(1), Duration::from_millis(30)))
 }
 
 fn up_to(dice: &mut Random, most: Duration) -> Duration {

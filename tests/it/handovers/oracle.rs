@@ -11,7 +11,7 @@ const WHOLE: u64 = 80 << 30;
 
 /// One pod's part of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Part {
+struct PodShare {
     pod: String,
     bytes: u64,
     is_exclusive: bool,
@@ -28,8 +28,8 @@ pub fn could_be_mended(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
     names(promises(pods), |parts| is_more_than(WHOLE, parts) && parts.iter().any(|part| !part.has_started))
 }
 
-fn promises(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<Part>> {
-    let mut promises: BTreeMap<String, Vec<Part>> = BTreeMap::new();
+fn promises(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<PodShare>> {
+    let mut promises: BTreeMap<String, Vec<PodShare>> = BTreeMap::new();
     for pod in pods {
         for (gpu, part) in parts(pod) {
             promises.entry(gpu).or_default().push(part);
@@ -39,19 +39,19 @@ fn promises(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<Part>> {
 }
 
 fn names(
-    mut promises: BTreeMap<String, Vec<Part>>,
-    is_wrong: impl Fn(&[Part]) -> bool,
+    mut promises: BTreeMap<String, Vec<PodShare>>,
+    is_wrong: impl Fn(&[PodShare]) -> bool,
 ) -> BTreeMap<String, Vec<String>> {
     promises.retain(|_, parts| is_wrong(parts));
     promises.into_iter().map(|(gpu, parts)| (gpu, parts.into_iter().map(|part| part.pod).collect())).collect()
 }
 
-fn is_more_than(limit: u64, parts: &[Part]) -> bool {
+fn is_more_than(limit: u64, parts: &[PodShare]) -> bool {
     let sum: u64 = parts.iter().map(|part| part.bytes).sum();
     sum > limit || (parts.len() > 1 && parts.iter().any(|part| part.is_exclusive))
 }
 
-fn parts(pod: &Value) -> Vec<(String, Part)> {
+fn parts(pod: &Value) -> Vec<(String, PodShare)> {
     let written = &pod["metadata"]["annotations"];
     let text = |key: &str| written[key].as_str();
     let (Some(node), Some(devices), Some(granted)) = (
@@ -65,7 +65,7 @@ fn parts(pod: &Value) -> Vec<(String, Part)> {
         return Vec::new();
     }
     let devices: Vec<&str> = devices.split(',').collect();
-    let part = Part {
+    let part = PodShare {
         pod: name(pod),
         bytes: granted.div_ceil(devices.len() as u64),
         is_exclusive: text("stowage.dev/exclusive") == Some("true"),

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::AddAssign;
-use stowage::demo::api_server::faults::{Fault, Operation, Stage};
+use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct HandoverTally {
     /// The Lease passed to another holder.
     pub hand_overs: u64,
     /// Terms in which anything was bound.
@@ -24,12 +24,12 @@ pub struct Tally {
     pub remedied: u64,
 }
 
-impl Tally {
+impl HandoverTally {
     pub fn note(&mut self, event: &'static str) {
         *self.events.entry(event).or_default() += 1;
     }
 
-    pub fn note_fates(&mut self, met: &[(Operation, Fault)]) {
+    pub fn note_fates(&mut self, met: &[(Operation, InjectedFault)]) {
         const WRITES: [Operation; 4] =
             [Operation::Binding, Operation::PodStatus, Operation::Eviction, Operation::Pod];
         for (_, fault) in met.iter().filter(|(operation, _)| WRITES.contains(operation)) {
@@ -58,19 +58,19 @@ impl Tally {
     }
 }
 
-fn name(fault: Fault) -> &'static str {
+fn name(fault: InjectedFault) -> &'static str {
     match fault {
-        Fault::LandsLate(Stage::Network, _) => "late on its way",
-        Fault::LandsLate(Stage::Queue, _) => "late in the queue",
-        Fault::LandsLate(Stage::Commit, _) => "late in the commit",
-        Fault::LosesAnswer => "unanswered",
-        Fault::ArrivesTwice(_) => "repeated",
-        Fault::Fails | Fault::Throttles(_) => "refused",
+        InjectedFault::LandsLate(DelayStage::Network, _) => "late on its way",
+        InjectedFault::LandsLate(DelayStage::Queue, _) => "late in the queue",
+        InjectedFault::LandsLate(DelayStage::Commit, _) => "late in the commit",
+        InjectedFault::LosesAnswer => "unanswered",
+        InjectedFault::ArrivesTwice(_) => "repeated",
+        InjectedFault::Fails | InjectedFault::Throttles(_) => "refused",
         _ => "prompt",
     }
 }
 
-impl AddAssign for Tally {
+impl AddAssign for HandoverTally {
     fn add_assign(&mut self, other: Self) {
         self.hand_overs += other.hand_overs;
         self.epochs.extend(other.epochs);
@@ -86,7 +86,7 @@ impl AddAssign for Tally {
     }
 }
 
-impl std::fmt::Display for Tally {
+impl std::fmt::Display for HandoverTally {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { hand_overs, epochs, bound, held, evicted, events, fates, by_proxy, reported, remedied } =
             self;

@@ -1,19 +1,19 @@
 //! One seed's cluster, and its history.
 
-use super::Played;
+use super::HandoverRun;
 use super::fates::{self, between};
 use super::oracle::{could_be_mended, held_twice, holds, name, promised_twice};
 use super::schedulers::Schedulers;
-use super::tally::Tally;
+use super::tally::HandoverTally;
 use crate::served::without_engines;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
-use stowage::cluster::{self, LeadWith, LeaseName, Options};
+use stowage::cluster::{self, ClusterOptions, LeadWith, LeaseName};
 use stowage::control_plane::WriteTimes;
 use stowage::demo::api_server::ApiServer;
-use stowage::extender::request::Limits;
+use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::BindingArgs;
 use stowage::extender::{Extender, bind};
 use stowage::scheduling::policy::ConflictRule;
@@ -34,13 +34,13 @@ const WAITING: usize = 16;
 
 /// What decides which replica acts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
+enum LeadershipMode {
     KubeScheduler,
     OwnLease,
 }
 
 /// One process of Stowage.
-struct Replica {
+struct RacingReplica {
     /// Its name at the API server.
     client: String,
     service: Arc<Service>,
@@ -49,14 +49,14 @@ struct Replica {
     shutdown: CancellationToken,
 }
 
-pub struct World {
+pub struct HandoverCluster {
     api: Arc<ApiServer>,
     dice: Random,
-    mode: Mode,
+    mode: LeadershipMode,
     times: WriteTimes,
     proxy: bool,
     began: Instant,
-    replicas: [Option<Replica>; 2],
+    replicas: [Option<RacingReplica>; 2],
     /// When it starts again, where it does not run.
     returns: [Option<Instant>; 2],
     reconnects: Vec<(Instant, String)>,
@@ -70,7 +70,7 @@ pub struct World {
     seen_holds: BTreeSet<(String, Vec<String>)>,
     leaving: BTreeSet<String>,
     twice: BTreeSet<String>,
-    tally: Tally,
+    tally: HandoverTally,
     history: Vec<String>,
     broken: Vec<String>,
     /// A scheduler was told that a pod is bound that is not.
@@ -90,18 +90,18 @@ fn time() -> TimeSource {
     TimeSource { monotonic, wall }
 }
 
-impl World {
+impl HandoverCluster {
     pub async fn new(seed: u64) -> Self {
         let api = Arc::new(ApiServer::start().await.unwrap());
         let mut dice = Random::seeded(seed, 0);
         for n in 0..NODES {
             create_node(&api, n);
         }
-        let mode = if dice.below(2) == 0 { Mode::KubeScheduler } else { Mode::OwnLease };
+        let mode = if dice.below(2) == 0 { LeadershipMode::KubeScheduler } else { LeadershipMode::OwnLease };
         let times = WriteTimes::of(Duration::from_secs(if dice.below(3) == 0 { 2 } else { 5 }));
         let proxy = dice.below(3) == 0;
         fates::order(&api, &mut Random::seeded(seed, 1), times, proxy);
-        let schedulers = (mode == Mode::KubeScheduler).then(|| Schedulers::start(&api));
+        let schedulers = (mode == LeadershipMode::KubeScheduler).then(|| Schedulers::start(&api));
         let began = Instant::now();
         let mut world = Self {
             api,
@@ -122,7 +122,7 @@ impl World {
             seen_holds: BTreeSet::new(),
             leaving: BTreeSet::new(),
             twice: BTreeSet::new(),
-            tally: Tally::default(),
+            tally: HandoverTally::default(),
             history: Vec::new(),
             broken: Vec::new(),
             lies: Arc::default(),
@@ -131,7 +131,7 @@ impl World {
         world
     }
 
-    pub async fn play(mut self) -> Played {
+    pub async fn play(mut self) -> HandoverRun {
         while self.began.elapsed() < HISTORY && self.broken.is_empty() {
             self.bring_back();
             (0..2).for_each(|_| self.arrive());
@@ -150,7 +150,7 @@ impl World {
             self.note_audit(&replica);
             die(&self.api, replica);
         }
-        Played { tally: self.tally, history: self.history, broken: self.broken }
+        HandoverRun { tally: self.tally, history: self.history, broken: self.broken }
     }
 
     /// Everything works again, nothing new comes, and what is on its way lands.
@@ -253,7 +253,7 @@ impl World {
     }
 
     fn acting(&self) -> Option<usize> {
-        let leads = |replica: &Option<Replica>| {
+        let leads = |replica: &Option<RacingReplica>| {
             replica.as_ref().is_some_and(|replica| replica.service.gate.is_open())
         };
         self.replicas.iter().position(leads)
@@ -415,21 +415,21 @@ impl World {
         policy.conflicts = ConflictRule::EvictUnstarted;
         let service = Service::timed_by(time(), policy);
         let lead_with = match self.mode {
-            Mode::KubeScheduler => {
+            LeadershipMode::KubeScheduler => {
                 let lease = LeaseName::of_kube_scheduler();
                 LeadWith::KubeScheduler { lease, hostname: HOSTS[host].into() }
             }
-            Mode::OwnLease => {
+            LeadershipMode::OwnLease => {
                 LeadWith::Lease { lease: LeaseName::own("stowage"), identity: HOSTS[host].into() }
             }
         };
-        let options = Options { times: self.times, ..Options::new(lead_with, client.clone()) };
+        let options = ClusterOptions { times: self.times, ..ClusterOptions::new(lead_with, client.clone()) };
         let shutdown = CancellationToken::new();
         let connection = self.api.client_in_process(&client, self.times);
         let (control_plane, tasks) = cluster::start(connection, service.clone(), options, shutdown.clone());
-        let extender = Extender::new(service.clone(), control_plane, Limits::default());
+        let extender = Extender::new(service.clone(), control_plane, RequestLimits::default());
         self.say(format!("{client} starts"));
-        self.replicas[host] = Some(Replica { client, service, extender, tasks, shutdown });
+        self.replicas[host] = Some(RacingReplica { client, service, extender, tasks, shutdown });
     }
 
     /// Whether a host's scheduler runs and reaches the API server; a pod is cut off as a whole.
@@ -450,7 +450,7 @@ impl World {
 
     // ---- what is seen ----
 
-    fn note_audit(&mut self, replica: &Replica) {
+    fn note_audit(&mut self, replica: &RacingReplica) {
         let found = audit(replica, "stowage_conflicts_found_total");
         if !self.proxy && found > 0 {
             self.broken.push(format!(
@@ -536,7 +536,7 @@ impl World {
 }
 
 /// What a replica's audit says of bound pods that cannot all be where they are.
-fn audit(replica: &Replica, family: &str) -> u64 {
+fn audit(replica: &RacingReplica, family: &str) -> u64 {
     let kinds = ["overcommitted", "exclusive-shared"].map(|kind| format!("{family}{{kind=\"{kind}\"}}"));
     let text = replica.service.metrics.render();
     let lines = text.lines().filter(|line| kinds.iter().any(|kind| line.starts_with(kind)));
@@ -566,7 +566,7 @@ async fn ask(
 }
 
 /// The process is gone: it hears and sends nothing more.
-fn die(api: &ApiServer, mut replica: Replica) {
+fn die(api: &ApiServer, mut replica: RacingReplica) {
     api.connections().cut_off(&replica.client);
     replica.service.gate.set_stopping();
     replica.tasks.abort_all();

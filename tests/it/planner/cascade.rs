@@ -1,16 +1,16 @@
 //! Six full nodes and one who asks: with an extender that refuses while its victims die, the stock scheduler goes on to the
 //! next node, and the next, and empties all six.
 
-use super::world::{World, dying_slowly, gated, job, machine, serving};
+use super::world::{PlannerCluster, dying_slowly, gated, job, machine, serving};
 use serde_json::Value;
-use stowage::demo::machine::Machine;
+use stowage::demo::machine::DemoMachine;
 
-const SIX: [Machine; 6] =
+const SIX: [DemoMachine; 6] =
     [machine("a", 2), machine("b", 2), machine("c", 2), machine("d", 2), machine("e", 2), machine("f", 2)];
 
 /// Two jobs of 50 GiB on each node: 22 are free on each GPU, 44 on a node.
-async fn full() -> World {
-    let world = World::new(&SIX).await;
+async fn full() -> PlannerCluster {
+    let world = PlannerCluster::new(&SIX).await;
     for number in 0..12 {
         world.create(dying_slowly(job(&format!("job-{number:02}"), 50)));
     }

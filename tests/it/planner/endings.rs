@@ -1,19 +1,19 @@
 //! What comes between a hold and its binding: victims that do not go, victims that go and leave their memory taken, a pod that
 //! is deleted, a planner that dies.
 
-use super::world::{World, dying_when_told, gated, job, machine, names, serving};
+use super::world::{PlannerCluster, dying_when_told, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use std::time::Duration;
-use stowage::demo::agents::Agents;
-use stowage::demo::api_server::faults::{Fault, Operation};
+use stowage::demo::agents::DemoAgents;
+use stowage::demo::api_server::faults::{InjectedFault, Operation};
 use stowage::demo::dying;
 use stowage::demo::stowage::Stowage;
 use stowage::scheduling::policy::Policy;
 use stowage::service::{Service, Tenure};
 
 /// The one on `a` has the lower priority, and is the cheaper.
-async fn two_nodes(on_a: impl Fn(Value) -> Value) -> World {
-    let world = World::impatient(&[machine("a", 1), machine("b", 1)]).await;
+async fn two_nodes(on_a: impl Fn(Value) -> Value) -> PlannerCluster {
+    let world = PlannerCluster::impatient(&[machine("a", 1), machine("b", 1)]).await;
     for (name, node, priority) in [("on-a", "a", -20), ("on-b", "b", -10)] {
         let label = json!({ "metadata": { "labels": { "host": node } } });
         world.setup().api.patch(&format!("nodes/{node}"), &label).unwrap();
@@ -65,13 +65,13 @@ async fn room_is_not_handed_out_while_a_dead_victims_process_lives_on() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn room_is_handed_out_when_the_report_shows_it_free() {
-    let world = World::new(&[machine("a", 1)]).await;
+    let world = PlannerCluster::new(&[machine("a", 1)]).await;
     world.fill([haunting(job("victim", 60), "10000")]).await;
     world.some_reports_later().await;
     world.create(gated(serving("serving", 50)));
     world.until_so("the victim is told to leave", |world| world.leaving().contains("victim")).await;
     world.let_go();
-    let used = |world: &World| {
+    let used = |world: &PlannerCluster| {
         let snapshot = world.setup().stowage.service.ledger().snapshot();
         snapshot.node("a").is_some_and(|node| node.gpus[0].taken.0 > 0)
     };
@@ -83,12 +83,12 @@ async fn room_is_handed_out_when_the_report_shows_it_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_stays() {
-    let world = World::new(&[machine("a", 1)]).await;
+    let world = PlannerCluster::new(&[machine("a", 1)]).await;
     world.fill([job("one", 35), job("two", 35)]).await;
     // One is told; the other's budget, whoever keeps it, has nothing left.
     let faults = world.setup().api.faults();
-    faults.next(Operation::Eviction, 1, Fault::AnswersLate(Duration::ZERO));
-    faults.next(Operation::Eviction, 10_000, Fault::TooMany);
+    faults.next(Operation::Eviction, 1, InjectedFault::AnswersLate(Duration::ZERO));
+    faults.next(Operation::Eviction, 10_000, InjectedFault::TooMany);
     world.create(gated(serving("serving", 60)));
     world.until_so("one is gone", |world| world.pods().len() == 2).await;
     assert_eq!(world.holds(), 1, "the other is still asked");
@@ -105,7 +105,7 @@ async fn when_the_preemptor_is_deleted_its_hold_ends_and_who_has_not_been_told_s
 #[tokio::test(flavor = "multi_thread")]
 async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_that_finishes() {
     for gate in [gated, |pod| pod] {
-        let world = World::new(&[machine("a", 2)]).await;
+        let world = PlannerCluster::new(&[machine("a", 2)]).await;
         world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
         world.create(gate(serving("serving", 40)));
         world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
@@ -122,7 +122,7 @@ async fn a_planner_that_dies_between_eviction_and_binding_is_followed_by_one_tha
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_finish() {
-    let world = World::new(&[machine("a", 2)]).await;
+    let world = PlannerCluster::new(&[machine("a", 2)]).await;
     world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;
     world.create(gated(serving("serving", 40)));
     world.until_so("a victim is told to leave", |world| !world.leaving().is_empty()).await;
@@ -139,7 +139,7 @@ async fn a_lease_that_is_lost_stops_the_planner_and_one_that_comes_back_has_it_f
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
-    let world = World::new(&[machine("a", 2)]).await;
+    let world = PlannerCluster::new(&[machine("a", 2)]).await;
     let api = &world.setup().api;
     let second = Stowage::start(api, Policy::default(), None).unwrap();
     let set_leading = |service: &Service, leads: bool| {
@@ -148,7 +148,7 @@ async fn a_second_replica_that_takes_over_finishes_what_the_first_began() {
     let (first_leads, second_leads) = (&world.setup().stowage.service, &second.service);
     world.until_so("the second knows the cluster", |_| second_leads.gate.is_open()).await;
     set_leading(second_leads, false);
-    let _agents = Agents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
+    let _agents = DemoAgents::start(&[machine("a", 2)], api, second.addresses.agents).unwrap();
     let written = |kind: &str| second.service.metrics.writes.with_label_values(&[kind, "written"]).get();
 
     world.fill([job("large", 50), job("small", 40)].map(dying_when_told)).await;

@@ -1,12 +1,12 @@
 //! Pods under the gate `stowage.dev/plan`: planned, nominated, let through and bound.
 
-use super::world::{World, dying_slowly, gated, job, machine, names, serving};
+use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::{Value, json};
 use stowage::demo::scheduler::observations::Verb;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
-    let world = World::new(&[machine("a", 4), machine("b", 4)]).await;
+    let world = PlannerCluster::new(&[machine("a", 4), machine("b", 4)]).await;
     let pods: Vec<String> = (0..16).map(|number| format!("planned-{number:02}")).collect();
     pods.iter().for_each(|name| world.create(gated(job(name, 30))));
     for name in &pods {
@@ -21,8 +21,8 @@ async fn planned_pods_cost_the_scheduler_one_question_about_one_node_each() {
 }
 
 /// The job on `a` has a lower priority than the one on `b`, and is the cheaper.
-async fn cheap_on_a_dear_on_b() -> World {
-    let world = World::new(&[machine("a", 1), machine("b", 1)]).await;
+async fn cheap_on_a_dear_on_b() -> PlannerCluster {
+    let world = PlannerCluster::new(&[machine("a", 1), machine("b", 1)]).await;
     for (name, node, priority) in [("cheap", "a", -20), ("dear", "b", -10)] {
         world
             .setup()
@@ -46,7 +46,7 @@ async fn the_cheaper_one_leaves_where_nothing_speaks_against_it() {
     world.stop().await;
 }
 
-async fn goes_past_a(spoil: impl Fn(&World, &mut Value)) {
+async fn goes_past_a(spoil: impl Fn(&PlannerCluster, &mut Value)) {
     for gate in [gated, |pod| pod] {
         let world = cheap_on_a_dear_on_b().await;
         let mut pod = gate(serving("serving", 50));

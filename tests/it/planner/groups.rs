@@ -1,6 +1,6 @@
 //! Pods that are of use only together: all of them are placed, or none.
 
-use super::world::{World, gated, job, machine, serving};
+use super::world::{PlannerCluster, gated, job, machine, serving};
 use serde_json::{Value, json};
 
 const TRIO: [&str; 3] = ["one", "two", "three"];
@@ -11,17 +11,17 @@ fn of_trio(mut pod: Value) -> Value {
     gated(pod)
 }
 
-fn all_bound(world: &World) -> bool {
+fn all_bound(world: &PlannerCluster) -> bool {
     TRIO.iter().all(|name| world.node_of(name).is_some())
 }
 
-fn none_let_through(world: &World) -> bool {
+fn none_let_through(world: &PlannerCluster) -> bool {
     TRIO.iter().all(|name| world.is_gated(name) && world.node_of(name).is_none())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_three_waits_for_its_third_pod_and_for_room_for_three_and_holds_nothing_meanwhile() {
-    let world = World::new(&[machine("a", 2), machine("b", 1)]).await;
+    let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill([job("resident", 10)]).await;
     TRIO[..2].iter().for_each(|name| world.create(of_trio(job(name, 60))));
     world.some_reports_later().await;
@@ -47,7 +47,7 @@ async fn a_group_of_three_waits_for_its_third_pod_and_for_room_for_three_and_hol
 
 #[tokio::test(flavor = "multi_thread")]
 async fn others_leave_for_a_whole_group_or_not_at_all() {
-    let world = World::new(&[machine("a", 2), machine("b", 1)]).await;
+    let world = PlannerCluster::new(&[machine("a", 2), machine("b", 1)]).await;
     world.fill(["x", "y"].map(|name| job(name, 60))).await;
     world.fill([serving("stays", 60)]).await;
     TRIO.iter().for_each(|name| world.create(of_trio(serving(name, 50))));

@@ -1,12 +1,12 @@
 //! Room for a serving pod where the node's sum is enough and no single GPU is: the stock scheduler never preempts for it.
 
-use super::world::{World, dying_slowly, gated, job, machine, names, serving};
+use super::world::{PlannerCluster, dying_slowly, gated, job, machine, names, serving};
 use serde_json::Value;
 use stowage::demo::scheduler::observations::Verb;
 
 /// 22 GiB are free on the first GPU, 7 on the second.
-async fn filled(hardness: fn(Value) -> Value) -> World {
-    let world = World::new(&[machine("a", 2)]).await;
+async fn filled(hardness: fn(Value) -> Value) -> PlannerCluster {
+    let world = PlannerCluster::new(&[machine("a", 2)]).await;
     let pods = [job("large", 50), job("medium", 40), job("small", 25)].map(hardness);
     world.fill(pods).await;
     assert_ne!(world.devices_of("large"), world.devices_of("small"));
@@ -14,7 +14,7 @@ async fn filled(hardness: fn(Value) -> Value) -> World {
     world
 }
 
-async fn the_cheapest_leaves_and_nobody_else(world: World, newcomer: Value) {
+async fn the_cheapest_leaves_and_nobody_else(world: PlannerCluster, newcomer: Value) {
     let freed = world.devices_of("small");
     world.create(newcomer);
     world.bound("serving").await;
@@ -55,7 +55,7 @@ async fn a_gated_pod_gets_its_room_before_the_scheduler_has_seen_it() {
 /// what is missing.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_scheduler_preempts_and_no_more_leave_than_the_pod_needs() {
-    let world = World::new(&[machine("a", 2)]).await;
+    let world = PlannerCluster::new(&[machine("a", 2)]).await;
     world.fill(["first", "second"].map(|name| serving(name, 60))).await;
     world.fill([job("medium", 11), job("small-1", 4), job("small-2", 4), job("small-3", 4)]).await;
     let freed = world.devices_of("medium");

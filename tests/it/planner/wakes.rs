@@ -1,12 +1,12 @@
 //! VRAM that comes free without any API event, and many who wait for it.
 
-use super::world::{World, machine};
+use super::world::{PlannerCluster, machine};
 use serde_json::{Value, json};
-use stowage::demo::engines::{FakeEngine, Load};
+use stowage::demo::engines::{FakeEngine, StubEngineLoad};
 use stowage::demo::scheduler::observations::Verb;
 
-const CALM: Load = Load { kv_percent: 20, waiting: 0, running: 2 };
-const BUSY: Load = Load { kv_percent: 97, waiting: 50, running: 8 };
+const CALM: StubEngineLoad = StubEngineLoad { kv_percent: 20, waiting: 0, running: 2 };
+const BUSY: StubEngineLoad = StubEngineLoad { kv_percent: 97, waiting: 50, running: 8 };
 const WAITING: usize = 200;
 
 fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
@@ -17,7 +17,7 @@ fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
     pod
 }
 
-fn kv_percent(world: &World) -> Option<u8> {
+fn kv_percent(world: &PlannerCluster) -> Option<u8> {
     let snapshot = world.setup().stowage.service.ledger().snapshot();
     snapshot.node("a")?.gpus[0].pressure.kv_cache.map(|percent| percent.get())
 }
@@ -25,7 +25,7 @@ fn kv_percent(world: &World) -> Option<u8> {
 /// Beside the engine there is room for one of them.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
-    let world = World::new(&[machine("a", 1)]).await;
+    let world = PlannerCluster::new(&[machine("a", 1)]).await;
     let engine = FakeEngine::start(world.setup().api.clone(), "engine", "m", CALM).await.unwrap();
     world.create(pod("engine", 40, Some(engine.port())));
     world.until_so("the engine serves", |world| kv_percent(world) == Some(20)).await;
@@ -36,13 +36,13 @@ async fn of_two_hundred_refused_pods_and_one_freed_slot_one_is_touched() {
     world.until_so("all are refused", |world| late.iter().all(|name| world.is_refused(name))).await;
     world.until_the_scheduler_rests().await;
     world.some_reports_later().await;
-    let told = |world: &World| (world.writes("wake"), world.writes("nomination"));
+    let told = |world: &PlannerCluster| (world.writes("wake"), world.writes("nomination"));
     assert_eq!(told(&world), (0, 0), "what was full stays full");
-    let filters = |world: &World| world.setup().scheduler.observations().count(Verb::Filter);
+    let filters = |world: &PlannerCluster| world.setup().scheduler.observations().count(Verb::Filter);
     let asked = filters(&world);
 
     engine.set(CALM);
-    let is_bound = |world: &World| late.iter().filter(|name| world.node_of(name).is_some()).count();
+    let is_bound = |world: &PlannerCluster| late.iter().filter(|name| world.node_of(name).is_some()).count();
     world.until_so("one of them is bound", |world| is_bound(world) == 1).await;
     world.wrote("nomination", 1).await;
     assert_eq!(told(&world), (0, 1), "one is nominated and touched, in one write");

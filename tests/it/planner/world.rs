@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use stowage::contract;
 use stowage::demo::dying;
-use stowage::demo::machine::Machine;
+use stowage::demo::machine::DemoMachine;
 use stowage::demo::scheduler::observations::Verb;
 use stowage::demo::setup::Setup;
 use stowage::ids::NodeName;
@@ -16,28 +16,28 @@ use stowage::units::Millis;
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// GPUs of 80 GiB, of which 72 can be promised.
-pub const fn machine(node: &'static str, gpus: u32) -> Machine {
-    Machine { node, model: "H100", gpus, gib: 80, models: &[] }
+pub const fn machine(node: &'static str, gpus: u32) -> DemoMachine {
+    DemoMachine { node, model: "H100", gpus, gib: 80, models: &[] }
 }
 
-pub struct World {
+pub struct PlannerCluster {
     setup: Setup,
     policy: Policy,
 }
 
-impl World {
-    pub async fn new(machines: &[Machine]) -> Self {
+impl PlannerCluster {
+    pub async fn new(machines: &[DemoMachine]) -> Self {
         Self::by(Policy::default(), machines).await
     }
 
     /// Holds end so soon after their victims should be gone that a test can wait for it.
-    pub async fn impatient(machines: &[Machine]) -> Self {
+    pub async fn impatient(machines: &[DemoMachine]) -> Self {
         let mut policy = Policy::default();
         policy.hold_slack = Millis::seconds(3);
         Self::by(policy, machines).await
     }
 
-    async fn by(mut policy: Policy, machines: &[Machine]) -> Self {
+    async fn by(mut policy: Policy, machines: &[DemoMachine]) -> Self {
         // What an agent last said stays true, however late a busy machine makes its next report.
         policy.telemetry.fresh = Millis::seconds(24 * 3600);
         policy.telemetry.stale = Millis::seconds(48 * 3600);

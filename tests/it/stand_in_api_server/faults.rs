@@ -8,7 +8,7 @@ use kube::api::{Api, ListParams, WatchEvent, WatchParams};
 use serde_json::{Value, json};
 use std::time::Duration;
 use stowage::demo::api_server::ApiServer;
-use stowage::demo::api_server::faults::{Fault, Operation, Stage};
+use stowage::demo::api_server::faults::{DelayStage, InjectedFault, Operation};
 
 const BINDING: &str = "/api/v1/namespaces/default/pods/a/binding";
 const STATUS: &str = "/api/v1/namespaces/default/pods/a/status";
@@ -28,10 +28,10 @@ fn bind_later(
 
 #[tokio::test]
 async fn a_write_lands_when_it_is_released_although_its_client_has_gone() {
-    for stage in [Stage::Network, Stage::Queue, Stage::Commit] {
+    for stage in [DelayStage::Network, DelayStage::Queue, DelayStage::Commit] {
         let (api, client) = server().await;
         api.create("pods", pod("a")).unwrap();
-        api.faults().next(Operation::Binding, 1, Fault::LandsWhenReleased(stage));
+        api.faults().next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(stage));
         let sent = bind_later(&client, "");
         api.held().until("test", Operation::Binding, "a").await;
         sent.abort();
@@ -47,20 +47,20 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
     let faults = api.faults();
-    faults.next(Operation::Binding, 1, Fault::LandsWhenReleased(Stage::Queue));
+    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Queue));
     assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
     assert_eq!(api.held().release("test", Operation::Binding), 0, "it is given up");
     assert!(!is_bound(&api));
 
-    faults.next(Operation::Binding, 1, Fault::LandsLate(Stage::Queue, PATIENCE));
+    faults.next(Operation::Binding, 1, InjectedFault::LandsLate(DelayStage::Queue, PATIENCE));
     assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
     assert!(!is_bound(&api));
 
     // What a proxy buffers has not arrived: the server's time has not begun.
-    faults.next(Operation::Binding, 1, Fault::LandsWhenReleased(Stage::Network));
+    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Network));
     let buffered = bind_later(&client, "?timeout=20ms");
     api.held().until("test", Operation::Binding, "a").await;
-    faults.next(Operation::Binding, 1, Fault::LandsWhenReleased(Stage::Commit));
+    faults.next(Operation::Binding, 1, InjectedFault::LandsWhenReleased(DelayStage::Commit));
     assert_eq!(bind_later(&client, "?timeout=20ms").await.unwrap().unwrap_err().0, 504);
     assert!(!buffered.is_finished() && !is_bound(&api));
     assert_eq!(api.held().release("test", Operation::Binding), 2);
@@ -75,7 +75,7 @@ async fn a_write_that_has_not_begun_to_commit_at_its_timeout_never_lands_and_one
 async fn an_answer_is_lost_after_the_write() {
     let (api, client) = server().await;
     api.create("pods", pod("a")).unwrap();
-    api.faults().next(Operation::Binding, 1, Fault::LosesAnswer);
+    api.faults().next(Operation::Binding, 1, InjectedFault::LosesAnswer);
     let request = http::Request::post(BINDING).header("Content-Type", "application/json");
     let request = request.body(binding("", "n").to_string().into_bytes()).unwrap();
     let lost = client.request::<Value>(request).await.unwrap_err();
@@ -94,7 +94,7 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
         let patch = json!([{ "op": "add", "path": "/status/conditions", "value": [condition] }]);
         send(&client, "PATCH", STATUS, patch).await.unwrap()
     };
-    api.faults().next(Operation::PodStatus, 1, Fault::ArrivesAgainWhenReleased);
+    api.faults().next(Operation::PodStatus, 1, InjectedFault::ArrivesAgainWhenReleased);
     write("First").await;
     assert_eq!(reason(&api), "First");
     write("Second").await;
@@ -103,7 +103,7 @@ async fn a_write_arrives_a_second_time_when_another_has_come_between() {
     assert_eq!(api.held().release("test", Operation::PodStatus), 1);
     api.until(|api| (reason(api) == "First").then_some(())).await;
 
-    api.faults().next(Operation::PodStatus, 1, Fault::ArrivesTwice(Duration::ZERO));
+    api.faults().next(Operation::PodStatus, 1, InjectedFault::ArrivesTwice(Duration::ZERO));
     let revision = *api.subscribe().borrow();
     write("Third").await;
     assert_eq!(*api.subscribe().borrow(), revision + 1, "a repetition that changes nothing is no write");
@@ -114,8 +114,8 @@ async fn faults_ordered_for_one_client_are_not_met_by_another() {
     let (api, one) = server().await;
     let other = api.client("other").unwrap();
     api.create("pods", pod("a")).unwrap();
-    api.faults().next_of("other", Operation::Binding, 1, Fault::Forbids);
-    api.faults().next(Operation::Binding, 1, Fault::Throttles(7));
+    api.faults().next_of("other", Operation::Binding, 1, InjectedFault::Forbids);
+    api.faults().next(Operation::Binding, 1, InjectedFault::Throttles(7));
     let Err(kube::Error::Api(throttled)) = bind_once(&one).await else { panic!("it is throttled") };
     assert_eq!((throttled.code, throttled.details.as_ref().unwrap().retry_after_seconds), (429, 7));
     assert_eq!(send(&other, "POST", BINDING, binding("", "n")).await.unwrap_err().0, 403);
@@ -163,7 +163,7 @@ async fn every_page_of_a_list_shows_the_cluster_as_of_its_first() {
 #[tokio::test]
 async fn a_list_that_is_answered_late_shows_the_cluster_as_of_its_arrival() {
     let (api, client) = server().await;
-    api.faults().next(Operation::ListPods, 1, Fault::AnswersWhenReleased);
+    api.faults().next(Operation::ListPods, 1, InjectedFault::AnswersWhenReleased);
     let listing = tokio::spawn(async move { Api::<Pod>::all(client).list(&ListParams::default()).await });
     api.held().until("test", Operation::ListPods, "").await;
     api.create("pods", pod("a")).unwrap();
@@ -171,13 +171,13 @@ async fn a_list_that_is_answered_late_shows_the_cluster_as_of_its_arrival() {
     assert!(listing.await.unwrap().unwrap().items.is_empty());
 }
 
-type Events = futures::stream::BoxStream<'static, kube::Result<WatchEvent<Pod>>>;
+type PodEvents = futures::stream::BoxStream<'static, kube::Result<WatchEvent<Pod>>>;
 
-async fn watch(client: &kube::Client) -> Events {
+async fn watch(client: &kube::Client) -> PodEvents {
     Api::<Pod>::all(client.clone()).watch(&WatchParams::default(), "0").await.unwrap().boxed()
 }
 
-async fn next(events: &mut Events) -> Option<String> {
+async fn next(events: &mut PodEvents) -> Option<String> {
     match tokio::time::timeout(PATIENCE, events.next()).await.unwrap()?.unwrap() {
         WatchEvent::Added(pod) => pod.metadata.name,
         other => panic!("{other:?}"),
@@ -215,7 +215,7 @@ async fn a_watch_dies_silently_or_ends_and_the_next_one_shows_everything() {
 async fn a_watch_and_a_list_are_answered_410_on_order() {
     let (api, client) = server().await;
     for operation in [Operation::WatchPods, Operation::ListPods] {
-        api.faults().next(operation, 1, Fault::Expired);
+        api.faults().next(operation, 1, InjectedFault::Expired);
     }
     let query = |text: &str| format!("/api/v1/pods{text}");
     assert_eq!(send(&client, "GET", &query("?watch=1"), json!({})).await.unwrap_err().0, 410);

@@ -40,7 +40,7 @@ pub const VALUE_UNSIGNED_INT: c_uint = 1;
 pub type Handle = usize;
 
 #[repr(C)]
-pub struct Memory {
+pub struct NvmlMemory {
     pub version: c_uint,
     pub total: c_ulonglong,
     pub reserved: c_ulonglong,
@@ -49,7 +49,7 @@ pub struct Memory {
 }
 
 /// `NVML_STRUCT_VERSION(Memory, 2)`.
-pub const MEMORY_VERSION: c_uint = size_of::<Memory>() as c_uint | 2 << 24;
+pub const MEMORY_VERSION: c_uint = size_of::<NvmlMemory>() as c_uint | 2 << 24;
 
 #[repr(C)]
 pub struct ProcessEntry {
@@ -89,7 +89,7 @@ pub struct FieldValue {
 }
 
 #[repr(C)]
-pub struct Event {
+pub struct NvmlEvent {
     pub device: Handle,
     pub kind: c_ulonglong,
     pub data: c_ulonglong,

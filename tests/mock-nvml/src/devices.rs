@@ -2,27 +2,27 @@
 
 use crate::abi::{
     ARGUMENT_VERSION_MISMATCH, FIELD_REMAP_FAILURE, FIELD_REMAP_PENDING, FieldValue, Handle,
-    INSUFFICIENT_SIZE, INVALID_ARGUMENT, MEMORY_VERSION, Memory, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED,
+    INSUFFICIENT_SIZE, INVALID_ARGUMENT, MEMORY_VERSION, NvmlMemory, NO_INSTANCE, NOT_AVAILABLE, NOT_SUPPORTED,
     P2P_NOT_SUPPORTED, P2P_NVLINK, P2P_OK, Pci, ProcessEntry, SUCCESS, Utilization, VALUE_UNSIGNED_INT, code,
     put, put_text,
 };
-use crate::script::{Gpu, Process};
-use crate::world::{Target, said, world};
+use crate::script::{ScriptedGpu, GpuProcess};
+use crate::world::{HandleTarget, said, world};
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetUUID(device: Handle, text: *mut c_char, length: c_uint) -> u32 {
     code(world().target(device, "nvmlDeviceGetUUID").and_then(|target| match target {
-        Target::Gpu(gpu) => put_text(text, length, &gpu.uuid),
-        Target::Slice { slice, .. } => put_text(text, length, &slice.uuid),
+        HandleTarget::Gpu(gpu) => put_text(text, length, &gpu.uuid),
+        HandleTarget::Slice { slice, .. } => put_text(text, length, &slice.uuid),
     }))
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlDeviceGetName(device: Handle, text: *mut c_char, length: c_uint) -> u32 {
     code(world().target(device, "nvmlDeviceGetName").and_then(|target| match target {
-        Target::Gpu(gpu) => put_text(text, length, &gpu.name),
-        Target::Slice { slice, .. } => put_text(text, length, &slice.name),
+        HandleTarget::Gpu(gpu) => put_text(text, length, &gpu.name),
+        HandleTarget::Slice { slice, .. } => put_text(text, length, &slice.name),
     }))
 }
 
@@ -49,18 +49,18 @@ pub extern "C" fn nvmlDeviceGetPciInfo_v3(device: Handle, pci: *mut Pci) -> u32 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut Memory) -> u32 {
+pub extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: Handle, memory: *mut NvmlMemory) -> u32 {
     // SAFETY: a caller gives a struct with its version filled in; null is refused by `as_ref`.
     let version = unsafe { memory.as_ref() }.map(|memory| memory.version);
     code(world().target(device, "nvmlDeviceGetMemoryInfo_v2").and_then(|target| {
         let (total, reserved, used) = match target {
-            Target::Gpu(gpu) => (gpu.total, gpu.reserved, gpu.used),
-            Target::Slice { slice, .. } => (slice.total, slice.reserved, slice.used),
+            HandleTarget::Gpu(gpu) => (gpu.total, gpu.reserved, gpu.used),
+            HandleTarget::Slice { slice, .. } => (slice.total, slice.reserved, slice.used),
         };
         let free = total.saturating_sub(reserved).saturating_sub(used);
         match version {
             Some(MEMORY_VERSION) => {
-                put(memory, Memory { version: MEMORY_VERSION, total, reserved, free, used })
+                put(memory, NvmlMemory { version: MEMORY_VERSION, total, reserved, free, used })
             }
             Some(_) => Err(ARGUMENT_VERSION_MISMATCH),
             None => Err(INVALID_ARGUMENT),
@@ -76,14 +76,14 @@ pub extern "C" fn nvmlDeviceGetUtilizationRates(device: Handle, rates: *mut Util
 
 /// Which of the three lists of processes is asked for.
 #[derive(Clone, Copy)]
-enum List {
+enum ProcessList {
     Compute,
     Mps,
     Graphics,
 }
 
-impl List {
-    fn has(self, process: &Process) -> bool {
+impl ProcessList {
+    fn has(self, process: &GpuProcess) -> bool {
         match self {
             Self::Compute => !process.mps && (!process.graphics || process.both),
             Self::Mps => process.mps,
@@ -98,7 +98,7 @@ pub extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     count: *mut c_uint,
     entries: *mut ProcessEntry,
 ) -> u32 {
-    code(list(device, "nvmlDeviceGetComputeRunningProcesses_v3", List::Compute, count, entries))
+    code(list(device, "nvmlDeviceGetComputeRunningProcesses_v3", ProcessList::Compute, count, entries))
 }
 
 #[unsafe(no_mangle)]
@@ -107,7 +107,7 @@ pub extern "C" fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
     count: *mut c_uint,
     entries: *mut ProcessEntry,
 ) -> u32 {
-    code(list(device, "nvmlDeviceGetMPSComputeRunningProcesses_v3", List::Mps, count, entries))
+    code(list(device, "nvmlDeviceGetMPSComputeRunningProcesses_v3", ProcessList::Mps, count, entries))
 }
 
 #[unsafe(no_mangle)]
@@ -116,7 +116,7 @@ pub extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     count: *mut c_uint,
     entries: *mut ProcessEntry,
 ) -> u32 {
-    code(list(device, "nvmlDeviceGetGraphicsRunningProcesses_v3", List::Graphics, count, entries))
+    code(list(device, "nvmlDeviceGetGraphicsRunningProcesses_v3", ProcessList::Graphics, count, entries))
 }
 
 /// NVML's protocol: `count` says for how many there is room and is answered with how many there are; too little room
@@ -124,16 +124,16 @@ pub extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
 fn list(
     device: Handle,
     function: &str,
-    list: List,
+    list: ProcessList,
     count: *mut c_uint,
     entries: *mut ProcessEntry,
 ) -> Result<(), u32> {
     let world = world();
     let processes = match world.target(device, function)? {
-        Target::Gpu(gpu) => &gpu.processes,
-        Target::Slice { slice, .. } => &slice.processes,
+        HandleTarget::Gpu(gpu) => &gpu.processes,
+        HandleTarget::Slice { slice, .. } => &slice.processes,
     };
-    let found: Vec<&Process> = processes.iter().filter(|process| list.has(process)).collect();
+    let found: Vec<&GpuProcess> = processes.iter().filter(|process| list.has(process)).collect();
     // SAFETY: a caller gives the room it has; null is refused by `as_ref`.
     let room = *unsafe { count.as_ref() }.ok_or(INVALID_ARGUMENT)? as usize;
     put(count, found.len() as c_uint)?;
@@ -147,7 +147,7 @@ fn list(
     Ok(())
 }
 
-fn entry(process: &Process) -> ProcessEntry {
+fn entry(process: &GpuProcess) -> ProcessEntry {
     let used = process.used.unwrap_or(NOT_AVAILABLE);
     ProcessEntry { pid: process.pid, used, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
 }
@@ -181,8 +181,8 @@ pub extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
 pub extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice: Handle, device: *mut Handle) -> u32 {
     code(world().target(slice, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle").and_then(
         |target| match target {
-            Target::Gpu(_) => Err(INVALID_ARGUMENT),
-            Target::Slice { parent, .. } => put(device, parent),
+            HandleTarget::Gpu(_) => Err(INVALID_ARGUMENT),
+            HandleTarget::Slice { parent, .. } => put(device, parent),
         },
     ))
 }
@@ -236,7 +236,7 @@ pub extern "C" fn nvmlDeviceGetFieldValues(device: Handle, count: c_int, fields:
     }))
 }
 
-fn fill(field: &mut FieldValue, gpu: &Gpu) {
+fn fill(field: &mut FieldValue, gpu: &ScriptedGpu) {
     let value = match field.field {
         FIELD_REMAP_PENDING => gpu.remap_pending,
         FIELD_REMAP_FAILURE => gpu.remap_failed,

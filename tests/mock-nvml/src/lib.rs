@@ -1,6 +1,6 @@
 //! A `libnvidia-ml.so` that does what a file says: the agent's tests run the true NVML path without a GPU.
 //!
-//! Two crates in one. As an rlib it gives tests the [`Script`] to write and [`Mock`], which puts a copy of the library where
+//! Two crates in one. As an rlib it gives tests the [`NvmlScript`] to write and [`Mock`], which puts a copy of the library where
 //! the agent can open it. As a cdylib it is that library. Only what the agent calls is exported, with the answers that
 //! NVIDIA's documentation gives; no other code of the project may use `unsafe`, and nothing here may use the project.
 //!
@@ -14,7 +14,7 @@ mod script;
 mod system;
 mod world;
 
-pub use script::{Gpu, Process, Script, Slice, Xid};
+pub use script::{ScriptedGpu, GpuProcess, NvmlScript, Slice, Xid};
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub struct Mock {
 
 impl Mock {
     /// Copies the library into `folder`, to play `script`.
-    pub fn install(folder: &Path, script: &Script) -> io::Result<Self> {
+    pub fn install(folder: &Path, script: &NvmlScript) -> io::Result<Self> {
         let library = folder.join(LIBRARY);
         std::fs::copy(built()?, &library)?;
         let mock = Self { library };
@@ -51,7 +51,7 @@ impl Mock {
     }
 
     /// Changes the world, at once and as a whole.
-    pub fn play(&self, script: &Script) -> io::Result<()> {
+    pub fn play(&self, script: &NvmlScript) -> io::Result<()> {
         let text = serde_json::to_vec_pretty(script)?;
         let (beside, half) = (script_beside(&self.library), self.library.with_extension("half"));
         std::fs::write(&half, text)?;

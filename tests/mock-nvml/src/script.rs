@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Script {
+pub struct NvmlScript {
     pub driver_version: String,
     /// What `nvmlInit` answers, if not success.
     pub init_error: Option<u32>,
@@ -15,14 +15,14 @@ pub struct Script {
     pub count_error: Option<u32>,
     /// `nvmlDeviceGetCount` does not return until the script says otherwise.
     pub hangs: bool,
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<ScriptedGpu>,
     /// Events in the order in which they happen. A test only ever appends; each is delivered once.
     pub xids: Vec<Xid>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Gpu {
+pub struct ScriptedGpu {
     pub uuid: String,
     pub name: String,
     /// As NVML writes it, such as `00000000:3B:00.0`.
@@ -34,7 +34,7 @@ pub struct Gpu {
     pub used: u64,
     /// 0 to 100.
     pub utilization: u32,
-    pub processes: Vec<Process>,
+    pub processes: Vec<GpuProcess>,
     pub mig_enabled: bool,
     /// By their place; NVML answers "not found" for the places between.
     pub slices: BTreeMap<u32, Slice>,
@@ -61,14 +61,14 @@ pub struct Slice {
     pub total: u64,
     pub reserved: u64,
     pub used: u64,
-    pub processes: Vec<Process>,
-    /// As [`Gpu::refuse`].
+    pub processes: Vec<GpuProcess>,
+    /// As [`ScriptedGpu::refuse`].
     pub refuse: BTreeMap<String, u32>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Process {
+pub struct GpuProcess {
     pub pid: u32,
     /// In bytes; `None` where the driver does not say.
     pub used: Option<u64>,
@@ -81,12 +81,12 @@ pub struct Process {
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Xid {
-    /// The GPU's place in [`Script::gpus`].
+    /// The GPU's place in [`NvmlScript::gpus`].
     pub gpu: usize,
     pub xid: u64,
 }
 
-impl Default for Script {
+impl Default for NvmlScript {
     fn default() -> Self {
         Self {
             driver_version: "580.95.05".into(),
@@ -99,7 +99,7 @@ impl Default for Script {
     }
 }
 
-impl Default for Gpu {
+impl Default for ScriptedGpu {
     fn default() -> Self {
         Self {
             uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),

@@ -1,9 +1,9 @@
 //! The exported functions that are not about one GPU: start and stop, the list of GPUs, events.
 
 use crate::abi::{
-    EVENT_XID, Event, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, TIMEOUT, code, put, put_text,
+    EVENT_XID, NvmlEvent, Handle, INVALID_ARGUMENT, NO_INSTANCE, NOT_SUPPORTED, TIMEOUT, code, put, put_text,
 };
-use crate::world::{World, world};
+use crate::world::{NvmlState, world};
 use std::ffi::{c_char, c_uint, c_ulonglong};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ pub extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> u32 {
 }
 
 /// The world as it is now, once the script lets the caller on. Others may call meanwhile.
-fn when_it_no_longer_hangs() -> MutexGuard<'static, World> {
+fn when_it_no_longer_hangs() -> MutexGuard<'static, NvmlState> {
     loop {
         let mut world = world();
         world.refresh();
@@ -89,7 +89,7 @@ pub extern "C" fn nvmlDeviceRegisterEvents(device: Handle, types: c_ulonglong, s
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut Event, timeout_ms: c_uint) -> u32 {
+pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut NvmlEvent, timeout_ms: c_uint) -> u32 {
     let until = Instant::now() + Duration::from_millis(timeout_ms.into());
     loop {
         let mut world = world();
@@ -106,6 +106,6 @@ pub extern "C" fn nvmlEventSetWait_v2(set: Handle, event: *mut Event, timeout_ms
     }
 }
 
-fn xid_event(device: Handle, xid: u64) -> Event {
-    Event { device, kind: EVENT_XID, data: xid, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
+fn xid_event(device: Handle, xid: u64) -> NvmlEvent {
+    NvmlEvent { device, kind: EVENT_XID, data: xid, gpu_instance: NO_INSTANCE, compute_instance: NO_INSTANCE }
 }

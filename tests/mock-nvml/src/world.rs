@@ -3,18 +3,18 @@
 //! One lock around it all. No C types but handles.
 
 use crate::abi::{GPU_IS_LOST, Handle, INVALID_ARGUMENT, NOT_FOUND, NOT_SUPPORTED, UNINITIALIZED};
-use crate::script::{Gpu, Script, Slice};
+use crate::script::{ScriptedGpu, NvmlScript, Slice};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-static WORLD: Mutex<World> = Mutex::new(World::new());
+static WORLD: Mutex<NvmlState> = Mutex::new(NvmlState::new());
 
 /// Handles of one GPU: its own, and behind it one for each place a slice can have.
 const HANDLES_PER_GPU: usize = 16;
 
-pub struct World {
-    script: Option<Script>,
+pub struct NvmlState {
+    script: Option<NvmlScript>,
     /// `nvmlInit` is counted, `nvmlShutdown` counts back.
     users: usize,
     /// How many of the script's XIDs were delivered.
@@ -25,12 +25,12 @@ pub struct World {
 }
 
 /// What a handle stands for.
-pub enum Target<'a> {
-    Gpu(&'a Gpu),
+pub enum HandleTarget<'a> {
+    Gpu(&'a ScriptedGpu),
     Slice { slice: &'a Slice, parent: Handle },
 }
 
-pub fn world() -> MutexGuard<'static, World> {
+pub fn world() -> MutexGuard<'static, NvmlState> {
     WORLD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -38,7 +38,7 @@ pub fn gpu_handle(place: usize) -> Handle {
     (place + 1) * HANDLES_PER_GPU
 }
 
-impl World {
+impl NvmlState {
     const fn new() -> Self {
         Self { script: None, users: 0, delivered: 0, sets: BTreeMap::new(), next_set: 1 }
     }
@@ -68,12 +68,12 @@ impl World {
         Ok(())
     }
 
-    pub fn script(&self) -> Result<&Script, u32> {
+    pub fn script(&self) -> Result<&NvmlScript, u32> {
         self.script.as_ref().filter(|_| self.users > 0).ok_or(UNINITIALIZED)
     }
 
     /// What `handle` stands for, if `function` works for it.
-    pub fn target(&self, handle: Handle, function: &str) -> Result<Target<'_>, u32> {
+    pub fn target(&self, handle: Handle, function: &str) -> Result<HandleTarget<'_>, u32> {
         let (place, slot) = (handle / HANDLES_PER_GPU, handle % HANDLES_PER_GPU);
         let place = place.checked_sub(1).ok_or(INVALID_ARGUMENT)?;
         let gpu = self.script()?.gpus.get(place).ok_or(INVALID_ARGUMENT)?;
@@ -82,18 +82,18 @@ impl World {
             return Err(GPU_IS_LOST);
         }
         if slot == 0 {
-            return Ok(Target::Gpu(gpu));
+            return Ok(HandleTarget::Gpu(gpu));
         }
         let slice = gpu.slices.get(&(slot as u32 - 1)).ok_or(INVALID_ARGUMENT)?;
         allowed(&slice.refuse, function)?;
-        Ok(Target::Slice { slice, parent: handle - slot })
+        Ok(HandleTarget::Slice { slice, parent: handle - slot })
     }
 
-    /// As [`World::target`], for what slices do not have.
-    pub fn gpu(&self, handle: Handle, function: &str) -> Result<&Gpu, u32> {
+    /// As [`NvmlState::target`], for what slices do not have.
+    pub fn gpu(&self, handle: Handle, function: &str) -> Result<&ScriptedGpu, u32> {
         match self.target(handle, function)? {
-            Target::Gpu(gpu) => Ok(gpu),
-            Target::Slice { .. } => Err(NOT_SUPPORTED),
+            HandleTarget::Gpu(gpu) => Ok(gpu),
+            HandleTarget::Slice { .. } => Err(NOT_SUPPORTED),
         }
     }
 

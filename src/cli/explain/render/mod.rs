@@ -3,10 +3,10 @@
 mod node;
 
 use crate::scheduling::explain::shape::{
-    ClassPart, Condition, Explanation, Group, Place, RefusedPart, TenantPart, Verdict,
+    ClassPart, Condition, Explanation, PodStage, PodVerdict, RefusalGroup, RefusedPart, TenantPart,
 };
 use crate::scheduling::explain::words::{amount, length};
-use crate::scheduling::ledger::Gate;
+use crate::scheduling::ledger::SchedulingGate;
 use crate::scheduling::policy::Mode;
 use crate::scheduling::request::Sharing;
 use comfy_table::presets::NOTHING;
@@ -54,21 +54,23 @@ pub fn text(explanation: &Explanation, paint: Paint) -> String {
 fn headline(explanation: &Explanation) -> String {
     let (pod, counts) = (&explanation.pod, explanation.counts);
     match (&explanation.place, explanation.verdict) {
-        (Place::Bound { node, .. }, _) => format!("{pod} is on {node}."),
-        (Place::Assumed { node, .. }, _) => format!("{pod} is on its way to {node}."),
-        (Place::Holding { node, .. }, Verdict::Holding) => {
+        (PodStage::Bound { node, .. }, _) => format!("{pod} is on {node}."),
+        (PodStage::Assumed { node, .. }, _) => format!("{pod} is on its way to {node}."),
+        (PodStage::Holding { node, .. }, PodVerdict::Holding) => {
             format!("{pod} has room of its own on {node}, and waits for others to leave it.")
         }
-        (_, Verdict::Fits) => format!("{pod} fits on {} of {} nodes, and waits.", counts.fit, counts.nodes),
+        (_, PodVerdict::Fits) => {
+            format!("{pod} fits on {} of {} nodes, and waits.", counts.fit, counts.nodes)
+        }
         _ => format!("{pod} fits on none of {} nodes.", counts.nodes),
     }
 }
 
-fn headline_style(verdict: Verdict) -> Style {
+fn headline_style(verdict: PodVerdict) -> Style {
     match verdict {
-        Verdict::Bound | Verdict::Assumed | Verdict::Fits => Style::new().bold().green(),
-        Verdict::Holding => Style::new().bold().yellow(),
-        Verdict::DoesNotFit => Style::new().bold().red(),
+        PodVerdict::Bound | PodVerdict::Assumed | PodVerdict::Fits => Style::new().bold().green(),
+        PodVerdict::Holding => Style::new().bold().yellow(),
+        PodVerdict::DoesNotFit => Style::new().bold().red(),
     }
 }
 
@@ -76,9 +78,9 @@ fn title(text: &str, paint: Paint) -> String {
     format!("\n{}\n", paint.put(text, Style::new().bold()))
 }
 
-fn remedies_title(verdict: Verdict) -> &'static str {
+fn remedies_title(verdict: PodVerdict) -> &'static str {
     match verdict {
-        Verdict::DoesNotFit => "What would have to change, the easiest first; one is enough",
+        PodVerdict::DoesNotFit => "What would have to change, the easiest first; one is enough",
         _ => "What to look at next",
     }
 }
@@ -86,7 +88,7 @@ fn remedies_title(verdict: Verdict) -> &'static str {
 fn nodes_title(explanation: &Explanation) -> String {
     let counts = explanation.counts;
     match explanation.verdict {
-        Verdict::Bound | Verdict::Assumed => "Its node".into(),
+        PodVerdict::Bound | PodVerdict::Assumed => "Its node".into(),
         _ => format!("Nodes: {} fit, {} do not; {} GPUs in all", counts.fit, counts.refused, counts.gpus),
     }
 }
@@ -186,10 +188,10 @@ fn policy(explanation: &Explanation) -> String {
 
 fn state(explanation: &Explanation) -> String {
     match &explanation.place {
-        Place::Bound { node, running_for_millis, .. } if explanation.asks.device_resource.is_some() => {
+        PodStage::Bound { node, running_for_millis, .. } if explanation.asks.device_resource.is_some() => {
             format!("bound to {node} for {}; its GPUs are the kubelet's to pick", length(*running_for_millis))
         }
-        Place::Bound { node, gpus, granted_bytes, running_for_millis, gate_opens_in_millis } => {
+        PodStage::Bound { node, gpus, granted_bytes, running_for_millis, gate_opens_in_millis } => {
             let on = gpus.as_ref().map_or("nobody knows on which GPUs".into(), |gpus| join(gpus));
             let gate = gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
@@ -202,23 +204,23 @@ fn state(explanation: &Explanation) -> String {
                 length(*running_for_millis)
             )
         }
-        Place::Assumed { node, gpus, granted_bytes } => {
+        PodStage::Assumed { node, gpus, granted_bytes } => {
             format!("{granted_bytes} on {node} promised ({}), and the Binding is on its way", join(gpus))
         }
-        Place::Holding { node, gpus, victims_left, deadline_in_millis, victims } => format!(
+        PodStage::Holding { node, gpus, victims_left, deadline_in_millis, victims } => format!(
             "holds {} of {node} for {} more; {victims_left} of {} victim(s) have not left",
             join(gpus),
             length(*deadline_in_millis),
             victims.len(),
         ),
-        Place::Waiting { gate: Gate::Planned, sought_in_vain, .. } => match sought_in_vain {
+        PodStage::Waiting { gate: SchedulingGate::Planned, sought_in_vain, .. } => match sought_in_vain {
             0 => "waits behind the gate stowage.dev/plan for the planner's look".into(),
             times => format!("waits behind the gate stowage.dev/plan; the planner found no place {times} time(s) in a row"),
         },
-        Place::Waiting { gate: Gate::Others, .. } => {
+        PodStage::Waiting { gate: SchedulingGate::Others, .. } => {
             "waits behind a scheduling gate that is not Stowage's; nobody looks for a place until it is lifted".into()
         }
-        Place::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
+        PodStage::Waiting { offered, tries, refused, offered_to_preempt, .. } => match (refused, offered) {
             (Some(refused), _) => refused_text(refused, *offered_to_preempt),
             (None, Some(node)) => format!("waits; was offered {node}, {tries} time(s) in vain before"),
             (None, None) => {
@@ -261,7 +263,7 @@ fn more(explanation: &Explanation) -> String {
     }
 }
 
-fn groups(groups: &[Group], paint: Paint) -> String {
+fn groups(groups: &[RefusalGroup], paint: Paint) -> String {
     if groups.is_empty() {
         return String::new();
     }

@@ -6,8 +6,8 @@ use crate::scheduling::explain::shape::{
     DevicesPart, GpuPart, NodePart, OccupantPart, ScorePart, WeightedPart,
 };
 use crate::scheduling::explain::words::length;
-use crate::scheduling::ledger::Presence;
-use crate::scheduling::loading::Tier;
+use crate::scheduling::ledger::OccupantPhase;
+use crate::scheduling::loading::ModelTier;
 use crate::scheduling::reading::Freshness;
 use crate::units::Bytes;
 use comfy_table::presets::NOTHING;
@@ -75,12 +75,12 @@ fn model(node: &NodePart) -> Option<String> {
     let ready = length(node.ready_in_millis?);
     let tier = match node.tier {
         None => "not here, to be fetched",
-        Some(Tier::Partial) => "on disk, in part",
-        Some(Tier::Disk) => "on disk",
-        Some(Tier::PageCache) => "in page cache",
-        Some(Tier::Sleeping) => "in a sleeping engine",
-        Some(Tier::Loading) => "being loaded",
-        Some(Tier::Resident) => "in a GPU",
+        Some(ModelTier::Partial) => "on disk, in part",
+        Some(ModelTier::Disk) => "on disk",
+        Some(ModelTier::PageCache) => "in page cache",
+        Some(ModelTier::Sleeping) => "in a sleeping engine",
+        Some(ModelTier::Loading) => "being loaded",
+        Some(ModelTier::Resident) => "in a GPU",
     };
     Some(format!("{tier}; it would answer {ready} after binding"))
 }
@@ -158,11 +158,11 @@ fn remarks(gpus: &[GpuPart]) -> String {
 
 fn occupant(occupant: &OccupantPart) -> String {
     let presence = match occupant.presence {
-        Presence::Bound => "",
-        Presence::Somewhere => ", somewhere on the node",
-        Presence::Assumed => ", on its way",
-        Presence::Held => ", held for it",
-        Presence::Offered => ", offered a moment ago",
+        OccupantPhase::Bound => "",
+        OccupantPhase::Somewhere => ", somewhere on the node",
+        OccupantPhase::Assumed => ", on its way",
+        OccupantPhase::Held => ", held for it",
+        OccupantPhase::Offered => ", offered a moment ago",
     };
     let gate = occupant
         .gate_opens_in_millis

@@ -10,18 +10,21 @@ mod table;
 mod through_extender;
 
 use super::{Seeds, side_by_side};
-use crate::sim::packing::bound::{Beginning, Bound, Watched};
+use crate::sim::packing::bound::{AllocationBound, Beginning, ObservedPlacer};
 use crate::sim::packing::churn::churn;
 use crate::sim::packing::placer::Placer;
 use crate::sim::packing::replay::is_high;
 use crate::sim::packing::report::Losses;
-use crate::sim::packing::{Arrivals, CpuRule, Eviction, Line, Load, PackingPolicy, Setting, Typical, replay};
+use crate::sim::packing::{
+    Arrivals, CpuRule, OfferedLoad, PackingLine, PlayedPolicy, PlayedTrace, SimulatedEviction, Typical,
+    replay,
+};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use picture::PictureFile;
 use serde::Serialize;
-use source::Source;
+use source::PackingTrace;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -40,7 +43,7 @@ pub struct PackingArgs {
     /// What to play, separated by commas: random, dot-product, clustering, packing, best-fit, fgd, stowage [default: these], and
     /// stowage-told, which knows beforehand how often each pod will come
     #[arg(long, value_name = "P", value_delimiter = ',')]
-    policy: Vec<PackingPolicy>,
+    policy: Vec<PlayedPolicy>,
 
     /// One seed, or a range with both its ends
     #[arg(long, value_name = "A..B", default_value = "42..51")]
@@ -48,7 +51,7 @@ pub struct PackingArgs {
 
     /// Let pods end, at this load of all GPUs, and tell what is turned away: 0.95 for 95 %
     #[arg(long, value_name = "LOAD", conflicts_with = "preempt_best_effort")]
-    churn: Option<Load>,
+    churn: Option<OfferedLoad>,
 
     /// Let Stowage evict best-effort pods for those that serve
     #[arg(long)]
@@ -59,8 +62,8 @@ pub struct PackingArgs {
     through_extender: bool,
 
     /// Who places pods without GPUs where Stowage places the others: one who goes by what free VRAM is worth, or best fit
-    #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPods::Worth)]
-    cpu_pods: CpuPods,
+    #[arg(long, value_enum, value_name = "RULE", default_value_t = CpuPodPolicy::Worth)]
+    cpu_pods: CpuPodPolicy,
 
     /// Tell how much could have been allocated by whoever begins like the last to turn a pod away, and by anybody (some seconds)
     #[arg(long, conflicts_with_all = ["churn", "preempt_best_effort"])]
@@ -77,49 +80,49 @@ pub struct PackingArgs {
 
 /// One object; `L` is what a policy came to.
 #[derive(Debug, Serialize)]
-struct Page<'a, L> {
+struct PackingOutput<'a, L> {
     variant: &'a str,
     results: &'a [L],
     #[serde(skip_serializing_if = "Option::is_none")]
-    bound: Option<&'a Bound>,
+    bound: Option<&'a AllocationBound>,
 }
 
 /// What policies came to, and when each first turned somebody away.
-struct Played {
-    lines: Vec<Line>,
+struct PackingResults {
+    lines: Vec<PackingLine>,
     beginnings: Vec<Beginning>,
 }
 
 /// All that runs have in common.
-struct Stage {
-    source: Source,
-    setting: Setting,
+struct PackingSetup {
+    source: PackingTrace,
+    setting: PlayedTrace,
     typical: Typical,
     arrivals: Vec<Arrivals>,
-    policies: Vec<PackingPolicy>,
-    eviction: Eviction,
-    way: Way,
+    policies: Vec<PlayedPolicy>,
+    eviction: SimulatedEviction,
+    way: StowageDriver,
     cpu_rule: CpuRule,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum CpuPods {
+enum CpuPodPolicy {
     Worth,
     BestFit,
 }
 
-impl From<CpuPods> for CpuRule {
-    fn from(pods: CpuPods) -> Self {
+impl From<CpuPodPolicy> for CpuRule {
+    fn from(pods: CpuPodPolicy) -> Self {
         match pods {
-            CpuPods::Worth => Self::Worth,
-            CpuPods::BestFit => Self::BestFit,
+            CpuPodPolicy::Worth => Self::Worth,
+            CpuPodPolicy::BestFit => Self::BestFit,
         }
     }
 }
 
 /// How Stowage is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum StowageDriver {
     InProcess,
     ThroughExtender,
 }
@@ -130,7 +133,7 @@ impl PackingArgs {
         let mut out = std::io::stdout().lock();
         match self.churn {
             None => {
-                let Played { lines, beginnings } = stage.replays()?;
+                let PackingResults { lines, beginnings } = stage.replays()?;
                 if let Some(picture) = &self.plot {
                     picture.write(&table::title(&stage.source, &stage.setting, &self.seeds.0), &lines)?;
                 }
@@ -147,13 +150,13 @@ impl PackingArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn stage(&self) -> Result<Stage> {
+    fn stage(&self) -> Result<PackingSetup> {
         let source = match &self.trace {
-            Some(directory) => Source::read(directory, &self.variant)?,
-            None => Source::built_in(),
+            Some(directory) => PackingTrace::read(directory, &self.variant)?,
+            None => PackingTrace::built_in(),
         };
-        let setting = Setting::of(&source.trace);
-        if self.churn.is_some() && self.policy.contains(&PackingPolicy::StowageTold) {
+        let setting = PlayedTrace::of(&source.trace);
+        if self.churn.is_some() && self.policy.contains(&PlayedPolicy::StowageTold) {
             bail!("stowage-told is told who comes and not who ends; leave it or --churn out");
         }
         if self.preempt_best_effort && !setting.pods.iter().any(|pod| is_high(pod.qos)) {
@@ -162,7 +165,7 @@ impl PackingArgs {
                 source.variant
             );
         }
-        let mut policies = if self.policy.is_empty() { PackingPolicy::usual() } else { self.policy.clone() };
+        let mut policies = if self.policy.is_empty() { PlayedPolicy::usual() } else { self.policy.clone() };
         // Each once, in the order in which they were asked for.
         let asked = policies.clone();
         let mut place = 0;
@@ -170,11 +173,19 @@ impl PackingArgs {
             place += 1;
             !asked[..place - 1].contains(policy)
         });
-        Ok(Stage {
+        Ok(PackingSetup {
             arrivals: self.seeds.0.iter().map(|seed| Arrivals::of(&setting, *seed)).collect(),
             typical: Typical::of(&setting),
-            eviction: if self.preempt_best_effort { Eviction::OfBestEffort } else { Eviction::Never },
-            way: if self.through_extender { Way::ThroughExtender } else { Way::InProcess },
+            eviction: if self.preempt_best_effort {
+                SimulatedEviction::OfBestEffort
+            } else {
+                SimulatedEviction::Never
+            },
+            way: if self.through_extender {
+                StowageDriver::ThroughExtender
+            } else {
+                StowageDriver::InProcess
+            },
             cpu_rule: self.cpu_pods.into(),
             source,
             setting,
@@ -183,9 +194,9 @@ impl PackingArgs {
     }
 
     /// `None` unless it was asked for.
-    fn bound_on(&self, stage: &Stage, beginnings: &[Beginning]) -> Result<Option<Bound>> {
+    fn bound_on(&self, stage: &PackingSetup, beginnings: &[Beginning]) -> Result<Option<AllocationBound>> {
         match self.bound {
-            true => Ok(Bound::of(&stage.setting, &stage.arrivals, beginnings)?),
+            true => Ok(AllocationBound::of(&stage.setting, &stage.arrivals, beginnings)?),
             false => Ok(None),
         }
     }
@@ -193,13 +204,13 @@ impl PackingArgs {
     fn print<L: Serialize>(
         &self,
         out: &mut impl Write,
-        stage: &Stage,
+        stage: &PackingSetup,
         results: &[L],
-        bound: Option<&Bound>,
+        bound: Option<&AllocationBound>,
         text: impl FnOnce() -> String,
     ) -> Result<()> {
         if self.json {
-            let page = Page { variant: &stage.source.variant, results, bound };
+            let page = PackingOutput { variant: &stage.source.variant, results, bound };
             writeln!(out, "{}", serde_json::to_string_pretty(&page)?)?;
         } else {
             write!(out, "{}", text())?;
@@ -208,34 +219,34 @@ impl PackingArgs {
     }
 }
 
-impl Stage {
-    fn replays(&self) -> Result<Played> {
-        let run = |policy: PackingPolicy, arrivals: &Arrivals| {
-            let mut placer = Watched::new(&self.setting, self.placer(policy, arrivals)?);
+impl PackingSetup {
+    fn replays(&self) -> Result<PackingResults> {
+        let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
+            let mut placer = ObservedPlacer::new(&self.setting, self.placer(policy, arrivals)?);
             Ok((replay(&self.setting, arrivals, &self.typical, &mut placer), placer.until()))
         };
-        let shows_admission = self.eviction != Eviction::Never;
-        let mut played = Played { lines: Vec::new(), beginnings: Vec::new() };
+        let shows_admission = self.eviction != SimulatedEviction::Never;
+        let mut played = PackingResults { lines: Vec::new(), beginnings: Vec::new() };
         for (policy, runs) in self.each(run)? {
             let (replays, until): (Vec<_>, Vec<_>) = runs.into_iter().unzip();
-            played.lines.push(Line::of(policy, &replays, shows_admission));
+            played.lines.push(PackingLine::of(policy, &replays, shows_admission));
             played.beginnings.push(Beginning { policy, until });
         }
         Ok(played)
     }
 
-    fn churns(&self, load: Load) -> Result<Vec<Losses>> {
-        let run = |policy: PackingPolicy, arrivals: &Arrivals| {
+    fn churns(&self, load: OfferedLoad) -> Result<Vec<Losses>> {
+        let run = |policy: PlayedPolicy, arrivals: &Arrivals| {
             let mut placer = self.placer(policy, arrivals)?;
             Ok((arrivals.seed, churn(&self.setting, arrivals, load, &mut *placer)))
         };
         Ok(self.each(run)?.into_iter().map(|(policy, runs)| Losses::of(policy, load, &runs)).collect())
     }
 
-    fn placer<'s>(&'s self, policy: PackingPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
+    fn placer<'s>(&'s self, policy: PlayedPolicy, arrivals: &Arrivals) -> Result<Box<dyn Placer + 's>> {
         let Self { setting, typical, cpu_rule, .. } = self;
         Ok(match (policy, self.way) {
-            (PackingPolicy::Stowage | PackingPolicy::StowageTold, Way::ThroughExtender) => {
+            (PlayedPolicy::Stowage | PlayedPolicy::StowageTold, StowageDriver::ThroughExtender) => {
                 Box::new(ThroughExtender::new(setting, arrivals, *cpu_rule, policy.knowledge(setting))?)
             }
             _ => policy.placer(setting, typical, arrivals, self.eviction, *cpu_rule),
@@ -245,9 +256,9 @@ impl Stage {
     /// Every policy with every seed, side by side; by policy, in the order of the seeds.
     fn each<R: Send>(
         &self,
-        run: impl Fn(PackingPolicy, &Arrivals) -> Result<R> + Sync,
-    ) -> Result<Vec<(PackingPolicy, Vec<R>)>> {
-        let tasks: Vec<(PackingPolicy, &Arrivals)> = self
+        run: impl Fn(PlayedPolicy, &Arrivals) -> Result<R> + Sync,
+    ) -> Result<Vec<(PlayedPolicy, Vec<R>)>> {
+        let tasks: Vec<(PlayedPolicy, &Arrivals)> = self
             .policies
             .iter()
             .flat_map(|policy| self.arrivals.iter().map(|arrivals| (*policy, arrivals)))
@@ -260,7 +271,7 @@ impl Stage {
         });
         progress.finish_and_clear();
         let mut results = results.into_iter();
-        let mut of = |policy: &PackingPolicy| {
+        let mut of = |policy: &PlayedPolicy| {
             let of_it: Result<Vec<R>> = results.by_ref().take(self.arrivals.len()).collect();
             Ok((*policy, of_it?))
         };

@@ -2,21 +2,21 @@
 //! beside the trace.
 
 use crate::cli::simulate::{file_in, trace_in};
-use crate::sim::openb::published::{self, Means, PUBLISHED, Run};
+use crate::sim::openb::published::{self, PUBLISHED, PublishedRun, SeedMeans};
 use crate::sim::openb::{Trace, built_in, pods_of, variant_of};
-use crate::sim::packing::PackingPolicy;
+use crate::sim::packing::PlayedPolicy;
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
-pub struct Source {
+pub struct PackingTrace {
     pub variant: String,
     /// Whether it is made up.
     pub is_built_in: bool,
     pub trace: Trace,
-    published: Vec<Run>,
+    published: Vec<PublishedRun>,
 }
 
-impl Source {
+impl PackingTrace {
     pub fn built_in() -> Self {
         Self { variant: "made-up".into(), is_built_in: true, trace: built_in::trace(), published: Vec::new() }
     }
@@ -40,7 +40,7 @@ impl Source {
     }
 
     /// What runs of a policy with these seeds came to elsewhere.
-    pub fn published(&self, policy: PackingPolicy, seeds: &[u64]) -> Option<Means> {
+    pub fn published(&self, policy: PlayedPolicy, seeds: &[u64]) -> Option<SeedMeans> {
         published::means(&self.published, &self.variant, policy.published_as()?, seeds)
     }
 }

@@ -1,10 +1,10 @@
 //! Results as people read them: one line for each policy, beside what was published of it.
 
-use super::source::Source;
+use super::source::PackingTrace;
 use crate::sim::openb::Trace;
-use crate::sim::openb::published::Means;
+use crate::sim::openb::published::SeedMeans;
 use crate::sim::packing::report::Losses;
-use crate::sim::packing::{Bound, Line, Setting};
+use crate::sim::packing::{AllocationBound, PackingLine, PlayedTrace};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 
@@ -16,7 +16,12 @@ admitted: of the GPUs that serving pods asked for (LS and Guaranteed), what they
 const CHURN: &str = "\
 turned away: of the GPUs that pods asked for, the part that found no room, in per cent; mean over seeds";
 
-pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Option<&Bound>) -> String {
+pub fn allocation(
+    source: &PackingTrace,
+    setting: &PlayedTrace,
+    lines: &[PackingLine],
+    bound: Option<&AllocationBound>,
+) -> String {
     let shows_admission = lines.iter().any(|line| line.high_priority_admitted.is_some());
     let mut head = vec!["policy", "at 100 %", "published", "at 130 %", "published", "fragmented"];
     let mut legend = LEGEND.to_owned();
@@ -26,7 +31,7 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Opt
     }
     let rows = lines.iter().map(|line| {
         let published = source.published(line.policy, &line.seeds);
-        let was = |of: fn(&Means) -> f64| figure(published.as_ref().map(of));
+        let was = |of: fn(&SeedMeans) -> f64| figure(published.as_ref().map(of));
         let mut row = vec![
             line.policy.name().into(),
             figure(line.at_100),
@@ -51,8 +56,8 @@ pub fn allocation(source: &Source, setting: &Setting, lines: &[Line], bound: Opt
     format!("{title}{never}\n\n{}\n\n{legend}\n", table(&head, rows))
 }
 
-fn meaning(bound: &Bound) -> String {
-    let Bound { begins_as, placed, of_anybody_at_100, of_anybody_at_130, .. } = bound;
+fn meaning(bound: &AllocationBound) -> String {
+    let AllocationBound { begins_as, placed, of_anybody_at_100, of_anybody_at_130, .. } = bound;
     let (policy, choosy) =
         (begins_as.name(), [figure(*of_anybody_at_100), figure(*of_anybody_at_130)].join(" and "));
     format!(
@@ -78,7 +83,7 @@ fn never_placed(trace: &Trace) -> String {
     }
 }
 
-pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
+pub fn losses(source: &PackingTrace, setting: &PlayedTrace, losses: &[Losses]) -> String {
     let rows = losses.iter().map(|line| vec![line.policy.name().to_owned(), figure(Some(line.rejected))]);
     let first = losses.first();
     let seeds = first.map_or(&[][..], |line| &line.seeds);
@@ -92,7 +97,7 @@ pub fn losses(source: &Source, setting: &Setting, losses: &[Losses]) -> String {
 }
 
 /// What was played.
-pub fn title(source: &Source, setting: &Setting, seeds: &[u64]) -> String {
+pub fn title(source: &PackingTrace, setting: &PlayedTrace, seeds: &[u64]) -> String {
     let of = match source.is_built_in {
         true => "made up (with --trace DIR the openb trace is played)".to_owned(),
         false => format!("openb, {}", source.variant),

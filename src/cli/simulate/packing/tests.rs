@@ -7,22 +7,26 @@ use std::fs;
 use std::path::Path;
 
 #[derive(Debug, Parser)]
-struct Words {
+struct ParsedPackingArgs {
     #[command(flatten)]
     packing: PackingArgs,
 }
 
 fn args(words: &[&str]) -> Result<PackingArgs, String> {
     let words = ["packing"].iter().chain(words);
-    Words::try_parse_from(words).map(|line| line.packing).map_err(|error| error.to_string())
+    ParsedPackingArgs::try_parse_from(words).map(|line| line.packing).map_err(|error| error.to_string())
 }
 
 fn page(args: &PackingArgs) -> Value {
     let stage = args.stage().unwrap();
-    let Played { lines, beginnings } = stage.replays().unwrap();
+    let PackingResults { lines, beginnings } = stage.replays().unwrap();
     let bound = args.bound_on(&stage, &beginnings).unwrap();
-    serde_json::to_value(Page { variant: &stage.source.variant, results: &lines, bound: bound.as_ref() })
-        .unwrap()
+    serde_json::to_value(PackingOutput {
+        variant: &stage.source.variant,
+        results: &lines,
+        bound: bound.as_ref(),
+    })
+    .unwrap()
 }
 
 const NODES: &str = "sn,cpu_milli,memory_mib,gpu,model\nn0,64000,262144,2,T4\nn1,96000,393216,8,G2\n";
@@ -66,7 +70,7 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
     let line = results.iter().find(|line| line["policy"] == longest).unwrap();
     assert!(bound["at_130"].as_f64() >= line["at_130"].as_f64(), "{page}");
     let stage = args.stage().unwrap();
-    let Played { lines, beginnings } = stage.replays().unwrap();
+    let PackingResults { lines, beginnings } = stage.replays().unwrap();
     let bound = args.bound_on(&stage, &beginnings).unwrap();
     let text = table::allocation(&stage.source, &stage.setting, &lines, bound.as_ref());
     let row = text.lines().find(|line| line.contains("bound (LP)")).unwrap();
@@ -76,9 +80,9 @@ fn the_bound_is_a_row_of_the_table_and_a_field_of_the_object() {
 
 #[test]
 fn without_a_policy_all_are_played_and_one_that_is_named_twice_once() {
-    assert_eq!(args(&[]).unwrap().stage().unwrap().policies, PackingPolicy::usual());
+    assert_eq!(args(&[]).unwrap().stage().unwrap().policies, PlayedPolicy::usual());
     let twice = args(&["--policy", "fgd,random,fgd"]).unwrap().stage().unwrap();
-    assert_eq!(twice.policies, [PackingPolicy::Fgd, PackingPolicy::Random]);
+    assert_eq!(twice.policies, [PlayedPolicy::Fgd, PlayedPolicy::Random]);
 }
 
 #[test]

@@ -3,22 +3,22 @@
 //! left, and of the nodes with the highest of the scores 0 to 10 one is taken at random, as the scheduler takes it.
 
 use crate::control_plane::{
-    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, Notice,
+    BindOrder, BindOutcome, ControlPlane, ControlPlaneError, EvictionOutcome, EvictionReason, PodEvent,
     PodOnRecord, StatusChange,
 };
 use crate::extender::Extender;
-use crate::extender::request::Limits;
+use crate::extender::request::RequestLimits;
 use crate::extender::server::scheduler_router;
 use crate::ids::{GpuModel, NodeName, PodKey, PodUid};
-use crate::scheduling::ledger::SeenState;
+use crate::scheduling::ledger::ObservedPhase;
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
-use crate::sim::packing::arrivals::{Arrivals, Dice};
-use crate::sim::packing::cluster::{Cluster, Seat};
-use crate::sim::packing::kinds::{Kind, Setting};
-use crate::sim::packing::placer::{Arrival, Placed, Placer};
+use crate::sim::packing::arrivals::{ArrivalDice, Arrivals};
+use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::sim::packing::kinds::{PlayedTrace, PodKind};
+use crate::sim::packing::placer::{Placed, Placer, PodArrival};
 use crate::sim::packing::shipped::cpu_only::{CpuOnly, CpuRule};
-use crate::sim::packing::shipped::learning::{Knowledge, Upkeep};
+use crate::sim::packing::shipped::learning::{Knowledge, SimulatedUpkeep};
 use crate::sim::packing::shipped::{accepted, books};
 use crate::sim::random::Random;
 use anyhow::{Context, Result, ensure};
@@ -32,7 +32,7 @@ use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
 pub struct ThroughExtender<'s> {
-    setting: &'s Setting,
+    setting: &'s PlayedTrace,
     service: Arc<Service>,
     router: Router,
     /// Binds are tasks of their own.
@@ -40,14 +40,14 @@ pub struct ThroughExtender<'s> {
     /// By rank.
     names: Vec<NodeName>,
     policy: Policy,
-    upkeep: Upkeep,
+    upkeep: SimulatedUpkeep,
     cpu_only: CpuOnly<'s>,
     dice: Random,
 }
 
 impl<'s> ThroughExtender<'s> {
     pub fn new(
-        setting: &'s Setting,
+        setting: &'s PlayedTrace,
         arrivals: &Arrivals,
         cpu_rule: CpuRule,
         knowledge: Knowledge,
@@ -57,21 +57,26 @@ impl<'s> ThroughExtender<'s> {
         let names = books::names(setting, &arrivals.ranks);
         books::fill(&mut service.ledger(), setting, &arrivals.ranks, &names);
         service.lead_from_the_start();
-        let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), Limits::default());
+        let extender = Extender::new(service.clone(), Arc::new(AlwaysWritten), RequestLimits::default());
         Ok(Self {
             router: scheduler_router(extender),
             runtime: tokio::runtime::Builder::new_current_thread().enable_all().build()?,
             service,
             names,
             policy,
-            upkeep: Upkeep::knowing(knowledge),
+            upkeep: SimulatedUpkeep::knowing(knowledge),
             cpu_only: CpuOnly::new(setting, cpu_rule),
-            dice: Dice::Policy.of(arrivals.seed),
+            dice: ArrivalDice::Policy.of(arrivals.seed),
             setting,
         })
     }
 
-    fn schedule(&mut self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Result<Option<Seat>> {
+    fn schedule(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        kind: &PodKind,
+    ) -> Result<Option<SimulatedPlacement>> {
         let pod = pod(uid, self.setting, kind, &self.policy);
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
         let passed = self.ask("filter", &json!({ "Pod": pod, "Nodes": null, "NodeNames": names }))?;
@@ -106,13 +111,13 @@ impl<'s> ThroughExtender<'s> {
     }
 
     /// The pod runs, as the watch would show, and its engine answers at once.
-    fn started(&self, uid: &PodUid) -> Result<Seat> {
+    fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
         let mut ledger = self.service.ledger();
         let entry = ledger.entry(uid).context("a pod that was bound is in the books")?;
         let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
         let seat = books::seat(&ledger, &self.names, &node, &devices);
-        let state = SeenState::Bound { node, devices: Some(devices), starting: false, ran: None };
+        let state = ObservedPhase::Bound { node, devices: Some(devices), starting: false, ran: None };
         ledger.see(books::seen(uid, demand, state));
         Ok(seat)
     }
@@ -134,7 +139,7 @@ impl<'s> ThroughExtender<'s> {
 }
 
 impl Placer for ThroughExtender<'_> {
-    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let setting = self.setting;
         let kind = &setting.kinds[arrival.kind];
         self.upkeep.tick(&mut self.service.ledger(), cluster, &self.names);
@@ -156,7 +161,7 @@ impl Placer for ThroughExtender<'_> {
 }
 
 /// Its manifest.
-fn pod(uid: &PodUid, setting: &Setting, kind: &Kind, policy: &Policy) -> Value {
+fn pod(uid: &PodUid, setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Value {
     let resources = json!({
         "cpu": format!("{}m", kind.cpu),
         "memory": kind.memory.to_string(),
@@ -221,21 +226,26 @@ impl ControlPlane for AlwaysWritten {
         Box::pin(ready(Ok(())))
     }
 
-    fn notify(&self, _: Notice) {}
+    fn notify(&self, _: PodEvent) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sim::openb::built_in;
-    use crate::sim::packing::{Eviction, PackingPolicy, Replay, Typical, replay};
+    use crate::sim::packing::{PlayedPolicy, Replay, SimulatedEviction, Typical, replay};
 
     #[test]
     fn through_the_verbs_pods_go_where_the_core_puts_them() {
-        let setting = Setting::of(&built_in::trace());
+        let setting = PlayedTrace::of(&built_in::trace());
         let (typical, arrivals) = (Typical::of(&setting), Arrivals::of(&setting, 42));
-        let mut in_process =
-            PackingPolicy::Stowage.placer(&setting, &typical, &arrivals, Eviction::Never, CpuRule::default());
+        let mut in_process = PlayedPolicy::Stowage.placer(
+            &setting,
+            &typical,
+            &arrivals,
+            SimulatedEviction::Never,
+            CpuRule::default(),
+        );
         let expected: Replay = replay(&setting, &arrivals, &typical, &mut *in_process);
         let mut through =
             ThroughExtender::new(&setting, &arrivals, CpuRule::default(), Knowledge::Learned).unwrap();
@@ -244,7 +254,7 @@ mod tests {
 
     #[test]
     fn of_nodes_with_the_highest_score_each_is_taken_sometimes() {
-        let setting = Setting::of(&built_in::trace());
+        let setting = PlayedTrace::of(&built_in::trace());
         let mut through = ThroughExtender::new(
             &setting,
             &Arrivals::of(&setting, 42),

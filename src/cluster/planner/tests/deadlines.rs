@@ -2,22 +2,22 @@
 
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
 
-fn hold_of(bench: &Bench, name: &str) -> Hold {
+fn hold_of(bench: &PlannerFixture, name: &str) -> Reservation {
     bench.service.ledger().held_by(&uid(name)).unwrap().hold
 }
 
-fn left(bench: &Bench, name: &str) -> Millis {
+fn left(bench: &PlannerFixture, name: &str) -> Millis {
     let deadline = hold_of(bench, name).deadline;
     deadline.since(bench.service.ledger().now())
 }
 
-fn hold_as_the_verb_does(bench: &Bench, name: &str, victim: &str) {
+fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
     let mut ledger = bench.service.ledger();
-    let hold = Hold {
+    let hold = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
@@ -27,8 +27,8 @@ fn hold_as_the_verb_does(bench: &Bench, name: &str, victim: &str) {
 }
 
 /// Its victim leaves five seconds before the deadline.
-async fn late() -> Bench {
-    let mut bench = Bench::new(&["n"]);
+async fn late() -> PlannerFixture {
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
@@ -66,7 +66,7 @@ async fn who_is_told_again_is_not_given_more_time() {
 
 #[tokio::test]
 async fn a_standby_sees_that_a_hold_was_extended() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     let mut pod = waiting("serving", 50, 100);
     pod["status"]["conditions"] = hold_shown(&[], 10);
@@ -83,7 +83,7 @@ async fn a_standby_sees_that_a_hold_was_extended() {
 
 #[tokio::test]
 async fn a_hold_that_ends_while_it_is_being_written_is_cleared_after_that() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     let (answer, stalled) = oneshot::channel();
@@ -100,7 +100,7 @@ async fn a_hold_that_ends_while_it_is_being_written_is_cleared_after_that() {
 
 #[tokio::test]
 async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(waiting("serving", 50, 100));
     // The verb writes the condition, too; its write takes long.
@@ -117,7 +117,7 @@ async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
 
 #[tokio::test]
 async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobody_else() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("one", "n", 30, -10));
     bench.show(bound("two", "n", 30, -10));
     bench.show(gated("serving", 70, 100));

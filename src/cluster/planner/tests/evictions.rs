@@ -3,16 +3,16 @@
 use super::*;
 use crate::ids::{GpuUuid, NodeName};
 use crate::scheduling::policy::{EvictionRates, WhenBroken};
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::units::{Bytes, Percent};
 
-fn refuse_for_now(bench: &Bench, name: &str) {
+fn refuse_for_now(bench: &PlannerFixture, name: &str) {
     bench.recorder.evictions.lock().insert(name.into(), EvictionOutcome::TryLater { after: None });
 }
 
 #[tokio::test]
 async fn a_node_that_is_cordoned_meanwhile_gets_no_more_evictions_and_the_pod_no_room_there() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     refuse_for_now(&bench, "job");
@@ -29,7 +29,7 @@ async fn a_node_that_is_cordoned_meanwhile_gets_no_more_evictions_and_the_pod_no
 
 #[tokio::test]
 async fn who_was_not_told_to_leave_is_not_told_to_stay() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
@@ -40,25 +40,28 @@ async fn who_was_not_told_to_leave_is_not_told_to_stay() {
 }
 
 /// The only GPU of the node is under lasting pressure: an engine, and two jobs beside it.
-fn pressed(policy: Policy) -> Bench {
-    let mut bench = Bench::by(policy, &["n"]);
+fn pressed(policy: Policy) -> PlannerFixture {
+    let mut bench = PlannerFixture::by(policy, &["n"]);
     bench.show(bound("engine", "n", 30, 100));
     bench.show(bound("small", "n", 10, -10));
     bench.show(bound("large", "n", 20, -10));
     bench
 }
 
-fn report_pressure(bench: &Bench) {
-    let pressure = Pressure::of(Percent::new(97), Some(0));
+fn report_pressure(bench: &PlannerFixture) {
+    let pressure = EngineLoad::of(Percent::new(97), Some(0));
     let uuid = GpuUuid::from_index(0);
     let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
     let mut ledger = bench.service.ledger();
     let sampled = ledger.now();
-    ledger.read(&NodeName::parse("n").unwrap(), Reading { sampled, gpus: vec![gpu], ..Reading::default() });
+    ledger.read(
+        &NodeName::parse("n").unwrap(),
+        NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() },
+    );
 }
 
 /// Ten seconds of pressure, and what is written in them.
-async fn press(bench: &mut Bench) -> Vec<String> {
+async fn press(bench: &mut PlannerFixture) -> Vec<String> {
     let mut written = Vec::new();
     for _ in 0..5 {
         bench.pass(2);
@@ -105,11 +108,11 @@ fn of_a_pair(name: &str, pod: Value) -> Value {
 }
 
 /// One of two is bound, and the other's room was not taken in time.
-async fn broken_pair(rates: EvictionRates) -> Bench {
+async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.planning.groups.when_broken = WhenBroken::Leave;
     policy.eviction_rates = rates;
-    let mut bench = Bench::by(policy, &["n", "m"]);
+    let mut bench = PlannerFixture::by(policy, &["n", "m"]);
     bench.show(member("a", 50, "pair", 2));
     bench.show(member("b", 50, "pair", 2));
     bench.tick().await;

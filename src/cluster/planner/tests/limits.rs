@@ -3,10 +3,10 @@
 use super::*;
 use crate::scheduling::policy::EvictionRates;
 
-fn one_a_minute(nodes: &[&str]) -> Bench {
+fn one_a_minute(nodes: &[&str]) -> PlannerFixture {
     let mut policy = Policy::default();
     policy.eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
-    let mut bench = Bench::by(policy, nodes);
+    let mut bench = PlannerFixture::by(policy, nodes);
     nodes.iter().for_each(|node| bench.show(bound(&format!("job-{node}"), node, 60, -10)));
     bench
 }
@@ -45,7 +45,7 @@ async fn b1_a_gated_pod_that_the_allowance_keeps_waiting_reads_which_limit_it_is
 
 #[tokio::test]
 async fn b13_more_reasons_than_can_be_written_at_once_are_put_off_and_counted() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     (0..1100).for_each(|n| bench.show(gated(&format!("pod-{n:04}"), 50, 0)));
     bench.pass(3);

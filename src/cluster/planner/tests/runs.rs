@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 #[tokio::test]
 async fn a_plan_that_is_being_made_holds_up_no_deadline() {
-    let mut bench = Bench::new(&["n", "m"]);
+    let mut bench = PlannerFixture::new(&["n", "m"]);
     bench.show(gated("held", 50, 0));
     bench.tick().await;
     bench.show(gated("next", 50, 0));
@@ -30,7 +30,7 @@ async fn a_plan_that_is_being_made_holds_up_no_deadline() {
 
 #[tokio::test]
 async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_is_written() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.planner.tick();
     bench.show(bound("faster", "n", 40, 0));
@@ -44,7 +44,7 @@ async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_i
 
 #[tokio::test]
 async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(gated("a", 50, 0));
     bench.planner.tick();
     bench.planner.rest();
@@ -62,7 +62,7 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
 #[tokio::test]
 async fn no_more_gated_pods_are_placed_than_the_scheduler_can_bind() {
     let nodes = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l"];
-    let mut bench = Bench::new(&nodes);
+    let mut bench = PlannerFixture::new(&nodes);
     (0..850).for_each(|n| bench.show(gated(&format!("pod-{n:03}"), 1, -10)));
     let mut told = BTreeSet::new();
     for _ in 0..5 {

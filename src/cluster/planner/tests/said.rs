@@ -5,7 +5,7 @@ use crate::control_plane::PodOnRecord;
 
 #[tokio::test]
 async fn a_gated_pod_without_a_place_is_told_why_once() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(bound("chat", "n", 60, 1000));
     bench.show(gated("a", 50, 0));
     assert_eq!(bench.tick().await, Vec::<String>::new(), "most have a place a moment later");
@@ -23,7 +23,7 @@ async fn a_gated_pod_without_a_place_is_told_why_once() {
 
 #[tokio::test]
 async fn a_group_is_told_when_the_reason_is_another_and_no_more_than_twice_a_minute() {
-    let mut bench = Bench::new(&["n"]);
+    let mut bench = PlannerFixture::new(&["n"]);
     bench.show(member("a", 50, "pair", 2));
     bench.pass(3);
     assert_eq!(bench.tick().await, ["a: waits: not all pods of its group are there"]);
@@ -52,7 +52,7 @@ async fn a_planned_pod_that_the_scheduler_does_not_take_keeps_its_reason() {
         (Some(record(Some("n"))), "a: end hold".into()),
         (None, "a: end hold".into()),
     ] {
-        let mut bench = Bench::new(&["n"]);
+        let mut bench = PlannerFixture::new(&["n"]);
         bench.show(gated("a", 40, 0));
         bench.tick().await;
         bench.show(waiting("a", 40, 0));

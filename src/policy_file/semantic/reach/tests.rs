@@ -1,7 +1,7 @@
 //! The answer "never" against a search: of many pods that were tried, none may reach a class that is said to be unreachable.
 
 use super::*;
-use crate::scheduling::policy::{Class, Subject, Traits};
+use crate::scheduling::policy::{Class, ExpressionPod, PodTraits};
 use proptest::prelude::*;
 
 fn draft(matches: Match) -> DraftClass {
@@ -33,7 +33,7 @@ fn any_match() -> impl Strategy<Value = Match> {
 }
 
 /// One of every kind of pod that the matches above can tell apart.
-fn pods() -> Vec<Traits> {
+fn pods() -> Vec<PodTraits> {
     let mut pods = Vec::new();
     for namespace in ["a", "b", "c"] {
         for priority_class in ["", "p", "q"] {
@@ -41,14 +41,14 @@ fn pods() -> Vec<Traits> {
                 for sharing in [Sharing::Exclusive, Sharing::Shared] {
                     for label in [None, Some("1"), Some("2")] {
                         for resources in [&[] as &[&str], &["r"], &["s"], &["r", "s"]] {
-                            pods.push(Traits {
+                            pods.push(PodTraits {
                                 namespace: namespace.into(),
                                 priority_class: priority_class.into(),
                                 priority,
                                 sharing,
                                 labels: label.map(|value| ("l".into(), value.into())).into_iter().collect(),
                                 resources: resources.iter().map(|&name| name.into()).collect(),
-                                ..Traits::default()
+                                ..PodTraits::default()
                             });
                         }
                     }
@@ -66,7 +66,7 @@ proptest! {
         let earlier: Vec<DraftClass> = earlier.into_iter().map(draft).collect();
         if takers(&earlier, &last).is_some() {
             for pod in pods() {
-                let subject = Subject::new(&pod);
+                let subject = ExpressionPod::new(&pod);
                 let taken = earlier.iter().any(|one| one.class.matches.accepts(&subject));
                 prop_assert!(taken || !last.accepts(&subject), "{pod:?}");
             }

@@ -1,15 +1,15 @@
 //! What would have to change for a pod that asks a device plugin: fewer devices, some that come free, or another node.
 
 use super::request::with_devices;
-use super::{Change, Seat, best_seat, seat};
+use super::{GpuCandidate, RemedyChange, best_seat, seat};
 use crate::ids::NodeName;
 use crate::scheduling::explain::facts::Facts;
-use crate::scheduling::explain::nodes::Outline;
+use crate::scheduling::explain::nodes::NodeOutline;
 use crate::scheduling::fit::{Misfit, shut};
 use crate::scheduling::plugin::{Ask, PluginResource, PluginShare};
 use std::cmp::Reverse;
 
-pub fn other_devices(facts: &Facts, outline: &Outline) -> Vec<Change> {
+pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let Ask::Plugin { resource, count } = &facts.demand().ask else { return Vec::new() };
     let all = [fewer(facts, resource, *count), free_some(facts, outline, resource, *count)];
     let too_many = too_many_for_any(facts, resource, *count);
@@ -17,7 +17,7 @@ pub fn other_devices(facts: &Facts, outline: &Outline) -> Vec<Change> {
 }
 
 /// The most that some node has left.
-fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<Change> {
+fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let open = facts.open_places().map(|place| &facts.snapshot.nodes()[place]);
     let open = open.filter(|node| shut(node, facts.demand()).is_ok());
     let most = open.filter_map(|node| node.share_of(resource)).map(PluginShare::left).max()?;
@@ -25,22 +25,27 @@ fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<Change>
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
     let (place, gpus) = best_seat(facts, &other, facts.allowance).filter(|_| devices > 0)?;
     let seat = seat(&facts.snapshot.nodes()[place], gpus);
-    Some(Change::FewerDevices { seat, resource: resource.to_string(), devices, instead_of: asked })
+    Some(RemedyChange::FewerDevices { seat, resource: resource.to_string(), devices, instead_of: asked })
 }
 
 /// Where the fewest would have to come free.
-fn free_some(facts: &Facts, outline: &Outline, resource: &PluginResource, asked: u32) -> Option<Change> {
+fn free_some(
+    facts: &Facts,
+    outline: &NodeOutline,
+    resource: &PluginResource,
+    asked: u32,
+) -> Option<RemedyChange> {
     let lacking = |(place, misfit): (usize, Misfit)| match misfit {
         Misfit::NoDevice { left, .. } => Some((asked - left, place)),
         _ => None,
     };
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
-    let seat = Seat { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
-    Some(Change::FreeDevices { seat, resource: resource.to_string(), missing })
+    let seat = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
+    Some(RemedyChange::FreeDevices { seat, resource: resource.to_string(), missing })
 }
 
 /// No node offers as many, whoever leaves it.
-fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<Change> {
+fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let offers = facts.snapshot.nodes().iter().map(|node| {
         let share = node.share_of(resource);
         (share.map_or(0, |share| share.allocatable), Reverse(&node.name))
@@ -48,5 +53,10 @@ fn too_many_for_any(facts: &Facts, resource: &PluginResource, asked: u32) -> Opt
     let most: Option<(u32, Reverse<&NodeName>)> = offers.max().filter(|(most, _)| *most > 0);
     let node = most.map(|(_, Reverse(node))| node.clone());
     let most = most.map_or(0, |(most, _)| most);
-    (most < asked).then(|| Change::NoNodeWithDevices { resource: resource.to_string(), asked, most, node })
+    (most < asked).then(|| RemedyChange::NoNodeWithDevices {
+        resource: resource.to_string(),
+        asked,
+        most,
+        node,
+    })
 }

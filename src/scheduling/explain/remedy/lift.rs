@@ -1,21 +1,21 @@
 //! One thing that stands in the way is taken away at a time, on every node that does not fit, and the core is asked again.
 
-use super::{Change, seat, seats};
+use super::{RemedyChange, seat, seats};
 use crate::scheduling::device::{Gpu, GpuSet, Health};
-use crate::scheduling::explain::Books;
-use crate::scheduling::explain::facts::{Facts, Guests, Particulars};
-use crate::scheduling::explain::nodes::Outline;
+use crate::scheduling::explain::LedgerAccess;
+use crate::scheduling::explain::facts::{Facts, GpuOccupants, NodeDetails};
+use crate::scheduling::explain::nodes::NodeOutline;
 use crate::scheduling::explain::obstacle::{Obstacle, obstacles};
 use crate::scheduling::fit::{Misfit, shut};
-use crate::scheduling::ledger::Presence;
+use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::node::Node;
-use crate::scheduling::policy::{ClassSet, Terms};
-use crate::scheduling::reading::Pressure;
+use crate::scheduling::policy::{ClassSet, ClassTerms};
+use crate::scheduling::reading::EngineLoad;
 use crate::scheduling::request::Demand;
 use crate::units::{Bytes, Millis, Percent};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Lift {
+enum LiftedObstacle {
     Gate,
     Pressure,
     Bars,
@@ -25,21 +25,28 @@ enum Lift {
     Crowd,
 }
 
-const ALL: [Lift; 7] =
-    [Lift::Gate, Lift::Pressure, Lift::Bars, Lift::Pool, Lift::Cut, Lift::Health, Lift::Crowd];
+const ALL: [LiftedObstacle; 7] = [
+    LiftedObstacle::Gate,
+    LiftedObstacle::Pressure,
+    LiftedObstacle::Bars,
+    LiftedObstacle::Pool,
+    LiftedObstacle::Cut,
+    LiftedObstacle::Health,
+    LiftedObstacle::Crowd,
+];
 
 /// Of nodes where the same helps, so many are looked at for the one where it is nearest.
 const COMPARED: usize = 16;
 
 /// Where a lift helps: nearest nodes first.
 #[derive(Default)]
-struct Found {
+struct LiftedNodes {
     seats: Vec<(usize, GpuSet)>,
     nodes: u32,
 }
 
-pub fn lifted(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
-    let mut changes: Vec<Change> =
+pub fn lifted(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+    let mut changes: Vec<RemedyChange> =
         free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
     for lift in ALL {
         let found = find(lift, facts, outline);
@@ -48,8 +55,8 @@ pub fn lifted(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<C
     changes
 }
 
-fn find(lift: Lift, facts: &Facts, outline: &Outline) -> Found {
-    let mut found = Found::default();
+fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNodes {
+    let mut found = LiftedNodes::default();
     for (place, _) in outline.refused_and_open(facts) {
         let lifted = lift.applied(&facts.snapshot.nodes()[place], facts.demand());
         let Some(gpus) = lifted.and_then(|(node, demand)| seats(&node, &demand, facts.allowance)) else {
@@ -63,7 +70,7 @@ fn find(lift: Lift, facts: &Facts, outline: &Outline) -> Found {
     found
 }
 
-impl Lift {
+impl LiftedObstacle {
     /// The node and the demand without it; `None` where it is not in the way.
     fn applied(self, node: &Node, demand: &Demand) -> Option<(Node, Demand)> {
         let edited = |edit: &dyn Fn(&mut Gpu)| {
@@ -75,7 +82,7 @@ impl Lift {
         match self {
             Self::Gate => edited(&|gpu| gpu.starting = false),
             Self::Pressure => {
-                let terms = Terms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
+                let terms = ClassTerms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
                 let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.pressure));
                 is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
             }
@@ -89,11 +96,11 @@ impl Lift {
         }
     }
 
-    fn told(self, books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+    fn told(self, books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
         let nodes = found.nodes;
         let (place, gpus) = *found.seats.first()?;
         let node = &facts.snapshot.nodes()[place];
-        let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+        let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
         let seat = seat(node, gpus);
         let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
             let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
@@ -108,24 +115,26 @@ impl Lift {
             Self::Pressure => return calmest(books, facts, found),
             Self::Bars => {
                 let barring = |place: usize| known.on(&node.devices, place, facts).barring(facts.demand());
-                Change::ShareClasses {
+                RemedyChange::ShareClasses {
                     seat,
                     class: class(),
                     by: gpus.iter().flat_map(barring).collect(),
                     nodes,
                 }
             }
-            Self::Pool => Change::AdmitClass { seat, class: class(), pool: known.pool, nodes },
-            Self::Cut => Change::Recut { seat, pool: known.pool, nodes },
+            Self::Pool => RemedyChange::AdmitClass { seat, class: class(), pool: known.pool, nodes },
+            Self::Cut => RemedyChange::Recut { seat, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
                 let health =
                     health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
-                Change::Heal { seat, health: health.unwrap_or(Health::Draining), nodes }
+                RemedyChange::Heal { seat, health: health.unwrap_or(Health::Draining), nodes }
             }
-            Self::Crowd => {
-                Change::Empty { seat, by: names(&|guest| guest.presence != Presence::Offered), nodes }
-            }
+            Self::Crowd => RemedyChange::Empty {
+                seat,
+                by: names(&|guest| guest.presence != OccupantPhase::Offered),
+                nodes,
+            },
         })
     }
 }
@@ -136,7 +145,7 @@ fn empty(gpu: &mut Gpu) {
         hinted: Bytes::ZERO,
         engine_hinted: false,
         barred_by_hints: ClassSet::NONE,
-        pressure: Pressure::NONE,
+        pressure: EngineLoad::NONE,
         barred: ClassSet::NONE,
         tenants: 0,
         exclusive: false,
@@ -146,10 +155,10 @@ fn empty(gpu: &mut Gpu) {
 }
 
 /// Where the last engine that is in the way has started soonest.
-fn soonest_gate(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+fn soonest_gate(books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+        let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
         let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
         let gates: Vec<(Vec<String>, Option<Millis>)> =
             starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
@@ -161,31 +170,31 @@ fn soonest_gate(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<
     };
     let gates: Vec<_> = found.seats.iter().map(&mut gate).collect();
     let soonest = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
-    soonest.map(|(opens_in_millis, by, seat)| Change::WaitForGate { seat, by, opens_in_millis })
+    soonest.map(|(opens_in_millis, by, seat)| RemedyChange::WaitForGate { seat, by, opens_in_millis })
 }
 
 /// Where the busiest of the engines that are in the way has the least to do.
-fn calmest(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Change> {
+fn calmest(books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let pressure = |(place, gpus): &(usize, GpuSet)| {
         let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].pressure);
-        each.filter(|pressure| demand.terms.exceeded_by(*pressure)).fold(Pressure::NONE, Pressure::beside)
+        each.filter(|pressure| demand.terms.exceeded_by(*pressure)).fold(EngineLoad::NONE, EngineLoad::beside)
     };
     let figures = |seat: &&(usize, GpuSet)| {
-        let Pressure { kv_cache, queue, .. } = pressure(seat);
+        let EngineLoad { kv_cache, queue, .. } = pressure(seat);
         (kv_cache.map(Percent::get), queue, seat.0)
     };
     let calmest = found.seats.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = books.look(|ledger| Particulars::take(ledger, &node.name));
+    let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
     let engines = |place: usize| {
-        let guests: Guests<'_> = known.on(&node.devices, place, facts);
-        guests.named(|guest| guest.engine && guest.presence != Presence::Offered)
+        let guests: GpuOccupants<'_> = known.on(&node.devices, place, facts);
+        guests.named(|guest| guest.engine && guest.presence != OccupantPhase::Offered)
     };
     let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].pressure));
-    let Pressure { kv_cache, queue, .. } = pressure(calmest);
-    Some(Change::CalmEngines {
+    let EngineLoad { kv_cache, queue, .. } = pressure(calmest);
+    Some(RemedyChange::CalmEngines {
         by: busy.flat_map(engines).collect(),
         seat: seat(node, calmest.1),
         kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
@@ -196,13 +205,14 @@ fn calmest(books: &mut impl Books, facts: &Facts, found: &Found) -> Option<Chang
 }
 
 /// Where the least VRAM is missing, if nothing else is.
-fn free_more(facts: &Facts, outline: &Outline) -> Option<Change> {
+fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
     let offer = |place: usize| {
         let node = &nodes[place];
         shut(node, demand).ok()?;
-        let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, Guests::nobody(facts))[..] {
+        let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, GpuOccupants::nobody(facts))[..]
+        {
             [] => Some((Bytes::ZERO, place)),
             [Obstacle::Short { short_bytes, .. }] => Some((*short_bytes, place)),
             _ => None,
@@ -218,14 +228,18 @@ fn free_more(facts: &Facts, outline: &Outline) -> Option<Change> {
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
     let is_allowed = crate::scheduling::ledger::is_allowed(facts.allowance, &node.gpus, demand, gpus);
-    is_allowed.then(|| Change::FreeMore { seat: seat(node, gpus), short_bytes })
+    is_allowed.then(|| RemedyChange::FreeMore { seat: seat(node, gpus), short_bytes })
 }
 
 /// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.
-fn start_agent(facts: &Facts, outline: &Outline) -> Option<Change> {
+fn start_agent(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let unseen = |misfit: &Misfit| matches!(misfit, Misfit::NoGpus | Misfit::Unseen);
     let nodes = outline.refused_and_open(facts).filter(|(_, misfit)| unseen(misfit));
     let all: Vec<usize> = nodes.map(|(place, _)| place).collect();
     let first = &facts.snapshot.nodes()[*all.iter().min()?];
-    Some(Change::StartAgent { node: first.name.clone(), nodes: all.len() as u32, freshness: first.freshness })
+    Some(RemedyChange::StartAgent {
+        node: first.name.clone(),
+        nodes: all.len() as u32,
+        freshness: first.freshness,
+    })
 }

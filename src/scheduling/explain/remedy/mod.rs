@@ -8,18 +8,18 @@ mod request;
 mod sentence;
 mod victims;
 
-use super::Books;
+use super::LedgerAccess;
 use super::facts::Facts;
-use super::nodes::Outline;
-use super::shape::{Amount, Verdict};
+use super::nodes::NodeOutline;
+use super::shape::{PodVerdict, ShareAmount};
 use super::who::asked_vram;
 use crate::ids::{GpuModel, NodeName};
 use crate::scheduling::device::{GpuSet, Health};
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Phase, is_allowed};
+use crate::scheduling::ledger::{PodPhase, is_allowed};
 use crate::scheduling::node::Node;
-use crate::scheduling::policy::{Limit, Usage};
-use crate::scheduling::preempt::{EvictionLimit, Loss};
+use crate::scheduling::policy::{TenantLimit, TenantUsage};
+use crate::scheduling::preempt::{EvictionLimit, PodEvictionCost};
 use crate::scheduling::rank::shortlist;
 use crate::scheduling::reading::Freshness;
 use crate::scheduling::request::{Demand, Sharing};
@@ -31,14 +31,14 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase")]
 pub struct Remedy {
     #[serde(flatten)]
-    pub change: Change,
+    pub change: RemedyChange,
     pub text: String,
 }
 
 /// GPUs of one node, by their indices there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Seat {
+pub struct GpuCandidate {
     pub node: NodeName,
     pub gpus: Vec<u32>,
 }
@@ -46,7 +46,7 @@ pub struct Seat {
 /// Each but the first five makes the pod fit on its seat, if it names one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "change")]
-pub enum Change {
+pub enum RemedyChange {
     /// It fits, and the scheduler has not asked since this process knows of it.
     NotAsked,
     /// It fits, and was offered a node that it was not bound to.
@@ -61,12 +61,12 @@ pub enum Change {
     /// No GPU would do even if it were empty.
     NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
     /// An engine that starts is all that is in the way.
-    WaitForGate { seat: Seat, by: Vec<String>, opens_in_millis: Option<Millis> },
+    WaitForGate { seat: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
     /// Others leave for it.
-    Preempt { seat: Seat, victims: Vec<Victim>, needs: Needs },
+    Preempt { seat: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
     /// The engines there have less to do.
     CalmEngines {
-        seat: Seat,
+        seat: GpuCandidate,
         by: Vec<String>,
         kv_cache_percent: Option<Percent>,
         kv_cache_limit_percent: Option<Percent>,
@@ -74,31 +74,31 @@ pub enum Change {
         queue_limit: Option<u32>,
     },
     /// The pod asks for less VRAM.
-    AskLess { seat: Seat, vram_bytes: Bytes, instead_of_bytes: Bytes },
+    AskLess { seat: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
     /// The pod is spread over more GPUs, or fewer.
-    OtherCount { seat: Seat, gpus: u32, instead_of: u32 },
+    OtherCount { seat: GpuCandidate, gpus: u32, instead_of: u32 },
     /// The pod does not want its GPUs to itself.
-    Share { seat: Seat },
+    Share { seat: GpuCandidate },
     /// Its tenant may use more, by so much.
-    RaiseLimit { seat: Seat, tenant: String, by: Amount },
+    RaiseLimit { seat: GpuCandidate, tenant: String, by: ShareAmount },
     /// Nobody sees the GPUs of such a node; what it has is not known, so whether the pod fits there is not either.
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
     /// The node's pool takes the pod's class.
-    AdmitClass { seat: Seat, class: String, pool: Option<String>, nodes: u32 },
+    AdmitClass { seat: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
     /// The node's GPUs are cut as its pool expects.
-    Recut { seat: Seat, pool: Option<String>, nodes: u32 },
+    Recut { seat: GpuCandidate, pool: Option<String>, nodes: u32 },
     /// Both classes share a GPU with each other.
-    ShareClasses { seat: Seat, class: String, by: Vec<String>, nodes: u32 },
+    ShareClasses { seat: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
     /// The GPU takes pods again.
-    Heal { seat: Seat, health: Health, nodes: u32 },
+    Heal { seat: GpuCandidate, health: Health, nodes: u32 },
     /// So much more is free there.
-    FreeMore { seat: Seat, short_bytes: Bytes },
+    FreeMore { seat: GpuCandidate, short_bytes: Bytes },
     /// All others leave these GPUs.
-    Empty { seat: Seat, by: Vec<String>, nodes: u32 },
+    Empty { seat: GpuCandidate, by: Vec<String>, nodes: u32 },
     /// The pod asks a device plugin for fewer.
-    FewerDevices { seat: Seat, resource: String, devices: u32, instead_of: u32 },
+    FewerDevices { seat: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
     /// So many more devices are free there.
-    FreeDevices { seat: Seat, resource: String, missing: u32 },
+    FreeDevices { seat: GpuCandidate, resource: String, missing: u32 },
     /// No device plugin offers as many on one node; `node` offers most.
     NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
     /// Another GPU comes.
@@ -115,13 +115,13 @@ pub struct Victim {
     /// Over all its GPUs.
     pub vram_bytes: Bytes,
     /// What its eviction loses.
-    pub loss: Loss,
+    pub loss: PodEvictionCost,
 }
 
 /// What the pod lacks to evict others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Needs {
+pub enum PreemptionNeeds {
     /// The scheduler does it by itself, or the planner does.
     Nothing,
     /// A minute in which the limits on evictions leave enough.
@@ -133,13 +133,18 @@ pub enum Needs {
 }
 
 /// All that helps, the easiest first.
-pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdict: Verdict) -> Vec<Remedy> {
+pub fn remedies(
+    books: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+    verdict: PodVerdict,
+) -> Vec<Remedy> {
     let mut changes = match verdict {
-        Verdict::Bound | Verdict::Assumed => Vec::new(),
-        Verdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
-        Verdict::Fits => ruled_out(books, facts, outline),
-        Verdict::Holding => victims_leave(facts).into_iter().collect(),
-        Verdict::DoesNotFit => changes(books, facts, outline),
+        PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
+        PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
+        PodVerdict::Fits => ruled_out(books, facts, outline),
+        PodVerdict::Holding => victims_leave(facts).into_iter().collect(),
+        PodVerdict::DoesNotFit => changes(books, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
@@ -147,35 +152,36 @@ pub fn remedies(books: &mut impl Books, facts: &Facts, outline: &Outline, verdic
 
 /// It fits only where the scheduler did not ask: there another plugin would have to let it in, or elsewhere something must
 /// change.
-fn ruled_out(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
+fn ruled_out(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
-    let best = outline.best().map(|place| Change::RuledOut { node: node(place), nodes });
+    let best = outline.best().map(|place| RemedyChange::RuledOut { node: node(place), nodes });
     best.into_iter().chain(changes(books, facts, outline)).collect()
 }
 
-fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Change> {
-    let mut changes: Vec<Change> = victims::preempt(books, facts, outline).into_iter().collect();
+fn changes(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+    let mut changes: Vec<RemedyChange> = victims::preempt(books, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
     changes.extend(lift::lifted(books, facts, outline));
-    let is_one = |change: &Change| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
+    let is_one =
+        |change: &RemedyChange| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
     let seats_somebody = changes.iter().any(is_one);
     changes.extend(no_gpu_large_enough(facts));
     if !seats_somebody && !facts.demand().asks_plugin() {
         changes.push(add_gpu(facts));
     }
     // That everyone leaves a GPU is worth saying only where nothing smaller helps there.
-    let is_smaller = |change: &Change| {
-        use Change::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
+    let is_smaller = |change: &RemedyChange| {
+        use RemedyChange::{CalmEngines, FreeMore, Preempt, ShareClasses, WaitForGate};
         matches!(
             change,
             FreeMore { .. } | Preempt { .. } | ShareClasses { .. } | CalmEngines { .. } | WaitForGate { .. }
         )
     };
     if changes.iter().any(is_smaller) {
-        changes.retain(|change| !matches!(change, Change::Empty { .. }));
+        changes.retain(|change| !matches!(change, RemedyChange::Empty { .. }));
     }
     changes
 }
@@ -184,34 +190,36 @@ fn changes(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Vec<Chan
 const MUCH_LESS: u8 = 15;
 
 /// What is asked of whom: nothing of anybody, of the pod's owner, of the policy's owner, of the cluster's owner.
-fn effort(change: &Change, demand: &Demand) -> u8 {
+fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
     match change {
-        Change::NotAsked
-        | Change::NotBound { .. }
-        | Change::AskAgain { .. }
-        | Change::VictimsLeave { .. } => 0,
-        Change::NoGpuLargeEnough { .. } | Change::NoNodeWithDevices { .. } | Change::RuledOut { .. } => 1,
-        Change::WaitForGate { .. } => 2,
-        Change::Preempt { needs: Needs::Nothing | Needs::Allowance(_), .. } => 3,
-        Change::CalmEngines { .. } => 4,
-        Change::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
-        Change::OtherCount { .. } | Change::FewerDevices { .. } => 6,
-        Change::Share { .. } => 7,
-        Change::Preempt { .. } => 8,
-        Change::FreeMore { .. } | Change::FreeDevices { .. } => 9,
-        Change::RaiseLimit { .. } => 10,
-        Change::StartAgent { .. } => 11,
-        Change::AdmitClass { .. } | Change::ShareClasses { .. } => 12,
-        Change::Heal { .. } | Change::Recut { .. } => 13,
-        Change::Empty { .. } => 14,
-        Change::AskLess { .. } => MUCH_LESS,
-        Change::AddGpu { .. } => 16,
+        RemedyChange::NotAsked
+        | RemedyChange::NotBound { .. }
+        | RemedyChange::AskAgain { .. }
+        | RemedyChange::VictimsLeave { .. } => 0,
+        RemedyChange::NoGpuLargeEnough { .. }
+        | RemedyChange::NoNodeWithDevices { .. }
+        | RemedyChange::RuledOut { .. } => 1,
+        RemedyChange::WaitForGate { .. } => 2,
+        RemedyChange::Preempt { needs: PreemptionNeeds::Nothing | PreemptionNeeds::Allowance(_), .. } => 3,
+        RemedyChange::CalmEngines { .. } => 4,
+        RemedyChange::AskLess { vram_bytes, .. } if vram_bytes.times(2) >= asked_vram(demand) => 5,
+        RemedyChange::OtherCount { .. } | RemedyChange::FewerDevices { .. } => 6,
+        RemedyChange::Share { .. } => 7,
+        RemedyChange::Preempt { .. } => 8,
+        RemedyChange::FreeMore { .. } | RemedyChange::FreeDevices { .. } => 9,
+        RemedyChange::RaiseLimit { .. } => 10,
+        RemedyChange::StartAgent { .. } => 11,
+        RemedyChange::AdmitClass { .. } | RemedyChange::ShareClasses { .. } => 12,
+        RemedyChange::Heal { .. } | RemedyChange::Recut { .. } => 13,
+        RemedyChange::Empty { .. } => 14,
+        RemedyChange::AskLess { .. } => MUCH_LESS,
+        RemedyChange::AddGpu { .. } => 16,
     }
 }
 
-impl Change {
+impl RemedyChange {
     /// Where the pod would fit.
-    pub fn seat(&self) -> Option<&Seat> {
+    pub fn seat(&self) -> Option<&GpuCandidate> {
         match self {
             Self::WaitForGate { seat, .. }
             | Self::Preempt { seat, .. }
@@ -233,39 +241,39 @@ impl Change {
     }
 }
 
-fn seat(node: &Node, gpus: GpuSet) -> Seat {
+fn seat(node: &Node, gpus: GpuSet) -> GpuCandidate {
     let index = |place: usize| node.devices.get(place).map_or(place as u32, |device| device.index);
-    Seat { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
+    GpuCandidate { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
 }
 
 /// The GPUs such a demand would get on a node, with what the tenant's limit leaves.
-fn seats(node: &Node, demand: &Demand, allowance: Limit) -> Option<GpuSet> {
+fn seats(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
     fit(node, demand).ok().filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
 /// The best place in the cluster for such a demand.
-fn best_seat(facts: &Facts, demand: &Demand, allowance: Limit) -> Option<(usize, GpuSet)> {
-    let attempt = crate::scheduling::rank::Attempt { allowance, own_room: None, ..facts.attempt(1) };
+fn best_seat(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
+    let attempt = crate::scheduling::rank::ScheduleAttempt { allowance, own_room: None, ..facts.attempt(1) };
     let names: Vec<&str> =
         facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
     let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
     list.best.first().map(|candidate| (candidate.node, candidate.gpus))
 }
 
-fn next_step(facts: &Facts) -> Option<Change> {
-    let Phase::Waiting(waiting) = &facts.entry.phase else { return None };
+fn next_step(facts: &Facts) -> Option<RemedyChange> {
+    let PodPhase::Waiting(waiting) = &facts.entry.phase else { return None };
     Some(match (&waiting.refused, &waiting.offered) {
         (Some(refused), _) => {
-            Change::AskAgain { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
+            RemedyChange::AskAgain { woken: refused.unanswered, ago_millis: facts.now.since(refused.at) }
         }
-        (None, Some(node)) => Change::NotBound { node: node.clone(), tries: waiting.tries },
-        (None, None) => Change::NotAsked,
+        (None, Some(node)) => RemedyChange::NotBound { node: node.clone(), tries: waiting.tries },
+        (None, None) => RemedyChange::NotAsked,
     })
 }
 
-fn victims_leave(facts: &Facts) -> Option<Change> {
+fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
     let hold = facts.entry.hold()?;
-    Some(Change::VictimsLeave {
+    Some(RemedyChange::VictimsLeave {
         node: hold.node.clone(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
         left: facts.victims_left,
@@ -274,37 +282,37 @@ fn victims_leave(facts: &Facts) -> Option<Change> {
 }
 
 /// With a higher limit it would fit somewhere.
-fn raise_limit(facts: &Facts) -> Option<Change> {
+fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
-    if facts.allowance == Limit::default() {
+    if facts.allowance == TenantLimit::default() {
         return None;
     }
-    let (place, gpus) = best_seat(facts, demand, Limit::default())?;
+    let (place, gpus) = best_seat(facts, demand, TenantLimit::default())?;
     let node = &facts.snapshot.nodes()[place];
     // Of a device plugin nobody knows which: each counts whole.
-    let devices = Usage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
-    let wanted: Usage = if gpus.is_empty() {
+    let devices = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };
+    let wanted: TenantUsage = if gpus.is_empty() {
         devices
     } else {
         gpus.iter().map(|place| node.gpus[place].part_of(demand)).sum()
     };
     let beyond =
         |wanted: u64, left: Option<u64>| left.map(|left| wanted.saturating_sub(left)).filter(|by| *by > 0);
-    let by = Amount {
+    let by = ShareAmount {
         vram_bytes: beyond(wanted.vram.0, facts.allowance.vram.map(|left| left.0)).map(Bytes),
         milli_gpus: beyond(wanted.milli_gpus, facts.allowance.milli_gpus),
     };
     let tenant = facts.policy.tenant(demand.tenant?)?.name.clone();
-    (by != Amount::default()).then(|| Change::RaiseLimit { seat: seat(node, gpus), tenant, by })
+    (by != ShareAmount::default()).then(|| RemedyChange::RaiseLimit { seat: seat(node, gpus), tenant, by })
 }
 
 /// The largest GPU is too small.
-fn no_gpu_large_enough(facts: &Facts) -> Option<Change> {
+fn no_gpu_large_enough(facts: &Facts) -> Option<RemedyChange> {
     let nodes = facts.snapshot.nodes().iter();
     let gpus = nodes
         .flat_map(|node| node.gpus.iter().enumerate().map(move |(place, gpu)| (gpu.capacity, node, place)));
     let (largest, node, place) = gpus.min_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.name.cmp(&b.1.name)))?;
-    (largest < facts.demand().per_gpu).then(|| Change::NoGpuLargeEnough {
+    (largest < facts.demand().per_gpu).then(|| RemedyChange::NoGpuLargeEnough {
         needs_bytes: facts.demand().per_gpu,
         largest_bytes: largest,
         node: node.name.clone(),
@@ -312,11 +320,11 @@ fn no_gpu_large_enough(facts: &Facts) -> Option<Change> {
     })
 }
 
-fn add_gpu(facts: &Facts) -> Change {
+fn add_gpu(facts: &Facts) -> RemedyChange {
     let (demand, headroom) = (facts.demand(), facts.policy.headroom.default);
     let handed_out = u128::from(100 - headroom.get().min(99));
     let total = (u128::from(demand.per_gpu.0) * 100).div_ceil(handed_out);
-    Change::AddGpu {
+    RemedyChange::AddGpu {
         needs_bytes: demand.per_gpu,
         total_bytes: Bytes(u64::try_from(total).unwrap_or(u64::MAX)),
         headroom_percent: headroom,

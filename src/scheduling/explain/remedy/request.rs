@@ -1,13 +1,13 @@
 //! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
 //! another class, so it is judged anew.
 
-use super::{Change, best_seat, seat, seats, wants_empty};
+use super::{RemedyChange, best_seat, seat, seats, wants_empty};
 use crate::scheduling::device::Gpu;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::who::asked_vram;
 use crate::scheduling::fit::{shut, usable};
 use crate::scheduling::plugin::{Ask, PluginResource};
-use crate::scheduling::policy::{Policy, Traits};
+use crate::scheduling::policy::{PodTraits, Policy};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
 use std::cmp::Reverse;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Numbers of GPUs that engines can be split over: heads and layers are powers of two more often than not.
 const COUNTS: [u32; 5] = [1, 2, 4, 8, 16];
 
-pub fn other_requests(facts: &Facts) -> impl Iterator<Item = Change> {
+pub fn other_requests(facts: &Facts) -> impl Iterator<Item = RemedyChange> {
     // How much of a GPU a device is, nobody says.
     let asks_vram = !facts.demand().asks_plugin();
     let all = asks_vram.then(|| [ask_less(facts), other_count(facts), share(facts)]);
@@ -24,7 +24,7 @@ pub fn other_requests(facts: &Facts) -> impl Iterator<Item = Change> {
 }
 
 /// The largest amount that fits somewhere now, in whole units that a person would write.
-fn ask_less(facts: &Facts) -> Option<Change> {
+fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
@@ -40,7 +40,7 @@ fn ask_less(facts: &Facts) -> Option<Change> {
     let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
     let node = &facts.snapshot.nodes()[place];
     let gpus = seats(node, &less, facts.allowance)?;
-    Some(Change::AskLess { seat: seat(node, gpus), vram_bytes: vram, instead_of_bytes: asked })
+    Some(RemedyChange::AskLess { seat: seat(node, gpus), vram_bytes: vram, instead_of_bytes: asked })
 }
 
 /// What is free on each of as many GPUs as the demand wants, leaving its size aside.
@@ -63,7 +63,7 @@ fn rounded_down(bytes: Bytes) -> Bytes {
 }
 
 /// The next larger number of GPUs over which it fits, or the next smaller one.
-fn other_count(facts: &Facts) -> Option<Change> {
+fn other_count(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let vram = asked_vram(demand);
     let more = COUNTS.into_iter().filter(|count| *count > demand.gpus);
@@ -72,40 +72,40 @@ fn other_count(facts: &Facts) -> Option<Change> {
         let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
         let (place, chosen) = best_seat(facts, &other, facts.allowance)?;
         let seat = seat(&facts.snapshot.nodes()[place], chosen);
-        Some(Change::OtherCount { seat, gpus, instead_of: demand.gpus })
+        Some(RemedyChange::OtherCount { seat, gpus, instead_of: demand.gpus })
     })
 }
 
-fn share(facts: &Facts) -> Option<Change> {
+fn share(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     if !wants_empty(demand) {
         return None;
     }
     let shared = with(demand, &facts.policy, asked_vram(demand), demand.gpus, Sharing::Shared);
     let (place, gpus) = best_seat(facts, &shared, facts.allowance)?;
-    Some(Change::Share { seat: seat(&facts.snapshot.nodes()[place], gpus) })
+    Some(RemedyChange::Share { seat: seat(&facts.snapshot.nodes()[place], gpus) })
 }
 
 /// The same pod, asking for this instead.
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
-    let traits = Traits { vram, gpus, sharing, ..(*demand.traits).clone() };
+    let traits = PodTraits { vram, gpus, sharing, ..(*demand.traits).clone() };
     rejudged(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
 }
 
 /// The same pod, asking a device plugin for so many.
 pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
-    let traits = Traits { gpus: count, ..(*demand.traits).clone() };
+    let traits = PodTraits { gpus: count, ..(*demand.traits).clone() };
     let ask = Ask::Plugin { resource: resource.clone(), count };
     rejudged(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
 }
 
 /// The same pod with another priority.
 pub fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
-    let traits = Traits { priority, ..(*demand.traits).clone() };
+    let traits = PodTraits { priority, ..(*demand.traits).clone() };
     rejudged(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
 }
 
-fn rejudged(mut demand: Demand, traits: Traits, policy: &Policy) -> Demand {
+fn rejudged(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
     demand.take(policy.judge(&traits));
     demand.traits = Arc::new(traits);
     demand

@@ -1,15 +1,15 @@
 //! A remedy as a sentence for someone who has never seen this code: what to do, where, and with what figures.
 
-use super::{Change, Needs, Seat, Victim};
+use super::{GpuCandidate, PreemptionNeeds, RemedyChange, Victim};
 use crate::scheduling::device::Health;
 use crate::scheduling::explain::obstacle::list;
 use crate::scheduling::explain::words::{amount, gpu_list, length, quantity};
-use crate::scheduling::preempt::Loss;
+use crate::scheduling::preempt::PodEvictionCost;
 use crate::scheduling::reading::Freshness;
 use crate::units::{Millis, Percent};
 use std::fmt;
 
-impl fmt::Display for Seat {
+impl fmt::Display for GpuCandidate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.gpus[..] {
             // A device plugin's are the kubelet's to pick.
@@ -19,7 +19,7 @@ impl fmt::Display for Seat {
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for RemedyChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAsked
@@ -50,7 +50,7 @@ impl fmt::Display for Change {
 
 const DESCRIBE: &str = "the scheduler's own words are under Events in `kubectl describe pod`";
 
-impl Change {
+impl RemedyChange {
     fn say_next_step(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotAsked => write!(
@@ -273,29 +273,34 @@ impl Change {
     }
 }
 
-fn say_preempt(f: &mut fmt::Formatter<'_>, seat: &Seat, victims: &[Victim], needs: Needs) -> fmt::Result {
+fn say_preempt(
+    f: &mut fmt::Formatter<'_>,
+    seat: &GpuCandidate,
+    victims: &[Victim],
+    needs: PreemptionNeeds,
+) -> fmt::Result {
     let named = |victim: &Victim| {
         let Victim { pod, class, priority, vram_bytes, loss } = victim;
         format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(loss))
     };
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
-        Needs::Nothing => {
+        PreemptionNeeds::Nothing => {
             write!(f, "{names} could leave {seat} for it: the scheduler sees to that when it next asks")
         }
-        Needs::Allowance(limit) => write!(f, "{names} could leave {seat} for it, but {limit}"),
-        Needs::PreemptionPolicy => {
+        PreemptionNeeds::Allowance(limit) => write!(f, "{names} could leave {seat} for it, but {limit}"),
+        PreemptionNeeds::PreemptionPolicy => {
             write!(f, "{names} could leave {seat} for it, were its preemptionPolicy not Never")
         }
-        Needs::Priority(least) => {
+        PreemptionNeeds::Priority(least) => {
             write!(f, "{names} could leave {seat} for it, had it a PriorityClass of priority {least} or more")
         }
     }
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not nothing, the largest first.
-fn lost(loss: &Loss) -> String {
-    let Loss { restart, work, reload, drain, in_flight, again } = *loss;
+fn lost(loss: &PodEvictionCost) -> String {
+    let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *loss;
     let mut parts = [
         (restart, "restart"),
         (work, "work"),
@@ -328,7 +333,7 @@ fn say_gate(f: &mut fmt::Formatter<'_>, opens_in: Option<Millis>) -> fmt::Result
     }
 }
 
-fn fits(seat: &Seat) -> &'static str {
+fn fits(seat: &GpuCandidate) -> &'static str {
     if seat.gpus.len() > 1 { "fit" } else { "fits" }
 }
 
@@ -352,8 +357,8 @@ mod tests {
 
     #[test]
     fn several_gpus_are_named_and_counted() {
-        let seat = Seat { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
-        let text = Change::OtherCount { seat, gpus: 2, instead_of: 1 }.to_string();
+        let seat = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
+        let text = RemedyChange::OtherCount { seat, gpus: 2, instead_of: 1 }.to_string();
         assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
     }
 }

@@ -1,14 +1,14 @@
 //! Who could leave for the pod: the core's own search for victims, on the nodes that are nearest to fitting.
 
 use super::request::with_priority;
-use super::{Change, Needs, Victim, seat};
-use crate::scheduling::explain::Books;
+use super::{PreemptionNeeds, RemedyChange, Victim, seat};
+use crate::scheduling::explain::LedgerAccess;
 use crate::scheduling::explain::facts::{Facts, NODES_FOR_VICTIMS};
-use crate::scheduling::explain::nodes::Outline;
+use crate::scheduling::explain::nodes::NodeOutline;
 use crate::scheduling::fit::{evictions_could_resolve, shut};
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::preempt::{
-    EvictionLimit, Resident, Room, Rules, Shortfall, VictimSet, cheapest_victims,
+    BudgetRules, EvictionLimit, PotentialVictim, PreemptionCandidate, Shortfall, VictimSet, cheapest_victims,
 };
 use crate::scheduling::request::Demand;
 
@@ -17,13 +17,13 @@ const HIGHEST_USER_PRIORITY: i32 = 1_000_000_000;
 
 /// The cheapest pods that the policy lets leave: for the pod as it is, or, if nobody would leave for it, with the least
 /// priority for which somebody would.
-pub fn preempt(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Option<Change> {
+pub fn preempt(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let demand = facts.demand();
     if let Some(found) = cheapest(books, facts, outline, demand) {
         let needs = match found.limit {
-            _ if !demand.may_preempt => Needs::PreemptionPolicy,
-            Some(limit) => Needs::Allowance(limit),
-            None => Needs::Nothing,
+            _ if !demand.may_preempt => PreemptionNeeds::PreemptionPolicy,
+            Some(limit) => PreemptionNeeds::Allowance(limit),
+            None => PreemptionNeeds::Nothing,
         };
         return Some(found.told(books, facts, needs));
     }
@@ -32,18 +32,23 @@ pub fn preempt(books: &mut impl Books, facts: &Facts, outline: &Outline) -> Opti
     let least = found.highest_priority().saturating_add(1);
     // Of another priority it may be of another class: only what was tried is said.
     let tried = cheapest(books, facts, outline, &with_priority(demand, &facts.policy, least))?;
-    Some(tried.told(books, facts, Needs::Priority(least)))
+    Some(tried.told(books, facts, PreemptionNeeds::Priority(least)))
 }
 
-struct Found {
+struct FoundVictims {
     place: usize,
     set: VictimSet,
-    victims: Vec<Resident>,
+    victims: Vec<PotentialVictim>,
     /// Why they may not be evicted now.
     limit: Option<EvictionLimit>,
 }
 
-fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &Demand) -> Option<Found> {
+fn cheapest(
+    books: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+    demand: &Demand,
+) -> Option<FoundVictims> {
     // Whoever is forbidden to ask is told what asking would do.
     let demand = &Demand { may_preempt: true, ..demand.clone() };
     let nodes = facts.snapshot.nodes();
@@ -59,27 +64,28 @@ fn cheapest(books: &mut impl Books, facts: &Facts, outline: &Outline, demand: &D
             Some((room, demand.vram().minus(ledger.sum_left_on(name))))
         })?;
         // What the scheduler itself must see freed, which counts by the node's sum.
-        let room = Room { shortfall: Shortfall { vram: missing, ..Shortfall::default() }, ..room };
-        let set = cheapest_victims(&room, demand, Rules::Keep).filter(|set| !set.victims.is_empty())?;
-        let leaves = |resident: &Resident| set.victims.contains(&resident.uid);
+        let room =
+            PreemptionCandidate { shortfall: Shortfall { vram: missing, ..Shortfall::default() }, ..room };
+        let set = cheapest_victims(&room, demand, BudgetRules::Keep).filter(|set| !set.victims.is_empty())?;
+        let leaves = |resident: &PotentialVictim| set.victims.contains(&resident.uid);
         let victims = room.candidates.into_iter().filter(leaves).collect();
         let limit = books.look(|ledger| ledger.eviction_limit(&set.everyone()));
-        Some(Found { place, set, victims, limit })
+        Some(FoundVictims { place, set, victims, limit })
     });
     found.min_by_key(|found| (found.limit.is_some(), found.set.price, found.place))
 }
 
-impl Found {
+impl FoundVictims {
     fn highest_priority(&self) -> i32 {
         self.victims.iter().map(|victim| victim.priority).max().unwrap_or(i32::MIN)
     }
 
-    fn told(&self, books: &mut impl Books, facts: &Facts, needs: Needs) -> Change {
-        let name = |victim: &Resident| {
+    fn told(&self, books: &mut impl LedgerAccess, facts: &Facts, needs: PreemptionNeeds) -> RemedyChange {
+        let name = |victim: &PotentialVictim| {
             books.look(|ledger| ledger.entry(&victim.uid).map(|entry| entry.key.to_string()))
         };
         let names: Vec<Option<String>> = self.victims.iter().map(name).collect();
-        let victim = |(victim, name): (&Resident, Option<String>)| Victim {
+        let victim = |(victim, name): (&PotentialVictim, Option<String>)| Victim {
             pod: name.unwrap_or_else(|| victim.uid.to_string()),
             class: facts.policy.class(victim.class).name.clone(),
             priority: victim.priority,
@@ -89,6 +95,6 @@ impl Found {
         let mut victims: Vec<Victim> = self.victims.iter().zip(names).map(victim).collect();
         victims.sort_by(|a, b| a.pod.cmp(&b.pod));
         let node = &facts.snapshot.nodes()[self.place];
-        Change::Preempt { seat: seat(node, self.set.gpus), victims, needs }
+        RemedyChange::Preempt { seat: seat(node, self.set.gpus), victims, needs }
     }
 }

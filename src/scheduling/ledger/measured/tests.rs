@@ -7,28 +7,28 @@ mod starting;
 mod waking;
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::fit::{Misfit, fit};
-use crate::scheduling::ledger::{Assumption, Ledger, Seen, SeenState, SeenWaiting};
-use crate::scheduling::loading::Holdings;
+use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
+use crate::scheduling::loading::NodeModelSet;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::plan::testing::placed;
 use crate::scheduling::policy::{ExpiredRule, Policy};
-use crate::scheduling::preempt::{Rules, cheapest_victims};
+use crate::scheduling::preempt::{BudgetRules, cheapest_victims};
 use crate::scheduling::proptests::whole_gpu;
-use crate::scheduling::reading::{Freshness, GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, Freshness, GpuReading, NodeReading};
 use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use crate::units::{Bytes, Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// One node `n` with two 100 GiB GPUs, of which 90 GiB each can be promised; a margin is 5 GiB.
-struct Bench {
+struct MeasurementFixture {
     ledger: Ledger,
     now: Moment,
 }
 
-impl Bench {
+impl MeasurementFixture {
     fn new() -> Self {
         Self::with(Policy::default())
     }
@@ -47,8 +47,14 @@ impl Bench {
     fn wait(&mut self, name: &str, gib: u64, priority: i32) -> Demand {
         self.ledger.set_now(self.now);
         let demand = demand(gib, priority, self.ledger.policy());
-        let state = SeenState::Waiting(SeenWaiting::default());
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand: demand.clone(), state, shown: None });
+        let state = ObservedPhase::Waiting(ObservedWaiting::default());
+        self.ledger.see(PodObservation {
+            uid: uid(name),
+            key: key(name),
+            demand: demand.clone(),
+            state,
+            shown: None,
+        });
         demand
     }
 
@@ -56,7 +62,7 @@ impl Bench {
     fn bind(&mut self, name: &str, gib: u64, priority: i32) -> Vec<String> {
         self.wait(name, gib, priority);
         let assumed = self.ledger.assume(&uid(name), &node()).unwrap();
-        let Assumption::New(placement) = assumed else { panic!("{name} was bound before") };
+        let AssumeResult::New(placement) = assumed else { panic!("{name} was bound before") };
         self.ledger.confirm(&uid(name), &node(), Some(placement.devices.clone()));
         placement.devices.iter().map(|uuid| uuid.to_string()).collect()
     }
@@ -65,28 +71,28 @@ impl Bench {
         self.ledger.set_now(self.now);
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
-        let state = SeenState::Bound { node: node(), devices, starting, ran: None };
-        self.ledger.see(Seen { uid: uid(name), key: key(name), demand, state, shown: None });
+        let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown: None });
     }
 
     /// A reading sampled now; each GPU as (used, who has what).
     fn read(&mut self, gpus: [(u64, &[(&str, u64)]); 2]) {
-        self.read_with(gpus, Pressure::NONE);
+        self.read_with(gpus, EngineLoad::NONE);
     }
 
-    fn read_with(&mut self, gpus: [(u64, &[(&str, u64)]); 2], on_a: Pressure) {
+    fn read_with(&mut self, gpus: [(u64, &[(&str, u64)]); 2], on_a: EngineLoad) {
         self.pass(1);
         let readings =
             ["GPU-a", "GPU-b"].into_iter().zip(gpus).map(|(uuid, (used, attributed))| GpuReading {
                 uuid: gpu(uuid),
                 used: Some(Bytes::gib(used)),
                 attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
-                pressure: if uuid == "GPU-a" { on_a } else { Pressure::NONE },
+                pressure: if uuid == "GPU-a" { on_a } else { EngineLoad::NONE },
             });
-        let reading = Reading {
+        let reading = NodeReading {
             sampled: self.now,
             gpus: readings.collect(),
-            holdings: Holdings::default(),
+            holdings: NodeModelSet::default(),
             in_flight: Vec::new(),
         };
         self.ledger.read(&node(), reading);

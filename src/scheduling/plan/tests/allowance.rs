@@ -14,9 +14,9 @@ fn rates() -> EvictionRates {
 }
 
 /// One job of 60 GiB on the only GPU of each node.
-fn full(policy: Policy, nodes: &[&'static str]) -> Cluster {
+fn full(policy: Policy, nodes: &[&'static str]) -> LedgerCluster {
     let machines: Vec<(&str, u32)> = nodes.iter().map(|name| (*name, 1)).collect();
-    let mut cluster = Cluster::by(policy, &machines);
+    let mut cluster = LedgerCluster::by(policy, &machines);
     nodes.iter().for_each(|name| cluster.bound(&format!("job-{name}"), name, 0, job(60)));
     cluster
 }
@@ -44,7 +44,7 @@ fn b1_pods_that_belong_to_no_tenant_are_limited_by_the_cluster_and_the_node() {
 
 #[test]
 fn b1_free_places_come_before_evictions() {
-    let mut cluster = Cluster::new(&[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::new(&[("m", 1), ("n", 1)]);
     cluster.bound("stays", "m", 0, shared(40, 1000));
     cluster.bound("job", "n", 0, job(60));
     cluster.gated("high", shared(50, 100));
@@ -54,7 +54,7 @@ fn b1_free_places_come_before_evictions() {
 
 #[test]
 fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it() {
-    let mut cluster = Cluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::by(limited(EvictionRates { node: 2, ..rates() }), &[("m", 1), ("n", 1)]);
     // The lower priority goes first, whatever it costs.
     (0..3).for_each(|n| cluster.bound(&format!("small-{n}"), "m", 0, shared(20, -20)));
     cluster.bound("large", "n", 0, job(72));
@@ -63,8 +63,8 @@ fn b1_a_dearer_set_within_the_allowance_is_taken_where_the_cheapest_is_beyond_it
 }
 
 /// Twelve jobs on the six GPUs of one node.
-fn twelve(policy: Policy) -> Cluster {
-    let mut cluster = Cluster::by(policy, &[("n", 6)]);
+fn twelve(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(policy, &[("n", 6)]);
     for n in 0..12 {
         cluster.bound(&format!("job-{n:02}"), "n", n / 2, job(30));
     }
@@ -97,7 +97,7 @@ fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
     cluster.gated("small", shared(40, 100));
     assert_eq!(cluster.plan(), ["large waits: eviction-limit", "small waits: eviction-limit"]);
     let pending = cluster.ledger.pending(64);
-    let plan = plan_within(cluster.ledger.clone(), &roomy(&cluster.ledger), &pending, Bounds::NONE);
+    let plan = plan_within(cluster.ledger.clone(), &roomy(&cluster.ledger), &pending, PlanBounds::NONE);
     plan.reserved.into_iter().for_each(|(scope, uid)| cluster.ledger.reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
     cluster.ledger.note_sought(&uid("large"), cluster.ledger.generation());
@@ -116,7 +116,7 @@ fn b13_what_was_found_of_a_kind_is_said_of_all_its_pods_though_the_budget_is_spe
         cluster.gated(&format!("pod-{n}"), shared(70 + n % 3, -100));
     }
     let (pending, roomy) = (cluster.ledger.pending(64), roomy(&cluster.ledger));
-    let bounds = Bounds { free: 1, evictions: u64::MAX, ..Bounds::NONE };
+    let bounds = PlanBounds { free: 1, evictions: u64::MAX, ..PlanBounds::NONE };
     let plan = plan_within(cluster.ledger.clone(), &roomy, &pending, bounds);
     assert_eq!(
         plan.steps.into_iter().map(said).collect::<Vec<_>>(),

@@ -4,8 +4,8 @@ use super::*;
 use crate::scheduling::policy::EvictionRates;
 
 /// A job on each of two nodes, and what stays on a third: no room for three.
-fn for_two(policy: Policy) -> Cluster {
-    let mut cluster = Cluster::by(policy, &[("l", 1), ("m", 1), ("n", 1)]);
+fn for_two(policy: Policy) -> LedgerCluster {
+    let mut cluster = LedgerCluster::by(policy, &[("l", 1), ("m", 1), ("n", 1)]);
     cluster.bound("stays", "l", 0, shared(60, 1000));
     cluster.bound("j", "m", 0, job(60));
     cluster.bound("k", "n", 0, job(60));
@@ -43,7 +43,7 @@ fn pods_of_the_kind_of_a_group_in_vain_find_what_it_left() {
 #[test]
 fn where_no_more_may_be_evicted_nobody_leaves_and_the_others_wait() {
     let eviction_rates = EvictionRates { cluster: 1, ..EvictionRates::default() };
-    let mut cluster = Cluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
+    let mut cluster = LedgerCluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
     cluster.bound("j", "m", 0, job(60));
     cluster.bound("k", "n", 0, job(60));
     cluster.gated("y", shared(50, 50));
@@ -54,7 +54,8 @@ fn where_no_more_may_be_evicted_nobody_leaves_and_the_others_wait() {
 /// On n a job of 30 GiB, for which there is room beside the 40 on m; o is full.
 #[test]
 fn who_was_to_move_for_a_group_in_vain_holds_nothing_elsewhere() {
-    let mut cluster = Cluster::by(consolidating(Millis::seconds(36_000)), &[("m", 1), ("n", 1), ("o", 1)]);
+    let mut cluster =
+        LedgerCluster::by(consolidating(Millis::seconds(36_000)), &[("m", 1), ("n", 1), ("o", 1)]);
     cluster.bound("k", "m", 0, job(40));
     cluster.bound("j", "n", 0, job(30));
     cluster.bound("stays", "o", 0, shared(70, 1000));
@@ -73,7 +74,7 @@ fn what_is_taken_back_was_never_ordered() {
     for eviction_rates in
         [EvictionRates { cluster: 1, ..rates }, EvictionRates { cluster: 1, tenant: 1, ..rates }]
     {
-        let mut cluster = Cluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
+        let mut cluster = LedgerCluster::by(limited(eviction_rates), &[("m", 1), ("n", 1)]);
         cluster.bound("j", "m", 0, job(60));
         cluster.bound("k", "n", 0, job(60));
         let (ledger, victims) = (&mut cluster.ledger, ["j", "k"].map(uid));

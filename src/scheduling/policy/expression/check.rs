@@ -3,8 +3,8 @@
 //!
 //! Nothing is evaluated here, and what a cost is stands in [`super::cost`].
 
-use super::cost::{Cost, MAX_BYTES, MAX_STEPS, Part, Size, size_within};
-use super::kind::{self, Kind};
+use super::cost::{Cost, ExpressionPart, MAX_BYTES, MAX_STEPS, ValueSize, size_within};
+use super::kind::{self, ValueKind};
 use super::{ExpressionError, FIELDS, FUNCTIONS};
 use crate::units::Bytes;
 use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, SelectExpr};
@@ -38,27 +38,27 @@ const OPERATORS: [&str; 19] = [
 ];
 
 /// The walk over a compiled expression: names, fields, functions, kind, and cost.
-pub struct Check<'a> {
+pub struct ExpressionCheck<'a> {
     text: &'a str,
     program: &'a Program,
     /// Names that loops around the present place have given, and how large their values are.
-    loops: Vec<(String, Size)>,
+    loops: Vec<(String, ValueSize)>,
     /// How many parts and how many loops are around the present place.
     depth: usize,
     loop_depth: usize,
-    asks: Asks,
+    asks: PodUse,
 }
 
 /// Whether an expression looks at the pod at all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
+enum PodUse {
     Nothing,
     ThePod,
 }
 
-impl<'a> Check<'a> {
+impl<'a> ExpressionCheck<'a> {
     pub fn new(text: &'a str, program: &'a Program) -> Self {
-        Self { text, program, loops: Vec::new(), depth: 0, loop_depth: 0, asks: Asks::Nothing }
+        Self { text, program, loops: Vec::new(), depth: 0, loop_depth: 0, asks: PodUse::Nothing }
     }
 
     /// What the whole expression costs, or the first thing that is wrong with it.
@@ -66,29 +66,29 @@ impl<'a> Check<'a> {
         let root = self.program.expression();
         let part = self.part(root)?;
         let help = "compare something of the pod, such as pod.gpus > 1";
-        if Kind::of(&root.expr).is_some_and(|kind| kind != Kind::Bool) {
+        if ValueKind::of(&root.expr).is_some_and(|kind| kind != ValueKind::Bool) {
             return Err(self.error(root, "it gives no true or false".into(), help));
         }
-        if self.asks == Asks::Nothing {
+        if self.asks == PodUse::Nothing {
             return Err(self.error(root, "it says the same of every pod".into(), help));
         }
         Ok(part.cost)
     }
 
     /// What evaluating a part costs at worst and how large its value may be, or what may not be in it.
-    fn part(&mut self, at: &IdedExpr) -> Result<Part, ExpressionError> {
+    fn part(&mut self, at: &IdedExpr) -> Result<ExpressionPart, ExpressionError> {
         if self.depth == MAX_DEPTH {
             let help = "make two classes of it, or say the simple conditions by namespaces, labels and priorityClasses";
             return Err(self.error(at, format!("it is nested more than {MAX_DEPTH} deep"), help));
         }
         self.depth += 1;
         let part = match &at.expr {
-            Expr::Unspecified => Part::of(Size::SMALL),
-            Expr::Literal(literal) => Part::of(Size::of_literal(literal)),
-            Expr::Ident(name) => Part::of(self.name(at, name)?),
+            Expr::Unspecified => ExpressionPart::of(ValueSize::SMALL),
+            Expr::Literal(literal) => ExpressionPart::of(ValueSize::of_literal(literal)),
+            Expr::Ident(name) => ExpressionPart::of(self.name(at, name)?),
             Expr::Select(select) => self.select(at, select)?,
             Expr::Call(call) => self.call(at, call)?,
-            Expr::List(list) => Part::list(&self.parts(&list.elements)?),
+            Expr::List(list) => ExpressionPart::list(&self.parts(&list.elements)?),
             Expr::Map(map) => {
                 let mut parts = Vec::new();
                 for entry in &map.entries {
@@ -97,7 +97,7 @@ impl<'a> Check<'a> {
                         parts.push(self.part(&entry.value)?);
                     }
                 }
-                Part::list(&parts)
+                ExpressionPart::list(&parts)
             }
             Expr::Comprehension(comprehension) => self.each(comprehension)?,
             Expr::Struct(_) => {
@@ -116,7 +116,7 @@ impl<'a> Check<'a> {
     }
 
     /// The innermost part that is too much by itself is where it is wrong.
-    fn within_budget(&self, at: &IdedExpr, part: Part) -> Result<Part, ExpressionError> {
+    fn within_budget(&self, at: &IdedExpr, part: ExpressionPart) -> Result<ExpressionPart, ExpressionError> {
         let Cost { steps, bytes } = part.cost;
         if steps > MAX_STEPS {
             let message = format!("it may take {steps} steps for one pod; {MAX_STEPS} are the most");
@@ -132,20 +132,20 @@ impl<'a> Check<'a> {
         Ok(part)
     }
 
-    fn parts(&mut self, parts: &[IdedExpr]) -> Result<Vec<Part>, ExpressionError> {
+    fn parts(&mut self, parts: &[IdedExpr]) -> Result<Vec<ExpressionPart>, ExpressionError> {
         parts.iter().map(|part| self.part(part)).collect()
     }
 
-    fn name(&mut self, at: &IdedExpr, name: &str) -> Result<Size, ExpressionError> {
+    fn name(&mut self, at: &IdedExpr, name: &str) -> Result<ValueSize, ExpressionError> {
         if let Some((_, size)) = self.loops.iter().rev().find(|(known, _)| known == name) {
             return Ok(*size);
         }
         if name == "pod" {
-            self.asks = Asks::ThePod;
-            return Ok(Size::OF_POD);
+            self.asks = PodUse::ThePod;
+            return Ok(ValueSize::OF_POD);
         }
         if name.starts_with('@') {
-            return Ok(Size::SMALL);
+            return Ok(ValueSize::SMALL);
         }
         let help = match FIELDS.contains(&name) {
             true => format!("write pod.{name}"),
@@ -154,11 +154,14 @@ impl<'a> Check<'a> {
         Err(self.error(at, format!("there is no {name:?} here"), &help))
     }
 
-    fn select(&mut self, at: &IdedExpr, select: &SelectExpr) -> Result<Part, ExpressionError> {
+    fn select(&mut self, at: &IdedExpr, select: &SelectExpr) -> Result<ExpressionPart, ExpressionError> {
         self.field(at, &select.operand, &select.field)?;
         let whole = self.part(&select.operand)?;
-        let size =
-            if select.test { Size::SMALL } else { size_within(&select.operand.expr, &select.field, whole) };
+        let size = if select.test {
+            ValueSize::SMALL
+        } else {
+            size_within(&select.operand.expr, &select.field, whole)
+        };
         Ok(whole.giving(size))
     }
 
@@ -179,7 +182,7 @@ impl<'a> Check<'a> {
         Err(self.error(at, message, &help))
     }
 
-    fn call(&mut self, at: &IdedExpr, call: &CallExpr) -> Result<Part, ExpressionError> {
+    fn call(&mut self, at: &IdedExpr, call: &CallExpr) -> Result<ExpressionPart, ExpressionError> {
         let name = call.func_name.as_str();
         if !OPERATORS.contains(&name) && !FUNCTIONS.contains(&name) {
             let help = match nearest(name, &FUNCTIONS) {
@@ -199,10 +202,10 @@ impl<'a> Check<'a> {
         if let Some((message, help)) = kind::misfit(call) {
             return Err(self.error(at, message, help));
         }
-        Ok(Part::call(call, &parts))
+        Ok(ExpressionPart::call(call, &parts))
     }
 
-    fn each(&mut self, each: &ComprehensionExpr) -> Result<Part, ExpressionError> {
+    fn each(&mut self, each: &ComprehensionExpr) -> Result<ExpressionPart, ExpressionError> {
         let range = self.part(&each.iter_range)?;
         if !has_an_order(&each.iter_range.expr) {
             let message =
@@ -222,18 +225,18 @@ impl<'a> Check<'a> {
         let start = self.part(&each.accu_init)?;
         let before = self.loops.len();
         let names = [Some(&each.iter_var), each.iter_var2.as_ref()].into_iter().flatten();
-        self.loops.extend(names.map(|name| (name.clone(), Size::of_item(range.size))));
+        self.loops.extend(names.map(|name| (name.clone(), ValueSize::of_item(range.size))));
         self.loops.push((each.accu_var.clone(), start.size));
         let condition = self.part(&each.loop_cond)?;
         let step = self.part(&each.loop_step)?;
-        let outcome = Size::after(range.size.items, start.size, step.size);
+        let outcome = ValueSize::after(range.size.items, start.size, step.size);
         if let Some((_, size)) = self.loops.last_mut() {
             *size = outcome;
         }
         let end = self.part(&each.result)?;
         self.loops.truncate(before);
         self.loop_depth -= 1;
-        Ok(Part::each(range, start, [condition, step], outcome, end))
+        Ok(ExpressionPart::each(range, start, [condition, step], outcome, end))
     }
 
     fn error(&self, at: &IdedExpr, message: String, help: &str) -> ExpressionError {

@@ -3,7 +3,7 @@
 //! Sizes are counted, not guessed: a pod shows a bounded amount ([`is_within_bounds`]), and every operator's result is
 //! bounded by its operands. Arithmetic saturates: what is too large to count is too large.
 
-use crate::scheduling::policy::traits::Traits;
+use crate::scheduling::policy::traits::PodTraits;
 use cel::common::ast::{CallExpr, Expr, LiteralValue};
 
 /// Steps at worst: some milliseconds, once per kind of pod.
@@ -31,7 +31,7 @@ pub struct Cost {
 
 /// How large a value may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct ValueSize {
     pub bytes: u64,
     /// Of a list: how many items it has, and how large the largest may be.
     pub items: u64,
@@ -40,13 +40,13 @@ pub struct Size {
 
 /// A part of an expression: what it costs, and what it gives.
 #[derive(Debug, Clone, Copy)]
-pub struct Part {
+pub struct ExpressionPart {
     pub cost: Cost,
-    pub size: Size,
+    pub size: ValueSize,
 }
 
 /// Whether what a pod shows is within the bounds that costs are counted by.
-pub fn is_within_bounds(pod: &Traits) -> bool {
+pub fn is_within_bounds(pod: &PodTraits) -> bool {
     let is_short = |text: &String| text.len() as u64 <= TEXT;
     let labels = pod.labels.iter().map(|(key, value)| (key.len() + value.len()) as u64 + PER_ITEM);
     [&pod.namespace, &pod.priority_class, &pod.model, &pod.service_account].into_iter().all(is_short)
@@ -56,7 +56,7 @@ pub fn is_within_bounds(pod: &Traits) -> bool {
         && pod.resources.iter().all(is_short)
 }
 
-impl Size {
+impl ValueSize {
     /// A number, or true or false.
     pub const SMALL: Self = Self::of_text(8);
     pub const OF_POD: Self = Self::of_text(LABELS + RESOURCES * (TEXT + PER_ITEM) + 16 * TEXT);
@@ -107,20 +107,20 @@ impl Size {
 }
 
 /// How large a field of a pod, or a label, may be; a part of anything else is no larger than the whole.
-pub fn size_within(whole: &Expr, field: &str, part: Part) -> Size {
+pub fn size_within(whole: &Expr, field: &str, part: ExpressionPart) -> ValueSize {
     match whole {
         Expr::Ident(name) if name == "pod" => match field {
-            "labels" => Size::of_text(LABELS),
+            "labels" => ValueSize::of_text(LABELS),
             "resources" => {
                 let item = TEXT + PER_ITEM;
-                Size { bytes: RESOURCES * item, items: RESOURCES, item }
+                ValueSize { bytes: RESOURCES * item, items: RESOURCES, item }
             }
-            "model" | "namespace" | "priorityClass" | "serviceAccount" => Size::of_text(TEXT),
-            "exclusive" | "gpus" | "kvCache" | "priority" | "vram" => Size::SMALL,
+            "model" | "namespace" | "priorityClass" | "serviceAccount" => ValueSize::of_text(TEXT),
+            "exclusive" | "gpus" | "kvCache" | "priority" | "vram" => ValueSize::SMALL,
             _ => part.size,
         },
         Expr::Select(select) if select.field == "labels" && is_pod(&select.operand.expr) => {
-            Size::of_text(TEXT)
+            ValueSize::of_text(TEXT)
         }
         _ => part.size,
     }
@@ -130,8 +130,8 @@ fn is_pod(expr: &Expr) -> bool {
     matches!(expr, Expr::Ident(name) if name == "pod")
 }
 
-impl Part {
-    pub fn of(size: Size) -> Self {
+impl ExpressionPart {
+    pub fn of(size: ValueSize) -> Self {
         Self { cost: Cost::default(), size }
     }
 
@@ -148,7 +148,7 @@ impl Part {
         part
     }
 
-    pub fn giving(self, size: Size) -> Self {
+    pub fn giving(self, size: ValueSize) -> Self {
         Self { size, ..self }
     }
 
@@ -156,12 +156,12 @@ impl Part {
         let item = |part: &Self| part.size.bytes.saturating_add(PER_ITEM);
         let bytes = parts.iter().map(item).fold(0, u64::saturating_add);
         let largest = parts.iter().map(item).max().unwrap_or_default();
-        Self { cost: sum(parts), size: Size { bytes, items: parts.len() as u64, item: largest } }
+        Self { cost: sum(parts), size: ValueSize { bytes, items: parts.len() as u64, item: largest } }
     }
 
     pub fn call(call: &CallExpr, parts: &[Self]) -> Self {
-        let all = || parts.iter().map(|part| part.size).fold(Size::of_text(0), Size::joined);
-        let largest = || parts.iter().map(|part| part.size).fold(Size::SMALL, Size::larger);
+        let all = || parts.iter().map(|part| part.size).fold(ValueSize::of_text(0), ValueSize::joined);
+        let largest = || parts.iter().map(|part| part.size).fold(ValueSize::SMALL, ValueSize::larger);
         let size = match call.func_name.as_str() {
             "_+_" => all(),
             "_?_:_" => largest(),
@@ -173,9 +173,9 @@ impl Part {
                 }
                 _ => largest(),
             },
-            "string" => largest().larger(Size::of_text(NUMBER)),
+            "string" => largest().larger(ValueSize::of_text(NUMBER)),
             // True or false, or a number.
-            _ => Size::SMALL,
+            _ => ValueSize::SMALL,
         };
         let looked_through = match (call.func_name.as_str(), parts) {
             ("_?_:_", _) => 0,
@@ -189,7 +189,7 @@ impl Part {
     }
 
     /// A loop: over `range`, from `start`, with what each round does, to what it has gathered and what is made of that.
-    pub fn each(range: Self, start: Self, round: [Self; 2], outcome: Size, end: Self) -> Self {
+    pub fn each(range: Self, start: Self, round: [Self; 2], outcome: ValueSize, end: Self) -> Self {
         let rounds = range.size.items;
         let once = sum(&round);
         let gathered = outcome.bytes.saturating_add(range.size.item);
@@ -197,12 +197,12 @@ impl Part {
             steps: rounds.saturating_mul(once.steps),
             bytes: rounds.saturating_mul(once.bytes.saturating_add(gathered)),
         };
-        let parts = [range, start, end, Self { cost: looped, size: Size::SMALL }];
+        let parts = [range, start, end, Self { cost: looped, size: ValueSize::SMALL }];
         Self { cost: sum(&parts), size: end.size }
     }
 }
 
-fn sum(parts: &[Part]) -> Cost {
+fn sum(parts: &[ExpressionPart]) -> Cost {
     parts.iter().fold(Cost::default(), |sum, part| Cost {
         steps: sum.steps.saturating_add(part.cost.steps),
         bytes: sum.bytes.saturating_add(part.cost.bytes),

@@ -8,7 +8,7 @@ use cel::common::ast::{CallExpr, Expr, LiteralValue};
 use std::fmt;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     Bool,
     Whole,
     Unsigned,
@@ -20,7 +20,7 @@ pub enum Kind {
     Other,
 }
 
-impl Kind {
+impl ValueKind {
     /// Of what `expr` gives, if it can be told.
     pub fn of(expr: &Expr) -> Option<Self> {
         match expr {
@@ -88,7 +88,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ValueKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bool => "true or false",
@@ -105,7 +105,7 @@ impl fmt::Display for Kind {
 
 /// What fails on every pod, or is false of every pod, in one operator; in words, with the way out.
 pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
-    let kinds: Vec<Option<Kind>> = call.args.iter().map(|part| Kind::of(&part.expr)).collect();
+    let kinds: Vec<Option<ValueKind>> = call.args.iter().map(|part| ValueKind::of(&part.expr)).collect();
     match (call.func_name.as_str(), kinds.as_slice()) {
         ("_==_" | "_!=_" | "_>=_" | "_<=_" | "_>_" | "_<_", [Some(left), Some(right)])
             if !left.compares_with(*right) =>
@@ -117,13 +117,13 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
             Some((format!("it computes with {left} and {right}, which always fails"), help))
         }
         ("_&&_" | "_||_" | "!_", parts) => {
-            let stranger = parts.iter().flatten().find(|kind| **kind != Kind::Bool)?;
+            let stranger = parts.iter().flatten().find(|kind| **kind != ValueKind::Bool)?;
             Some((
                 format!("it takes {stranger} for true or false"),
                 "compare it with something, such as pod.gpus > 1",
             ))
         }
-        ("@in", [_, Some(right)]) if !matches!(right, Kind::List | Kind::Map) => {
+        ("@in", [_, Some(right)]) if !matches!(right, ValueKind::List | ValueKind::Map) => {
             let help = "`in` asks a list or the labels; of a text ask pod.model.contains('llama')";
             Some((format!("it looks into {right}"), help))
         }
@@ -131,8 +131,8 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
     }
 }
 
-fn compared(left: Kind, right: Kind) -> &'static str {
-    match (left.is_number() || right.is_number(), left == Kind::Text || right == Kind::Text) {
+fn compared(left: ValueKind, right: ValueKind) -> &'static str {
+    match (left.is_number() || right.is_number(), left == ValueKind::Text || right == ValueKind::Text) {
         (true, true) => {
             "write numbers without quotes, texts (labels too) with them; vram and kvCache are in MiB: pod.vram > 40 * 1024"
         }

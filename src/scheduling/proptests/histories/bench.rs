@@ -2,25 +2,27 @@
 
 use super::step::*;
 use crate::ids::{GpuUuid, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Health;
 use crate::scheduling::fit::fit;
-use crate::scheduling::ledger::{Assumption, Ledger, Phase, PodEntry, Seen, SeenState, SeenWaiting};
+use crate::scheduling::ledger::{
+    AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
+};
 use crate::scheduling::node::{Node, NodeKind};
 use crate::scheduling::plugin::{Ask, PluginDevices};
-use crate::scheduling::policy::{Eviction, Policy};
-use crate::scheduling::preempt::{Rules, cheapest_victims};
+use crate::scheduling::policy::{Policy, Preemptibility};
+use crate::scheduling::preempt::{BudgetRules, cheapest_victims};
 use crate::scheduling::proptests::demand_of;
-use crate::scheduling::reading::{Freshness, Reading};
-use crate::scheduling::request::{Companion, Demand, Sharing};
-use crate::scheduling::stake::{GroupKey, GroupKind, Leaving, Shown, Stake};
-use crate::scheduling::worth::{Mix, Wish, Worth};
+use crate::scheduling::reading::{Freshness, NodeReading};
+use crate::scheduling::request::{Demand, HostResources, Sharing};
+use crate::scheduling::stake::{DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion};
+use crate::scheduling::worth::{DemandHistory, DemandShape, PackingModel};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// A ledger beside a plain record of what was promised, and of what the API server would show.
-pub struct Bench {
+pub struct LedgerHistory {
     pub ledger: Ledger,
     now: Moment,
     /// What Stowage itself promised: pod → (devices, amount on each, alone).
@@ -31,7 +33,7 @@ pub struct Bench {
     unexplained: BTreeMap<GpuUuid, Vec<u64>>,
 }
 
-impl Bench {
+impl LedgerHistory {
     pub fn new() -> Self {
         let mut bench = Self {
             ledger: Ledger::new(Arc::new(Policy::default())),
@@ -40,22 +42,22 @@ impl Bench {
             on_devices: BTreeMap::new(),
             unexplained: BTreeMap::new(),
         };
-        (0..3).for_each(|node| bench.apply(&Step::AddNode(node)));
+        (0..3).for_each(|node| bench.apply(&LedgerStep::AddNode(node)));
         bench
     }
 
-    pub fn apply(&mut self, step: &Step) {
+    pub fn apply(&mut self, step: &LedgerStep) {
         let ledger = &mut self.ledger;
         ledger.set_now(self.now);
         match *step {
-            Step::Arrive(pod, vram, gpus, sharing, priority) => {
+            LedgerStep::Arrive(pod, vram, gpus, sharing, priority) => {
                 self.arrive(pod, demand_of(vram, gpus, sharing, priority));
             }
-            Step::ArriveForDevices(pod, count, priority) => {
+            LedgerStep::ArriveForDevices(pod, count, priority) => {
                 let demand = demand_of(0, count, Sharing::Exclusive, priority);
                 self.arrive(pod, Demand { ask: Ask::Plugin { resource: gpu(), count }, ..demand });
             }
-            Step::Offer(pod, node) => {
+            LedgerStep::Offer(pod, node) => {
                 let snapshot = ledger.snapshot();
                 let demand = ledger.entry(&uid(pod)).map(|entry| entry.demand.clone());
                 if let (Some(demand), Some(view)) = (demand, snapshot.node(name(node).as_str()))
@@ -65,112 +67,112 @@ impl Bench {
                     ledger.offer(&uid(pod), view, gpus, self.now);
                 }
             }
-            Step::Assume(pod, node) => self.assume(pod, node),
-            Step::Confirm(pod) => {
+            LedgerStep::Assume(pod, node) => self.assume(pod, node),
+            LedgerStep::Confirm(pod) => {
                 let entry = ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
                 if let Some(entry) = entry {
                     ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
             }
-            Step::Forget(pod) => {
+            LedgerStep::Forget(pod) => {
                 if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
                     self.promised.remove(&uid(pod));
                     self.on_devices.remove(&uid(pod));
                 }
                 ledger.forget(&uid(pod));
             }
-            Step::Release(pod) => {
+            LedgerStep::Release(pod) => {
                 ledger.release(&uid(pod));
                 self.promised.remove(&uid(pod));
                 self.on_devices.remove(&uid(pod));
             }
-            Step::Hold(pod, node) => self.hold(pod, node),
-            Step::BoundByOthers(pod, node) => {
-                let waiting = |entry: &PodEntry| matches!(entry.phase, Phase::Waiting(_));
+            LedgerStep::Hold(pod, node) => self.hold(pod, node),
+            LedgerStep::BoundByOthers(pod, node) => {
+                let waiting = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_));
                 if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
                 {
                     if let Ask::Plugin { count, .. } = demand.ask {
                         self.on_devices.insert(uid(pod), (node, count));
                     }
                     let state =
-                        SeenState::Bound { node: name(node), devices: None, starting: false, ran: None };
-                    ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
+                        ObservedPhase::Bound { node: name(node), devices: None, starting: false, ran: None };
+                    ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, shown: None });
                 }
             }
-            Step::Started(pod) => self.see_bound(pod, None),
-            Step::Show(pod, group, do_not_disrupt, is_leaving) => {
+            LedgerStep::Started(pod) => self.see_bound(pod, None),
+            LedgerStep::Show(pod, group, do_not_disrupt, is_leaving) => {
                 let group = group.map(|group| GroupKey {
                     namespace: "default".into(),
                     kind: GroupKind::JobSet,
                     name: format!("set-{group}").into(),
                 });
-                let leaving = Leaving { asked_ago: Millis(0), grace: Millis::seconds(30) };
-                let shown = Shown {
-                    stake: Stake { group, do_not_disrupt, ..Stake::default() },
+                let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
+                let shown = ObservedDisruptionInfo {
+                    stake: DisruptionInfo { group, do_not_disrupt, ..DisruptionInfo::default() },
                     leaving: is_leaving.then_some(leaving),
-                    ..Shown::default()
+                    ..ObservedDisruptionInfo::default()
                 };
                 self.see_bound(pod, Some(shown));
             }
-            Step::Read(node, age, ref attributed, ref used) => {
+            LedgerStep::Read(node, age, ref attributed, ref used) => {
                 let reading = reading(node, self.now.before(Millis(age)), attributed, used);
                 self.read(node, reading);
             }
-            Step::Tick(millis) => {
+            LedgerStep::Tick(millis) => {
                 self.now = self.now + Millis(millis);
                 ledger.expire(self.now);
             }
-            Step::LoseGpu(node) => {
+            LedgerStep::LoseGpu(node) => {
                 let _ = ledger.report_devices(&name(node), devices(node, 2));
             }
-            Step::RemoveNode(node) => {
+            LedgerStep::RemoveNode(node) => {
                 ledger.remove_node(&name(node));
                 let of_the_node = format!("GPU-{node}-");
                 self.unexplained.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
             }
-            Step::AddNode(node) => {
+            LedgerStep::AddNode(node) => {
                 ledger.set_node(&name(node), NodeKind::Stowage, None);
                 ledger.set_plugin_devices(&name(node), PluginDevices::new());
                 ledger.report_devices(&name(node), devices(node, 3)).unwrap();
             }
-            Step::GiveToPlugin(node) => {
+            LedgerStep::GiveToPlugin(node) => {
                 ledger.set_node(&name(node), NodeKind::DevicePlugin, None);
                 ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
             }
-            Step::Spare(node, cpu) => {
-                let spare = Companion { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
+            LedgerStep::Spare(node, cpu) => {
+                let spare = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
                 ledger.set_spare(&name(node), Some(spare));
             }
-            Step::Learn => {
-                let mut mix = Mix::clone(ledger.mix());
+            LedgerStep::Learn => {
+                let mut mix = DemandHistory::clone(ledger.mix());
                 // Enough to believe in.
                 (1..=10).for_each(|size| {
-                    mix.arrive(Wish::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
+                    mix.arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
                 });
-                let worth = Worth::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
+                let worth = PackingModel::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
                 ledger.set_worth(worth);
             }
         }
     }
 
-    fn see_bound(&mut self, pod: u8, shown: Option<Shown>) {
+    fn see_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
         let entry = self.ledger.entry(&uid(pod)).cloned();
-        if let Some(PodEntry { key, demand, phase: Phase::Bound(bound), .. }) = entry {
+        if let Some(PodState { key, demand, phase: PodPhase::Bound(bound), .. }) = entry {
             let (node, devices) = (bound.node, bound.devices);
-            let state = SeenState::Bound { node, devices, starting: false, ran: None };
-            self.ledger.see(Seen { uid: uid(pod), key, demand, state, shown });
+            let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
+            self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown });
         }
     }
 
     fn arrive(&mut self, pod: u8, demand: Demand) {
         if self.ledger.entry(&uid(pod)).is_none() {
-            let state = SeenState::Waiting(SeenWaiting::default());
-            self.ledger.see(Seen { uid: uid(pod), key: key(pod), demand, state, shown: None });
+            let state = ObservedPhase::Waiting(ObservedWaiting::default());
+            self.ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, shown: None });
         }
     }
 
     fn assume(&mut self, pod: u8, node: u8) {
-        if let Ok(Assumption::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
+        if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
             let demand = &self.ledger.entry(&uid(pod)).unwrap().demand;
             if let Ask::Plugin { count, .. } = demand.ask {
                 assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
@@ -190,7 +192,7 @@ impl Bench {
     }
 
     /// Takes in a reading, and works out what it leaves unexplained from DESIGN's words.
-    fn read(&mut self, node: u8, reading: Reading) {
+    fn read(&mut self, node: u8, reading: NodeReading) {
         if !self.ledger.has_node(&name(node)) {
             return self.ledger.read(&name(node), reading);
         }
@@ -206,7 +208,7 @@ impl Bench {
             let attributed: u64 = gpu.attributed.iter().map(|(_, bytes)| bytes.0).sum();
             let mut still_to_come = 0;
             for (uid, entry) in self.ledger.entries() {
-                if let Phase::Bound(bound) = &entry.phase
+                if let PodPhase::Bound(bound) = &entry.phase
                     && bound.since <= reading.sampled
                 {
                     let has = gpu.attributed_to(uid).unwrap_or_default().0;
@@ -224,7 +226,7 @@ impl Bench {
     }
 
     /// What a pod was promised on one GPU: nothing, its share, or the whole of it.
-    fn reserved(&self, entry: &PodEntry, gpu: &GpuUuid) -> u64 {
+    fn reserved(&self, entry: &PodState, gpu: &GpuUuid) -> u64 {
         if entry.demand.asks_plugin() {
             return 0;
         }
@@ -244,7 +246,7 @@ impl Bench {
 
     /// `free = total − reserved − headroom − Σ max(reserved, attributed) − unexplained`, for nodes whose reading is fresh.
     pub fn check_free(&mut self) {
-        let entries: Vec<(PodUid, PodEntry)> =
+        let entries: Vec<(PodUid, PodState)> =
             self.ledger.entries().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
         for node in self.ledger.snapshot().nodes() {
             let Some(reading) = self.ledger.reading(&node.name) else { continue };
@@ -302,24 +304,26 @@ impl Bench {
         for candidate in &room.candidates {
             let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
             assert!(victim.priority < demand.priority, "a victim has lower priority");
-            assert_eq!(self.ledger.policy().class(victim.class).eviction, Eviction::ForHigherPriority);
+            assert_eq!(self.ledger.policy().class(victim.class).eviction, Preemptibility::ForHigherPriority);
             assert!(
                 !self.ledger.entry(&candidate.uid).unwrap().stake.do_not_disrupt,
                 "it is to be left alone"
             );
         }
-        let Some(set) = cheapest_victims(&room, &demand, Rules::Keep) else { return };
+        let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();
-        let hold = Hold {
+        let hold = Reservation {
             node: name(node),
             devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
             victims: set.everyone().into(),
             deadline: self.now + Millis::seconds(60),
         };
         let result = self.ledger.hold(&uid(pod), hold);
-        if self.ledger.entry(&uid(pod)).is_some_and(|entry| matches!(entry.phase, Phase::Waiting(_))) {
-            let known =
-                matches!(result, Ok(()) | Err(crate::scheduling::ledger::Conflict::AlreadyHolds { .. }));
+        if self.ledger.entry(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+            let known = matches!(
+                result,
+                Ok(()) | Err(crate::scheduling::ledger::AssumeConflict::AlreadyHolds { .. })
+            );
             assert!(known, "what the search found can be held: {result:?}");
         }
     }
@@ -355,15 +359,16 @@ impl Bench {
         for (uid, entry) in self.ledger.entries() {
             let (uid, key, demand) = (uid.clone(), entry.key.clone(), entry.demand.clone());
             let state = match &entry.phase {
-                Phase::Bound(bound) => {
+                PodPhase::Bound(bound) => {
                     let (node, devices) = (bound.node.clone(), bound.devices.clone());
-                    SeenState::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
+                    ObservedPhase::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
                 }
-                _ => {
-                    SeenState::Waiting(SeenWaiting { hold: entry.hold().cloned(), ..SeenWaiting::default() })
-                }
+                _ => ObservedPhase::Waiting(ObservedWaiting {
+                    hold: entry.hold().cloned(),
+                    ..ObservedWaiting::default()
+                }),
             };
-            ledger.see(Seen { uid, key, demand, state, shown: None });
+            ledger.see(PodObservation { uid, key, demand, state, shown: None });
         }
         let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {

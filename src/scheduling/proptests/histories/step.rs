@@ -2,10 +2,10 @@
 
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::device::Device;
-use crate::scheduling::loading::Holdings;
+use crate::scheduling::loading::NodeModelSet;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::proptests::{device, sharing};
-use crate::scheduling::reading::{GpuReading, Pressure, Reading};
+use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::request::Sharing;
 use crate::units::{Bytes, Moment, Percent};
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 /// What can happen to a ledger.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum LedgerStep {
     Arrive(u8, u64, u32, Sharing, i32),
     /// One that asks a device plugin.
     ArriveForDevices(u8, u32, i32),
@@ -40,35 +40,35 @@ pub enum Step {
     Learn,
 }
 
-pub fn step() -> impl Strategy<Value = Step> {
+pub fn step() -> impl Strategy<Value = LedgerStep> {
     let pod = 0u8..14;
     let node = 0u8..3;
     prop_oneof![
-        6 => (pod.clone(), 1u64..80, 1u32..3, sharing(), -3i32..4).prop_map(|(p, v, n, s, q)| Step::Arrive(p, v, n, s, q)),
-        3 => (pod.clone(), 1u32..4, -3i32..4).prop_map(|(p, n, q)| Step::ArriveForDevices(p, n, q)),
-        2 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Offer(p, n)),
-        8 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Assume(p, n)),
-        6 => pod.clone().prop_map(Step::Confirm),
-        2 => pod.clone().prop_map(Step::Forget),
-        2 => pod.clone().prop_map(Step::Release),
-        4 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::Hold(p, n)),
-        1 => (pod.clone(), node.clone()).prop_map(|(p, n)| Step::BoundByOthers(p, n)),
+        6 => (pod.clone(), 1u64..80, 1u32..3, sharing(), -3i32..4).prop_map(|(p, v, n, s, q)| LedgerStep::Arrive(p, v, n, s, q)),
+        3 => (pod.clone(), 1u32..4, -3i32..4).prop_map(|(p, n, q)| LedgerStep::ArriveForDevices(p, n, q)),
+        2 => (pod.clone(), node.clone()).prop_map(|(p, n)| LedgerStep::Offer(p, n)),
+        8 => (pod.clone(), node.clone()).prop_map(|(p, n)| LedgerStep::Assume(p, n)),
+        6 => pod.clone().prop_map(LedgerStep::Confirm),
+        2 => pod.clone().prop_map(LedgerStep::Forget),
+        2 => pod.clone().prop_map(LedgerStep::Release),
+        4 => (pod.clone(), node.clone()).prop_map(|(p, n)| LedgerStep::Hold(p, n)),
+        1 => (pod.clone(), node.clone()).prop_map(|(p, n)| LedgerStep::BoundByOthers(p, n)),
         3 => (pod.clone(), prop::option::of(0u8..3), proptest::bool::weighted(0.2), proptest::bool::weighted(0.3))
-            .prop_map(|(p, group, is_kept, is_leaving)| Step::Show(p, group, is_kept, is_leaving)),
-        3 => pod.clone().prop_map(Step::Started),
+            .prop_map(|(p, group, is_kept, is_leaving)| LedgerStep::Show(p, group, is_kept, is_leaving)),
+        3 => pod.clone().prop_map(LedgerStep::Started),
         4 => (
             node.clone(),
             0u64..40_000,
             prop::collection::vec((pod.clone(), 0u8..3, 0u64..120), 0..6),
             prop::collection::vec(0u64..110, 3),
-        ).prop_map(|(node, age, attributed, used)| Step::Read(node, age, attributed, used)),
-        2 => (1u64..40_000).prop_map(Step::Tick),
-        1 => node.clone().prop_map(Step::LoseGpu),
-        1 => node.clone().prop_map(Step::RemoveNode),
-        1 => node.clone().prop_map(Step::GiveToPlugin),
-        2 => node.clone().prop_map(Step::AddNode),
-        1 => (node, 0u64..8).prop_map(|(node, cpu)| Step::Spare(node, cpu)),
-        1 => Just(Step::Learn),
+        ).prop_map(|(node, age, attributed, used)| LedgerStep::Read(node, age, attributed, used)),
+        2 => (1u64..40_000).prop_map(LedgerStep::Tick),
+        1 => node.clone().prop_map(LedgerStep::LoseGpu),
+        1 => node.clone().prop_map(LedgerStep::RemoveNode),
+        1 => node.clone().prop_map(LedgerStep::GiveToPlugin),
+        2 => node.clone().prop_map(LedgerStep::AddNode),
+        1 => (node, 0u64..8).prop_map(|(node, cpu)| LedgerStep::Spare(node, cpu)),
+        1 => Just(LedgerStep::Learn),
     ]
 }
 
@@ -96,7 +96,7 @@ pub fn devices(node: u8, gpus: u32) -> Vec<Device> {
 }
 
 /// What an agent could have found on a node: who has how much on which GPU, and what each GPU has in use.
-pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]) -> Reading {
+pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[u64]) -> NodeReading {
     let gpu = |(index, used): (usize, &u64)| {
         let on_it = attributed.iter().filter(|(_, gpu, _)| usize::from(*gpu) == index);
         let sums: BTreeMap<PodUid, u64> = on_it.fold(BTreeMap::new(), |mut sums, (pod, _, bytes)| {
@@ -108,13 +108,13 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
             // The driver does not always say.
             used: (*used < 105).then_some(Bytes(*used)),
             attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),
-            pressure: Pressure::of(Percent::new((used % 101) as u8), None),
+            pressure: EngineLoad::of(Percent::new((used % 101) as u8), None),
         }
     };
-    Reading {
+    NodeReading {
         sampled,
         gpus: used.iter().enumerate().map(gpu).collect(),
-        holdings: Holdings::default(),
+        holdings: NodeModelSet::default(),
         in_flight: Vec::new(),
     }
 }

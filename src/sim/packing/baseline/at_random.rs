@@ -1,24 +1,24 @@
 //! Any node that fits, and any GPU that does: what no policy should be worse than.
 
 use crate::scheduling::device::GpuSet;
-use crate::sim::packing::cluster::{Cluster, Node, Seat};
-use crate::sim::packing::kinds::{Kind, Setting};
-use crate::sim::packing::placer::{Arrival, Placed, Placer};
+use crate::sim::packing::cluster::{SimulatedCluster, SimulatedNode, SimulatedPlacement};
+use crate::sim::packing::kinds::{PlayedTrace, PodKind};
+use crate::sim::packing::placer::{Placed, Placer, PodArrival};
 use crate::sim::random::Random;
 
 pub struct AtRandom<'s> {
-    setting: &'s Setting,
+    setting: &'s PlayedTrace,
     dice: Random,
     /// By rank; kept for the next pod.
     fitting: Vec<usize>,
 }
 
 impl<'s> AtRandom<'s> {
-    pub fn new(setting: &'s Setting, dice: Random) -> Self {
+    pub fn new(setting: &'s PlayedTrace, dice: Random) -> Self {
         Self { setting, dice, fitting: Vec::new() }
     }
 
-    fn gpus(&mut self, node: &Node, kind: &Kind) -> GpuSet {
+    fn gpus(&mut self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
         if !kind.is_shared() {
             return node.tightest(kind);
         }
@@ -28,14 +28,14 @@ impl<'s> AtRandom<'s> {
 }
 
 impl Placer for AtRandom<'_> {
-    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
         let fitting = cluster.nodes().iter().enumerate().filter(|(_, node)| node.fits(kind));
         self.fitting.clear();
         self.fitting.extend(fitting.map(|(rank, _)| rank));
         let node = *self.fitting.get(self.dice.below(self.fitting.len()))?;
         let gpus = self.gpus(&cluster.nodes()[node], kind);
-        Some(Placed::alone(Seat { node, gpus }))
+        Some(Placed::alone(SimulatedPlacement { node, gpus }))
     }
 }
 
@@ -48,10 +48,10 @@ mod tests {
     #[test]
     fn every_node_and_gpu_that_fits_is_met_and_no_other() {
         let setting = setting(&[(64_000, 2), (500, 2), (64_000, 2)], &[kind(1000, 1, 600)]);
-        let cluster = Cluster::new(&setting, &[0, 1, 2]);
+        let cluster = SimulatedCluster::new(&setting, &[0, 1, 2]);
         let mut random = AtRandom::new(&setting, Random::seeded(42, 0));
         let seat = |random: &mut AtRandom<'_>| {
-            let seat = random.place(&cluster, Arrival { number: 0, pod: 0, kind: 0 }).unwrap().seat;
+            let seat = random.place(&cluster, PodArrival { number: 0, pod: 0, kind: 0 }).unwrap().seat;
             (seat.node, seat.gpus.iter().next().unwrap())
         };
         let met: BTreeSet<(usize, usize)> = (0..100).map(|_| seat(&mut random)).collect();

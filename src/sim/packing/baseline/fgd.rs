@@ -1,28 +1,28 @@
 //! Fragmentation gradient descent (Weng, Yang et al., USENIX ATC 2023): the node, and on it the GPU, where the pod makes the
 //! least of what is free useless to typical pods.
 
-use super::{Score, TOP};
+use super::{BaselineScore, TOP};
 use crate::scheduling::device::GpuSet;
 use crate::sim::openb::WHOLE_GPU;
-use crate::sim::packing::cluster::Node;
+use crate::sim::packing::cluster::SimulatedNode;
 use crate::sim::packing::fragmentation::{Rest, Typical};
-use crate::sim::packing::kinds::Kind;
+use crate::sim::packing::kinds::PodKind;
 
 pub struct Fgd<'t>(pub &'t Typical);
 
-impl Score for Fgd<'_> {
-    fn score(&self, node: &Node, kind: &Kind) -> u32 {
+impl BaselineScore for Fgd<'_> {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
         self.best(node, kind).0
     }
 
-    fn gpus(&self, node: &Node, kind: &Kind) -> GpuSet {
+    fn gpus(&self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
         self.best(node, kind).1
     }
 }
 
 impl Fgd<'_> {
     /// The best score and the GPUs for it. A part of a GPU tries each; of equal ones the lowest.
-    fn best(&self, node: &Node, kind: &Kind) -> (u32, GpuSet) {
+    fn best(&self, node: &SimulatedNode, kind: &PodKind) -> (u32, GpuSet) {
         let before = self.0.fragments(node.into());
         let mut gpus = node.gpus.clone();
         let mut score_on = |chosen: GpuSet| {
@@ -57,7 +57,7 @@ impl Fgd<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::packing::cluster::{Cluster, Seat};
+    use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
     use crate::sim::packing::testing::{kind, setting};
 
     #[test]
@@ -65,8 +65,8 @@ mod tests {
         // Typical: a half and a whole GPU, as often.
         let setting = setting(&[(64_000, 2)], &[kind(1000, 1, 500), kind(1000, 1, 1000)]);
         let typical = Typical::of(&setting);
-        let mut cluster = Cluster::new(&setting, &[0]);
-        cluster.take(&setting.kinds[0], Seat { node: 0, gpus: GpuSet::one(1) });
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        cluster.take(&setting.kinds[0], SimulatedPlacement { node: 0, gpus: GpuSet::one(1) });
         let node = &cluster.nodes()[0];
         // Before, the second GPU's half is of no use to a whole one: 500 of two. On the second GPU nothing of that is left; on
         // the first, two halves are lost to it.
@@ -83,7 +83,7 @@ mod tests {
     fn of_equal_gpus_the_lowest_is_taken() {
         let setting = setting(&[(64_000, 3)], &[kind(1000, 1, 500)]);
         let typical = Typical::of(&setting);
-        let cluster = Cluster::new(&setting, &[0]);
+        let cluster = SimulatedCluster::new(&setting, &[0]);
         assert_eq!(Fgd(&typical).gpus(&cluster.nodes()[0], &setting.kinds[0]), GpuSet::one(0));
     }
 }

@@ -1,8 +1,8 @@
 //! Policies that weigh how much of what a node has free a pod takes.
 
-use super::{LARGEST_CPU, LARGEST_GPU, Score, TOP};
-use crate::sim::packing::cluster::Node;
-use crate::sim::packing::kinds::Kind;
+use super::{BaselineScore, LARGEST_CPU, LARGEST_GPU, TOP};
+use crate::sim::packing::cluster::SimulatedNode;
+use crate::sim::packing::kinds::PodKind;
 
 /// The least that is left over, of CPU and GPUs with equal weights.
 pub struct BestFit;
@@ -10,8 +10,8 @@ pub struct BestFit;
 /// The least product of what is free with what is asked for (Tetris, SIGCOMM 2014, turned round as in the published runs).
 pub struct DotProduct;
 
-impl Score for BestFit {
-    fn score(&self, node: &Node, kind: &Kind) -> u32 {
+impl BaselineScore for BestFit {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
         let part = |free: u64, asked: u64, largest: u32| {
             free.saturating_sub(asked) as f64 / f64::from(largest) * 0.5
         };
@@ -20,8 +20,8 @@ impl Score for BestFit {
     }
 }
 
-impl Score for DotProduct {
-    fn score(&self, node: &Node, kind: &Kind) -> u32 {
+impl BaselineScore for DotProduct {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
         let part = |free: u64, asked: u64, largest: u32| {
             (free as f64 / f64::from(largest)) * (asked as f64 / f64::from(largest))
         };
@@ -35,14 +35,14 @@ impl Score for DotProduct {
 mod tests {
     use super::*;
     use crate::scheduling::device::GpuSet;
-    use crate::sim::packing::cluster::{Cluster, Seat};
+    use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
     use crate::sim::packing::testing::{kind, setting};
 
     /// A node of 64 cores and two GPUs, of which the first has 400 thousandths left.
-    fn node() -> Node {
+    fn node() -> SimulatedNode {
         let setting = setting(&[(64_000, 2)], &[]);
-        let mut cluster = Cluster::new(&setting, &[0]);
-        cluster.take(&kind(0, 1, 600), Seat { node: 0, gpus: GpuSet::one(0) });
+        let mut cluster = SimulatedCluster::new(&setting, &[0]);
+        cluster.take(&kind(0, 1, 600), SimulatedPlacement { node: 0, gpus: GpuSet::one(0) });
         cluster.nodes()[0].clone()
     }
 
@@ -58,7 +58,7 @@ mod tests {
     fn the_dot_product_prefers_where_less_is_free() {
         // 0.5 × 0.5 + 0.175 × 0.125 = 0.271875, halved 0.1359375.
         assert_eq!(DotProduct.score(&node(), &kind(64_000, 1, 1000)), 86);
-        let empty = Cluster::new(&setting(&[(128_000, 8)], &[]), &[0]).nodes()[0].clone();
+        let empty = SimulatedCluster::new(&setting(&[(128_000, 8)], &[]), &[0]).nodes()[0].clone();
         assert_eq!(DotProduct.score(&empty, &kind(128_000, 8, 1000)), 0);
     }
 }

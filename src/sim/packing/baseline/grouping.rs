@@ -1,21 +1,21 @@
 //! Policies that look at what is on a node already: who is there, or which GPUs are in use.
 
-use super::{LARGEST_GPU, Score, TOP};
+use super::{BaselineScore, LARGEST_GPU, TOP};
 use crate::scheduling::device::GpuSet;
 use crate::sim::openb::WHOLE_GPU;
-use crate::sim::packing::cluster::{Node, Sort};
-use crate::sim::packing::kinds::Kind;
+use crate::sim::packing::cluster::{DemandSort, SimulatedNode};
+use crate::sim::packing::kinds::PodKind;
 
 /// Pods of one sort together: first nodes with that sort alone, then such as have it too, then empty ones, then those of
 /// others; within each quarter of the scale the fuller node.
 pub struct Clustering;
 
 /// GPUs in use before idle ones, nodes in use before idle ones.
-pub struct Packing;
+pub struct PackingBaseline;
 
-impl Score for Clustering {
-    fn score(&self, node: &Node, kind: &Kind) -> u32 {
-        let Some(sort) = Sort::of(kind) else { return 0 };
+impl BaselineScore for Clustering {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
+        let Some(sort) = DemandSort::of(kind) else { return 0 };
         let quarter = TOP / 4;
         let used = LARGEST_GPU.saturating_sub(node.free() as u32);
         let base = match (node.sorts.contains_key(&sort), node.sorts.len()) {
@@ -28,8 +28,8 @@ impl Score for Clustering {
     }
 }
 
-impl Score for Packing {
-    fn score(&self, node: &Node, kind: &Kind) -> u32 {
+impl BaselineScore for PackingBaseline {
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32 {
         if kind.gpus == 0 {
             return 0;
         }
@@ -48,7 +48,7 @@ impl Score for Packing {
 }
 
 /// As many GPUs as the pod asks for, the fullest that have room.
-fn fullest(node: &Node, kind: &Kind) -> GpuSet {
+fn fullest(node: &SimulatedNode, kind: &PodKind) -> GpuSet {
     let mut places: Vec<usize> = node.roomy(kind).collect();
     places.sort_by_key(|place| node.gpus[*place]);
     places.into_iter().take(kind.gpus as usize).collect()
@@ -57,14 +57,14 @@ fn fullest(node: &Node, kind: &Kind) -> GpuSet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::packing::cluster::{Cluster, Seat};
+    use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
     use crate::sim::packing::testing::{kind, setting};
 
     /// A node of four GPUs with these pods on it, by GPU.
-    fn node(pods: &[(Kind, &[usize])]) -> Node {
-        let mut cluster = Cluster::new(&setting(&[(64_000, 4)], &[]), &[0]);
+    fn node(pods: &[(PodKind, &[usize])]) -> SimulatedNode {
+        let mut cluster = SimulatedCluster::new(&setting(&[(64_000, 4)], &[]), &[0]);
         for (kind, gpus) in pods {
-            cluster.take(kind, Seat { node: 0, gpus: gpus.iter().copied().collect() });
+            cluster.take(kind, SimulatedPlacement { node: 0, gpus: gpus.iter().copied().collect() });
         }
         cluster.nodes()[0].clone()
     }
@@ -89,20 +89,20 @@ mod tests {
     #[test]
     fn packing_prefers_gpus_in_use_then_nodes_in_use() {
         let (part, pair) = (kind(0, 1, 300), kind(0, 2, 1000));
-        assert_eq!(Packing.score(&node(&[]), &part), 33 - 4);
+        assert_eq!(PackingBaseline.score(&node(&[]), &part), 33 - 4);
         let used = node(&[(kind(0, 1, 450), &[2])]);
         // 55 % of the chosen GPU is free: 100 − 55 / 10.
-        assert_eq!(Packing.score(&used, &part), 95);
-        assert_eq!(Packing.score(&used, &pair), 50 - 2);
-        assert_eq!(Packing.score(&used, &kind(0, 1, 600)), 50 - 1);
-        assert_eq!(Packing.score(&used, &kind(1000, 0, 0)), 0);
+        assert_eq!(PackingBaseline.score(&used, &part), 95);
+        assert_eq!(PackingBaseline.score(&used, &pair), 50 - 2);
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 600)), 50 - 1);
+        assert_eq!(PackingBaseline.score(&used, &kind(1000, 0, 0)), 0);
     }
 
     #[test]
     fn packing_counts_the_fullest_gpus_that_have_room() {
         let used = node(&[(kind(0, 1, 900), &[0]), (kind(0, 1, 200), &[1]), (kind(0, 1, 500), &[3])]);
         assert_eq!(fullest(&used, &kind(0, 1, 300)), GpuSet::one(3));
-        assert_eq!(Packing.score(&used, &kind(0, 1, 300)), 100 - 5);
-        assert_eq!(Packing.score(&used, &kind(0, 1, 100)), 100 - 1);
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 300)), 100 - 5);
+        assert_eq!(PackingBaseline.score(&used, &kind(0, 1, 100)), 100 - 1);
     }
 }

@@ -11,8 +11,8 @@ pub mod fit;
 pub mod grouping;
 pub mod scored;
 
-use super::cluster::Node;
-use super::kinds::Kind;
+use super::cluster::SimulatedNode;
+use super::kinds::PodKind;
 use crate::scheduling::device::GpuSet;
 
 /// The best score.
@@ -22,12 +22,12 @@ const LARGEST_CPU: u32 = 128_000;
 const LARGEST_GPU: u32 = 8000;
 
 /// How good a node is for a pod that fits there.
-pub trait Score {
+pub trait BaselineScore {
     /// 0 to 100.
-    fn score(&self, node: &Node, kind: &Kind) -> u32;
+    fn score(&self, node: &SimulatedNode, kind: &PodKind) -> u32;
 
     /// The GPUs that the pod gets there.
-    fn gpus(&self, node: &Node, kind: &Kind) -> GpuSet {
+    fn gpus(&self, node: &SimulatedNode, kind: &PodKind) -> GpuSet {
         node.tightest(kind)
     }
 }

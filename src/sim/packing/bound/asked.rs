@@ -6,21 +6,21 @@
 use super::Until;
 use crate::sim::packing::arrivals::Arrivals;
 use crate::sim::packing::curve;
-use crate::sim::packing::kinds::Setting;
-use crate::sim::packing::placer::Arrival;
+use crate::sim::packing::kinds::PlayedTrace;
+use crate::sim::packing::placer::PodArrival;
 
 /// Pods by kind, as their places in the setting's kinds: means, so fractions too.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Asked {
+pub struct DemandAtLoad {
     pub came: Vec<f64>,
     /// Of them, those for whom room was found, whatever came later.
     pub placed: Vec<f64>,
 }
 
-impl Asked {
+impl DemandAtLoad {
     /// Over the events at which what has been asked for rounds to so many hundredths of the GPUs; `None` if there are none. By
     /// seed: who came, and until when each kind's pods were all placed.
-    pub fn at(setting: &Setting, arrivals: &[Arrivals], until: &[Until], load: u64) -> Option<Self> {
+    pub fn at(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until], load: u64) -> Option<Self> {
         let runs = arrivals.iter().zip(until);
         let of: Vec<Self> =
             runs.filter_map(|(arrivals, until)| Self::of_one(setting, arrivals, until, load)).collect();
@@ -31,9 +31,9 @@ impl Asked {
         (!of.is_empty()).then(|| Self { came: mean(|one| &one.came), placed: mean(|one| &one.placed) })
     }
 
-    fn of_one(setting: &Setting, arrivals: &Arrivals, until: &Until, load: u64) -> Option<Self> {
+    fn of_one(setting: &PlayedTrace, arrivals: &Arrivals, until: &Until, load: u64) -> Option<Self> {
         let mut asked = 0;
-        let at_load = |arrival: Arrival| {
+        let at_load = |arrival: PodArrival| {
             asked += setting.kinds[arrival.kind].milli_gpus();
             curve::load(asked, setting.capacity()) == load
         };
@@ -42,7 +42,7 @@ impl Asked {
         let mut left = events;
         let none = vec![0.0; setting.kinds.len()];
         let mut counts = Self { came: none.clone(), placed: none };
-        for (Arrival { number, kind, .. }, is_at) in arrivals.iter(setting).zip(is_at) {
+        for (PodArrival { number, kind, .. }, is_at) in arrivals.iter(setting).zip(is_at) {
             // A pod has come at every event from its own on.
             counts.came[kind] += left / events;
             if number < until[kind] {
@@ -64,7 +64,9 @@ mod tests {
         // 0.1 GPUs of ten are a hundredth; the third pod asks for nothing, and comes at 1 % too.
         let setting = setting(&[(1000, 10)], &[kind(1, 1, 50), kind(1, 1, 500), kind(1, 0, 0)]);
         let arrivals = Arrivals { seed: 0, pods: vec![0, 0, 2, 1, 0], ranks: vec![0] };
-        let at = |load, until| Asked::at(&setting, std::slice::from_ref(&arrivals), &[vec![until; 3]], load);
+        let at = |load, until| {
+            DemandAtLoad::at(&setting, std::slice::from_ref(&arrivals), &[vec![until; 3]], load)
+        };
         // 50 rounds up to 1 %, as do 100 and 100.
         let first = at(1, 2).unwrap();
         assert_eq!(first.came, [1.0 + 2.0 / 3.0, 0.0, 1.0 / 3.0]);
@@ -79,7 +81,7 @@ mod tests {
         let of = |pods: &[usize]| Arrivals { seed: 0, pods: pods.to_vec(), ranks: vec![0] };
         let arrivals = [of(&[0]), of(&[1, 1]), of(&[1])];
         let until = [vec![1, 1], vec![0, 1], vec![1, 1]];
-        let asked = Asked::at(&setting, &arrivals, &until, 100).unwrap();
+        let asked = DemandAtLoad::at(&setting, &arrivals, &until, 100).unwrap();
         assert_eq!((asked.came, asked.placed), (vec![0.5, 1.0], vec![0.5, 0.5]));
     }
 }

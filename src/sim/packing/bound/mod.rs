@@ -3,27 +3,27 @@
 //!
 //! When more has been asked for than there is, somebody is turned away, and a policy that knew the future would choose whom: of
 //! such a one little more can be said than that GPUs have an end. Real policies place whoever fits. So there are two bounds: of
-//! [anybody](Bound::of_anybody_at_130), and of whoever [places at least those](Bound::at_130) whom the best policy that was played
+//! [anybody](AllocationBound::of_anybody_at_130), and of whoever [places at least those](AllocationBound::at_130) whom the best policy that was played
 //! placed before it turned away the first who accepts the same GPU models.
 
 pub mod asked;
 pub mod program;
 
 use super::arrivals::Arrivals;
-use super::cluster::Cluster;
-use super::kinds::{Kind, Setting};
-use super::placer::{Arrival, Placed, Placer};
-use super::policy::PackingPolicy;
+use super::cluster::SimulatedCluster;
+use super::kinds::{PlayedTrace, PodKind};
+use super::placer::{Placed, Placer, PodArrival};
+use super::policy::PlayedPolicy;
 use crate::sim::openb::WHOLE_GPU;
-use asked::Asked;
+use asked::DemandAtLoad;
 use program::{Unsolved, most};
 use serde::Serialize;
 
 /// Shares of all GPUs in hundredths; absent for a load at which nothing came.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Bound {
+pub struct AllocationBound {
     /// The policy that turned nobody away for longest.
-    pub begins_as: PackingPolicy,
+    pub begins_as: PlayedPolicy,
     /// What those asked for whom it had placed by then, whoever was turned away later: the mean over seeds.
     pub placed: f64,
     /// Of whoever places them too.
@@ -37,7 +37,7 @@ pub struct Bound {
 /// What a policy did with each seed until it first turned somebody away.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Beginning {
-    pub policy: PackingPolicy,
+    pub policy: PlayedPolicy,
     pub until: Vec<Until>,
 }
 
@@ -45,10 +45,10 @@ pub struct Beginning {
 /// that came before were placed, and stayed.
 pub type Until = Vec<usize>;
 
-impl Bound {
+impl AllocationBound {
     /// On the means over these seeds of what was allocated; `None` if nothing was played.
     pub fn of(
-        setting: &Setting,
+        setting: &PlayedTrace,
         arrivals: &[Arrivals],
         beginnings: &[Beginning],
     ) -> Result<Option<Self>, Unsolved> {
@@ -69,12 +69,17 @@ impl Bound {
     }
 }
 
-fn at(setting: &Setting, arrivals: &[Arrivals], until: &[Until], load: u64) -> Result<Option<f64>, Unsolved> {
-    let Some(asked) = Asked::at(setting, arrivals, until, load) else { return Ok(None) };
+fn at(
+    setting: &PlayedTrace,
+    arrivals: &[Arrivals],
+    until: &[Until],
+    load: u64,
+) -> Result<Option<f64>, Unsolved> {
+    let Some(asked) = DemandAtLoad::at(setting, arrivals, until, load) else { return Ok(None) };
     Ok(Some(hundredths(setting, most(setting, &asked)? * f64::from(WHOLE_GPU))))
 }
 
-fn placed(setting: &Setting, arrivals: &[Arrivals], until: &[Until]) -> f64 {
+fn placed(setting: &PlayedTrace, arrivals: &[Arrivals], until: &[Until]) -> f64 {
     let of = |(arrivals, until): (&Arrivals, &Until)| -> u64 {
         let placed = arrivals.iter(setting).filter(|arrival| arrival.number < until[arrival.kind]);
         placed.map(|arrival| setting.kinds[arrival.kind].milli_gpus()).sum()
@@ -83,21 +88,21 @@ fn placed(setting: &Setting, arrivals: &[Arrivals], until: &[Until]) -> f64 {
     hundredths(setting, asked as f64 / arrivals.len().max(1) as f64)
 }
 
-fn hundredths(setting: &Setting, milli: f64) -> f64 {
+fn hundredths(setting: &PlayedTrace, milli: f64) -> f64 {
     100.0 * milli / setting.capacity().max(1) as f64
 }
 
 /// Looks on as somebody places pods, until the first of each kind is turned away. Where somebody has to leave, that is the end
 /// for all kinds. Pods that no node could ever hold are turned away by everybody, and say nothing.
-pub struct Watched<'p> {
-    setting: &'p Setting,
+pub struct ObservedPlacer<'p> {
+    setting: &'p PlayedTrace,
     placer: Box<dyn Placer + 'p>,
     came: usize,
     until: Vec<Option<usize>>,
 }
 
-impl<'p> Watched<'p> {
-    pub fn new(setting: &'p Setting, placer: Box<dyn Placer + 'p>) -> Self {
+impl<'p> ObservedPlacer<'p> {
+    pub fn new(setting: &'p PlayedTrace, placer: Box<dyn Placer + 'p>) -> Self {
         let until = |kind| if setting.could_hold(kind) { None } else { Some(0) };
         Self { setting, placer, came: 0, until: setting.kinds.iter().map(until).collect() }
     }
@@ -107,7 +112,7 @@ impl<'p> Watched<'p> {
     }
 
     /// Nothing is known any more of what becomes of kinds like this.
-    fn stop(&mut self, is_like: impl Fn(&Kind) -> bool) {
+    fn stop(&mut self, is_like: impl Fn(&PodKind) -> bool) {
         for (until, kind) in self.until.iter_mut().zip(&self.setting.kinds) {
             if is_like(kind) {
                 until.get_or_insert(self.came);
@@ -116,8 +121,8 @@ impl<'p> Watched<'p> {
     }
 }
 
-impl Placer for Watched<'_> {
-    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+impl Placer for ObservedPlacer<'_> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         let placed = self.placer.place(cluster, arrival);
         let kind = &self.setting.kinds[arrival.kind];
         match &placed {

@@ -15,9 +15,9 @@
 //! What is left out, such as which node of a sort a pod is on, makes the bound higher, never lower. Prices that satisfy all
 //! constraints are an upper bound even where they are not the best; where rounds end early, a GPU is priced up until they do.
 
-use super::asked::Asked;
+use super::asked::DemandAtLoad;
 use crate::sim::openb::WHOLE_GPU;
-use crate::sim::packing::kinds::{Kind, Setting, Site};
+use crate::sim::packing::kinds::{PlayedNode, PlayedTrace, PodKind};
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Solution, Variable};
 use std::collections::BTreeMap;
 
@@ -41,16 +41,21 @@ pub enum Unsolved {
 const DEAREST: f64 = 1000.0;
 
 /// GPUs that can be allocated at most when so many of each kind have come.
-pub fn most(setting: &Setting, asked: &Asked) -> Result<f64, Unsolved> {
+pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved> {
     let mut problem = Problem::new(OptimizationDirection::Minimize);
     let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_hold(&setting.kinds[*kind]);
     let kinds: Vec<usize> = (0..setting.kinds.len()).filter(plays).collect();
-    let prices: Vec<(usize, Place)> =
-        kinds.iter().map(|kind| (*kind, Place::new(&mut problem, asked, *kind))).collect();
+    let prices: Vec<(usize, KindPrices)> =
+        kinds.iter().map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind))).collect();
     let mut sorts = Vec::new();
     for (site, count) in alike(setting) {
         let kinds = prices.iter().map(|(kind, place)| (&setting.kinds[*kind], *place));
-        sorts.push(Sort::new(&mut problem, site, count, kinds.filter(|(kind, _)| site.could_hold(kind))));
+        sorts.push(NodePrices::new(
+            &mut problem,
+            site,
+            count,
+            kinds.filter(|(kind, _)| site.could_hold(kind)),
+        ));
     }
     let solution = solved(problem.solve()?)?;
     let (solution, missed) = cut(solution, &sorts)?;
@@ -58,8 +63,8 @@ pub fn most(setting: &Setting, asked: &Asked) -> Result<f64, Unsolved> {
 }
 
 /// Nodes that are alike, and how many there are.
-fn alike(setting: &Setting) -> Vec<(&Site, f64)> {
-    let mut sorts: BTreeMap<_, (&Site, f64)> = BTreeMap::new();
+fn alike(setting: &PlayedTrace) -> Vec<(&PlayedNode, f64)> {
+    let mut sorts: BTreeMap<_, (&PlayedNode, f64)> = BTreeMap::new();
     for site in &setting.sites {
         sorts.entry((site.model, site.cpu, site.memory, site.gpus)).or_insert((site, 0.0)).1 += 1.0;
     }
@@ -68,13 +73,13 @@ fn alike(setting: &Setting) -> Vec<(&Site, f64)> {
 
 /// What it is worth that one more pod of a kind came, and what it costs that one more has to be placed.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct KindPrices {
     came: Variable,
     placed: Variable,
 }
 
-impl Place {
-    fn new(problem: &mut Problem, asked: &Asked, kind: usize) -> Self {
+impl KindPrices {
+    fn new(problem: &mut Problem, asked: &DemandAtLoad, kind: usize) -> Self {
         let placed = asked.placed[kind] * (1.0 - SLACK);
         Self {
             came: problem.add_var(asked.came[kind], (0.0, f64::INFINITY)),
@@ -84,7 +89,7 @@ impl Place {
 }
 
 /// The prices on nodes that are alike.
-struct Sort {
+struct NodePrices {
     /// Of all these nodes.
     gpus: f64,
     gpu: Variable,
@@ -92,12 +97,12 @@ struct Sort {
     parts: BTreeMap<u32, Variable>,
 }
 
-impl Sort {
+impl NodePrices {
     fn new<'s>(
         problem: &mut Problem,
-        site: &Site,
+        site: &PlayedNode,
         count: f64,
-        kinds: impl Iterator<Item = (&'s Kind, Place)>,
+        kinds: impl Iterator<Item = (&'s PodKind, KindPrices)>,
     ) -> Self {
         let any = (0.0, f64::INFINITY);
         let gpus = count * f64::from(site.gpus);
@@ -145,7 +150,7 @@ impl Sort {
 }
 
 /// Adds cuts until none is missed; what the prices of GPUs still lack, over all GPUs.
-fn cut(mut solution: Solution, sorts: &[Sort]) -> Result<(Solution, f64), Unsolved> {
+fn cut(mut solution: Solution, sorts: &[NodePrices]) -> Result<(Solution, f64), Unsolved> {
     for _ in 0..ROUNDS {
         let mut is_done = true;
         for sort in sorts {

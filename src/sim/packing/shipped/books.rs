@@ -1,18 +1,18 @@
 //! The trace's nodes and pods as the ledger meets them. All GPUs count alike, and a thousandth of one is a thousandth of the
 //! VRAM that may be promised of it; a pod of 1000 thousandths wants its GPUs to itself.
 
-use super::Standing;
+use super::PodTier;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
-use crate::scheduling::budget::BudgetSight;
+use crate::scheduling::budget::BudgetVisibility;
 use crate::scheduling::device::{Device, Health};
-use crate::scheduling::ledger::{Ledger, Seen, SeenState};
+use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
-use crate::scheduling::stake::{Shown, Stake, Stamp};
+use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::sim::openb::WHOLE_GPU;
-use crate::sim::packing::cluster::Seat;
-use crate::sim::packing::kinds::{Kind, Setting};
+use crate::sim::packing::cluster::SimulatedPlacement;
+use crate::sim::packing::kinds::{PlayedTrace, PodKind};
 use crate::units::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 const GPU: Bytes = Bytes::gib(80);
 
 /// Names whose order is that of the ranks.
-pub fn names(setting: &Setting, ranks: &[usize]) -> Vec<NodeName> {
+pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
     let width = ranks.len().to_string().len();
     let name = |(rank, site): (usize, &usize)| {
         let name = &setting.sites[*site].name;
@@ -34,9 +34,9 @@ pub fn names(setting: &Setting, ranks: &[usize]) -> Vec<NodeName> {
 }
 
 /// The nodes with their GPUs, under these names.
-pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[NodeName]) {
+pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
     // Nobody wrote a budget, and everybody knows it.
-    ledger.set_budget_sight(BudgetSight::Complete);
+    ledger.set_budget_sight(BudgetVisibility::Complete);
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
         let device = |index: u32| Device {
@@ -55,15 +55,15 @@ pub fn fill(ledger: &mut Ledger, setting: &Setting, ranks: &[usize], names: &[No
     }
 }
 
-/// What such a pod's manifest asks for, by [`Standing`]; nothing of Stowage's if it has no GPU.
-pub fn demands(setting: &Setting, kind: &Kind, policy: &Policy) -> Option<[Demand; 3]> {
+/// What such a pod's manifest asks for, by [`PodTier`]; nothing of Stowage's if it has no GPU.
+pub fn demands(setting: &PlayedTrace, kind: &PodKind, policy: &Policy) -> Option<[Demand; 3]> {
     let models: Arc<[GpuModel]> = models(setting, kind).cloned().collect();
     let demand = |standing| Demand { models: models.clone(), ..demand(kind, standing, policy) };
-    (kind.gpus > 0).then(|| Standing::ALL.map(demand))
+    (kind.gpus > 0).then(|| PodTier::ALL.map(demand))
 }
 
 /// The GPU models that a pod insists on; none if it runs on any.
-pub fn models<'s>(setting: &'s Setting, kind: &Kind) -> impl Iterator<Item = &'s GpuModel> {
+pub fn models<'s>(setting: &'s PlayedTrace, kind: &PodKind) -> impl Iterator<Item = &'s GpuModel> {
     let is_picky = kind.models.contains(&false);
     let named = setting.models.iter().zip(kind.models.clone());
     named.filter(move |(_, accepted)| is_picky && *accepted).map(|(model, _)| model)
@@ -73,33 +73,37 @@ pub fn uid(number: usize) -> PodUid {
     PodUid::parse(&format!("pod-{number}")).expect("digits are a name")
 }
 
-pub fn seen(uid: &PodUid, demand: Demand, state: SeenState) -> Seen {
+pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservation {
     let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
-    let shown = Some(Shown { stake: Stake::default(), stamp: Stamp::None, leaving: None });
-    Seen { uid: uid.clone(), key, demand, state, shown }
+    let shown = Some(ObservedDisruptionInfo {
+        stake: DisruptionInfo::default(),
+        stamp: CheckpointAge::None,
+        leaving: None,
+    });
+    PodObservation { uid: uid.clone(), key, demand, state, shown }
 }
 
 /// What a pod asks for over all its GPUs.
-pub fn vram(kind: &Kind, policy: &Policy) -> Bytes {
+pub fn vram(kind: &PodKind, policy: &Policy) -> Bytes {
     let promisable = GPU.minus(policy.headroom.default.of(GPU));
     let per_gpu = promisable.0 * u64::from(kind.milli) / u64::from(WHOLE_GPU);
     Bytes(per_gpu).times(kind.gpus.into())
 }
 
 /// Whether it wants its GPUs to itself.
-pub fn is_exclusive(kind: &Kind) -> bool {
+pub fn is_exclusive(kind: &PodKind) -> bool {
     kind.milli == WHOLE_GPU
 }
 
 /// Where a pod is, as its cluster's rank of nodes and places of GPUs.
-pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> Seat {
+pub fn seat(ledger: &Ledger, names: &[NodeName], node: &NodeName, devices: &[GpuUuid]) -> SimulatedPlacement {
     let rank = names.binary_search(node).expect("a pod is placed on a node that is there");
     let there = ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default();
     let chosen = |place: &usize| devices.contains(&there[*place].uuid);
-    Seat { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
+    SimulatedPlacement { node: rank, gpus: (0..there.len()).filter(chosen).collect() }
 }
 
-fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
+fn demand(kind: &PodKind, standing: PodTier, policy: &Policy) -> Demand {
     let (vram, gpus) = (vram(kind, policy).0.to_string(), kind.gpus.to_string());
     let (cpu, memory) = (format!("{}m", kind.cpu), kind.memory.to_string());
     let containers = [ContainerRequest {
@@ -110,7 +114,7 @@ fn demand(kind: &Kind, standing: Standing, policy: &Policy) -> Demand {
     }];
     let pod = PodRequest {
         priority: standing.priority(),
-        may_preempt: standing == Standing::Preemptor,
+        may_preempt: standing == PodTier::Preemptor,
         gpus: Some(&gpus),
         exclusive: is_exclusive(kind).then_some("true"),
         resources: &BTreeSet::from(["stowage.dev/vram"]),

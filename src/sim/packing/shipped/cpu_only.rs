@@ -2,16 +2,16 @@
 //! are the owner's. Two stand in for it here: one that goes by what free VRAM is worth, as Stowage does, and one that knows
 //! nothing of it. What they take of CPU decides what GPUs can still be used, so it matters which.
 
-use super::cpu_pods::CpuPods;
-use super::{Eviction, Standing};
-use crate::scheduling::ledger::{Cleared, Ledger};
+use super::cpu_pods::BestEffortCpuPods;
+use super::{PodTier, SimulatedEviction};
+use crate::scheduling::ledger::{Ledger, WithoutEvictable};
 use crate::scheduling::node::Node;
-use crate::scheduling::request::Companion;
+use crate::scheduling::request::HostResources;
 use crate::sim::packing::baseline::fit::BestFit;
 use crate::sim::packing::baseline::scored::Scored;
-use crate::sim::packing::cluster::{Cluster, Seat};
-use crate::sim::packing::kinds::{Kind, Setting};
-use crate::sim::packing::placer::{Arrival, Placed, Placer};
+use crate::sim::packing::cluster::{SimulatedCluster, SimulatedPlacement};
+use crate::sim::packing::kinds::{PlayedTrace, PodKind};
+use crate::sim::packing::placer::{Placed, Placer, PodArrival};
 use crate::units::{Bytes, MilliCpu};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -25,36 +25,47 @@ pub enum CpuRule {
 }
 
 pub struct CpuOnly<'s> {
-    setting: &'s Setting,
+    setting: &'s PlayedTrace,
     rule: CpuRule,
-    eviction: Eviction,
+    eviction: SimulatedEviction,
     best_fit: Scored<'s, BestFit>,
     /// Those that may be evicted.
-    pub evictable: CpuPods,
+    pub evictable: BestEffortCpuPods,
 }
 
 impl<'s> CpuOnly<'s> {
     /// Nobody is evicted.
-    pub fn new(setting: &'s Setting, rule: CpuRule) -> Self {
+    pub fn new(setting: &'s PlayedTrace, rule: CpuRule) -> Self {
         let best_fit = Scored::new(setting, BestFit);
-        Self { setting, rule, eviction: Eviction::Never, best_fit, evictable: CpuPods::default() }
+        Self {
+            setting,
+            rule,
+            eviction: SimulatedEviction::Never,
+            best_fit,
+            evictable: BestEffortCpuPods::default(),
+        }
     }
 
-    pub fn with(self, eviction: Eviction) -> Self {
+    pub fn with(self, eviction: SimulatedEviction) -> Self {
         Self { eviction, ..self }
     }
 
-    pub fn place(&mut self, ledger: &mut Ledger, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+    pub fn place(
+        &mut self,
+        ledger: &mut Ledger,
+        cluster: &SimulatedCluster,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         let placed = match self.rule {
             CpuRule::Worth if ledger.worth().is_learned() => {
                 let node = self.cheapest(ledger, cluster, kind, standing)?;
-                Placed::alone(Seat { node, gpus: Default::default() })
+                Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
             }
             CpuRule::Worth | CpuRule::BestFit => self.best_fit.place(cluster, arrival)?,
         };
-        if standing == Standing::BestEffort {
+        if standing == PodTier::BestEffort {
             self.evictable.put(placed.seat.node, arrival.number, kind);
         }
         Some(placed)
@@ -64,12 +75,13 @@ impl<'s> CpuOnly<'s> {
     fn cheapest(
         &self,
         ledger: &mut Ledger,
-        cluster: &Cluster,
-        kind: &Kind,
-        standing: Standing,
+        cluster: &SimulatedCluster,
+        kind: &PodKind,
+        standing: PodTier,
     ) -> Option<usize> {
         let snapshot = ledger.snapshot();
-        let (ledger, taken) = (&*ledger, Companion { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
+        let (ledger, taken) =
+            (&*ledger, HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
         let loss = |rank: &usize| {
             let (node, worth) = (&snapshot.nodes()[*rank], snapshot.worth());
             match self.cleared(ledger, node, *rank, standing) {
@@ -82,8 +94,14 @@ impl<'s> CpuOnly<'s> {
 
     /// The node as the pod should see it, where that is not as it is. A pod that stays is placed as if those who may be evicted
     /// had left: others who stay will have their GPUs, and need CPU beside them.
-    fn cleared(&self, ledger: &Ledger, node: &Node, rank: usize, standing: Standing) -> Option<Cleared> {
-        if self.eviction == Eviction::Never || standing == Standing::BestEffort {
+    fn cleared(
+        &self,
+        ledger: &Ledger,
+        node: &Node,
+        rank: usize,
+        standing: PodTier,
+    ) -> Option<WithoutEvictable> {
+        if self.eviction == SimulatedEviction::Never || standing == PodTier::BestEffort {
             return None;
         }
         let cleared = ledger.cleared(&node.name, standing.priority())?;
@@ -98,28 +116,28 @@ mod tests {
     use super::*;
     use crate::sim::openb::Qos;
     use crate::sim::packing::testing::{kind, setting};
-    use crate::sim::packing::world::World;
+    use crate::sim::packing::world::PackingRun;
 
     /// On which of two nodes a pod of ten cores lands: one with 16 cores or one with 64, the GPUs of both in the hands of pods that
     /// need a core each. Those to come need six.
-    fn node_for(qos: Qos, eviction: Eviction) -> usize {
+    fn node_for(qos: Qos, eviction: SimulatedEviction) -> usize {
         let kinds = [kind(1000, 1, 1000), kind(6000, 1, 1000), kind(10_000, 0, 0)];
         let mut setting = setting(&[(16_000, 2), (64_000, 2)], &kinds);
         setting.pods[0].qos = Some(Qos::BestEffort);
         setting.pods[2].qos = Some(qos);
         setting.pods.extend([setting.pods[1]; 9]);
-        let mut world = World::new(&setting, &[0, 1], None);
+        let mut world = PackingRun::new(&setting, &[0, 1], None);
         let mut shipped =
             Shipped::new(&setting, &[0, 1], eviction, CpuRule::Worth, Knowledge::of_all(&setting));
-        let mut admit = |number, kind| world.admit(Arrival { number, pod: kind, kind }, &mut shipped).node;
+        let mut admit = |number, kind| world.admit(PodArrival { number, pod: kind, kind }, &mut shipped).node;
         assert!((0..4).all(|number| admit(number, 0).is_some()));
         admit(4, 2).unwrap()
     }
 
     #[test]
     fn a_pod_that_stays_keeps_off_cpu_that_others_will_need_when_best_effort_pods_have_left() {
-        assert_eq!(node_for(Qos::LatencySensitive, Eviction::OfBestEffort), 1);
-        assert_eq!(node_for(Qos::BestEffort, Eviction::OfBestEffort), 0, "it leaves with them");
-        assert_eq!(node_for(Qos::LatencySensitive, Eviction::Never), 0, "they never leave");
+        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::OfBestEffort), 1);
+        assert_eq!(node_for(Qos::BestEffort, SimulatedEviction::OfBestEffort), 0, "it leaves with them");
+        assert_eq!(node_for(Qos::LatencySensitive, SimulatedEviction::Never), 0, "they never leave");
     }
 }

@@ -4,18 +4,23 @@
 use super::cpu_pods::less;
 use super::{Shipped, books};
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::decision::Hold;
+use crate::scheduling::decision::Reservation;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::preempt::{self, Effort, Rules, VictimSet};
-use crate::scheduling::request::Companion;
-use crate::sim::packing::cluster::{Cluster, Node};
-use crate::sim::packing::kinds::Kind;
-use crate::sim::packing::placer::{Arrival, Placed};
+use crate::scheduling::preempt::{self, BudgetRules, SearchEffort, VictimSet};
+use crate::scheduling::request::HostResources;
+use crate::sim::packing::cluster::{SimulatedCluster, SimulatedNode};
+use crate::sim::packing::kinds::PodKind;
+use crate::sim::packing::placer::{Placed, PodArrival};
 use crate::units::{Bytes, MilliCpu};
 
 impl Shipped<'_> {
     /// Who leaves is gone at once.
-    pub(super) fn make_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
+    pub(super) fn make_room(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
@@ -31,7 +36,7 @@ impl Shipped<'_> {
     }
 
     /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
-    fn cpu_pods_leaving(&self, cluster: &Cluster, set: &VictimSet, kind: &Kind) -> Vec<usize> {
+    fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
         let rank = self.rank_of(&set.node);
         let companion = |victim: &PodUid| self.ledger.entry(victim).map(|entry| entry.demand.companion);
         let freed = set.victims.iter().filter_map(companion);
@@ -43,7 +48,7 @@ impl Shipped<'_> {
     }
 
     /// Nodes are looked at closely only where it could be cheapest.
-    fn cheapest(&self, cluster: &Cluster, uid: &PodUid, kind: &Kind) -> Option<VictimSet> {
+    fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
         let demand = &self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?.demand;
         let claim = self.ledger.claim(uid);
         let mut prospects = self.ledger.prospects(&claim, demand);
@@ -56,21 +61,21 @@ impl Shipped<'_> {
             room.shortfall.companion = self.cpu_only.evictable.lack_without(rank, lack);
             preempt::seen(room, demand)
         };
-        preempt::cheapest_among(prospects, demand, Rules::Keep, Effort::default(), look)
+        preempt::cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::default(), look)
     }
 }
 
 /// What the stock scheduler's filters miss of CPU and memory: whoever leaves must free that too.
-fn lack(node: &Node, kind: &Kind) -> Companion {
-    Companion {
+fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
+    HostResources {
         cpu: MilliCpu(kind.cpu.saturating_sub(node.cpu)),
         memory: Bytes(kind.memory.saturating_sub(node.memory)),
     }
 }
 
-fn hold(ledger: &Ledger, set: &VictimSet) -> Option<Hold> {
+fn hold(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     let node = ledger.node(&set.node)?;
-    Some(Hold {
+    Some(Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
         victims: set.everyone().into(),

@@ -6,10 +6,10 @@ use crate::ids::NodeName;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::request::Companion;
-use crate::scheduling::worth::{EVERY, Mix, Wish, Worth};
-use crate::sim::packing::cluster::Cluster;
-use crate::sim::packing::kinds::Setting;
+use crate::scheduling::request::HostResources;
+use crate::scheduling::worth::{DemandHistory, DemandShape, EVERY, PackingModel};
+use crate::sim::packing::cluster::SimulatedCluster;
+use crate::sim::packing::kinds::PlayedTrace;
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 
@@ -21,17 +21,20 @@ pub enum Knowledge {
     Learned,
     /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
     /// arrivals.
-    Told { mix: Arc<Mix>, next_at: u64 },
+    Told { mix: Arc<DemandHistory>, next_at: u64 },
 }
 
 impl Knowledge {
     /// Of each pod of the trace, as if all had come already.
-    pub fn of_all(setting: &Setting) -> Self {
+    pub fn of_all(setting: &PlayedTrace) -> Self {
         let window = u16::try_from(setting.pods.len()).unwrap_or(u16::MAX);
         let policy = Policy::default();
-        let wishes: Vec<Option<Wish>> =
-            setting.kinds.iter().map(|kind| Wish::of(&books::demands(setting, kind, &policy)?[0])).collect();
-        let mut mix = Mix::of_last(window);
+        let wishes: Vec<Option<DemandShape>> = setting
+            .kinds
+            .iter()
+            .map(|kind| DemandShape::of(&books::demands(setting, kind, &policy)?[0]))
+            .collect();
+        let mut mix = DemandHistory::of_last(window);
         setting.pods.iter().filter_map(|pod| wishes[pod.kind].clone()).for_each(|wish| mix.arrive(wish));
         Self::Told { mix: Arc::new(mix), next_at: 0 }
     }
@@ -39,29 +42,29 @@ impl Knowledge {
 
 /// Keeps a ledger up to date beside its pods.
 #[derive(Debug, Default)]
-pub struct Upkeep {
+pub struct SimulatedUpkeep {
     knowledge: Knowledge,
     /// By rank: as which version of a node the ledger knows what CPU and memory it has left. No node has version 0.
     versions: Vec<u32>,
 }
 
-impl Upkeep {
+impl SimulatedUpkeep {
     pub fn knowing(knowledge: Knowledge) -> Self {
         Self { knowledge, versions: Vec::new() }
     }
 
     /// As often as `serve` does, which is before each pod: it is told of nodes that have changed, and learns if it is time to.
-    pub fn tick(&mut self, ledger: &mut Ledger, cluster: &Cluster, names: &[NodeName]) {
+    pub fn tick(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
         self.look_at_nodes(ledger, cluster, names);
         self.learn(ledger);
     }
 
-    fn look_at_nodes(&mut self, ledger: &mut Ledger, cluster: &Cluster, names: &[NodeName]) {
+    fn look_at_nodes(&mut self, ledger: &mut Ledger, cluster: &SimulatedCluster, names: &[NodeName]) {
         self.versions.resize(names.len(), 0);
         for (rank, node) in cluster.nodes().iter().enumerate() {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
-                let spare = Companion { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
+                let spare = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
                 ledger.set_spare(&names[rank], Some(spare));
             }
         }
@@ -78,7 +81,7 @@ impl Upkeep {
             Knowledge::Told { .. } => return,
         };
         let snapshot = ledger.snapshot();
-        let worth = Worth::learn(&mix, snapshot.nodes().iter().map(Node::site));
+        let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
         // The ledger copies one that somebody still reads.
         drop(snapshot);
         ledger.set_worth(worth);

@@ -13,20 +13,20 @@ pub mod learning;
 
 pub use cpu_only::CpuRule;
 
-use super::cluster::{Cluster, Seat};
-use super::kinds::{Kind, Setting};
-use super::placer::{Arrival, Placed, Placer};
+use super::cluster::{SimulatedCluster, SimulatedPlacement};
+use super::kinds::{PlayedTrace, PodKind};
+use super::placer::{Placed, Placer, PodArrival};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Placement;
-use crate::scheduling::ledger::{Assumption, Ledger, SeenState, SeenWaiting};
-use crate::scheduling::memo::Memo;
-use crate::scheduling::policy::{Limit, Policy};
-use crate::scheduling::rank::Attempt;
+use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting};
+use crate::scheduling::memo::ScoreCache;
+use crate::scheduling::policy::{Policy, TenantLimit};
+use crate::scheduling::rank::ScheduleAttempt;
 use crate::scheduling::request::Demand;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
 use cpu_only::CpuOnly;
-use learning::{Knowledge, Upkeep};
+use learning::{Knowledge, SimulatedUpkeep};
 use std::sync::Arc;
 
 /// So short that nobody has done work worth mentioning when it has to leave: pods differ in what they ask for, and in nothing
@@ -35,40 +35,40 @@ const BETWEEN_ARRIVALS: Millis = Millis(1);
 
 /// Whether pods may be evicted for others.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Eviction {
+pub enum SimulatedEviction {
     #[default]
     Never,
     /// Best-effort pods, for those that serve.
     OfBestEffort,
 }
 
-impl Eviction {
+impl SimulatedEviction {
     /// Where nobody is evicted all are equal.
-    pub fn standing(self, qos: Option<Qos>) -> Standing {
+    pub fn standing(self, qos: Option<Qos>) -> PodTier {
         match self {
-            Self::Never => Standing::Bystander,
-            Self::OfBestEffort => Standing::of(qos),
+            Self::Never => PodTier::Bystander,
+            Self::OfBestEffort => PodTier::of(qos),
         }
     }
 }
 
 pub struct Shipped<'s> {
-    setting: &'s Setting,
-    eviction: Eviction,
+    setting: &'s PlayedTrace,
+    eviction: SimulatedEviction,
     pub ledger: Ledger,
     policy: Arc<Policy>,
     /// By rank: in order, so that of equal nodes the lower rank is taken here too.
     names: Vec<NodeName>,
-    /// By kind and [`Standing`]; none of pods without GPUs.
+    /// By kind and [`PodTier`]; none of pods without GPUs.
     demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
-    upkeep: Upkeep,
-    memo: Memo,
+    upkeep: SimulatedUpkeep,
+    memo: ScoreCache,
 }
 
 /// What a pod is to the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
+pub enum PodTier {
     /// It serves; others may be evicted for it.
     Preemptor,
     /// Neither.
@@ -77,7 +77,7 @@ pub enum Standing {
     BestEffort,
 }
 
-impl Standing {
+impl PodTier {
     pub const ALL: [Self; 3] = [Self::Preemptor, Self::Bystander, Self::BestEffort];
 
     fn of(qos: Option<Qos>) -> Self {
@@ -98,9 +98,9 @@ impl Standing {
 
 impl<'s> Shipped<'s> {
     pub fn new(
-        setting: &'s Setting,
+        setting: &'s PlayedTrace,
         ranks: &[usize],
-        eviction: Eviction,
+        eviction: SimulatedEviction,
         cpu_rule: CpuRule,
         knowledge: Knowledge,
     ) -> Self {
@@ -116,30 +116,35 @@ impl<'s> Shipped<'s> {
             names,
             setting,
             cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
-            upkeep: Upkeep::knowing(knowledge),
-            memo: Memo::default(),
+            upkeep: SimulatedUpkeep::knowing(knowledge),
+            memo: ScoreCache::default(),
         }
     }
 
     /// Filter, prioritize and bind.
-    fn place_in_room(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<Placed> {
+    fn place_in_room(
+        &mut self,
+        cluster: &SimulatedCluster,
+        uid: &PodUid,
+        arrival: PodArrival,
+    ) -> Option<Placed> {
         let node = self.best(cluster, uid, arrival)?;
         let placement = self.bind(uid, &node)?;
         Some(Placed::alone(self.seat(&placement)))
     }
 
-    fn best(&mut self, cluster: &Cluster, uid: &PodUid, arrival: Arrival) -> Option<NodeName> {
+    fn best(&mut self, cluster: &SimulatedCluster, uid: &PodUid, arrival: PodArrival) -> Option<NodeName> {
         let kind = &self.setting.kinds[arrival.kind];
         self.ledger.begin_attempt(uid);
         let snapshot = self.ledger.snapshot();
         let demand = &self.ledger.entry(uid)?.demand;
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
-        let attempt = Attempt {
+        let attempt = ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
             just_failed: None,
             own_room: None,
             policy: &self.policy,
-            allowance: Limit::default(),
+            allowance: TenantLimit::default(),
         };
         let list = self.memo.shortlist(&snapshot, demand, names.into_iter(), attempt);
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
@@ -147,37 +152,37 @@ impl<'s> Shipped<'s> {
 
     /// The pod runs there from now on, and its engine answers at once: how long engines take to start is another question.
     fn bind(&mut self, uid: &PodUid, node: &NodeName) -> Option<Placement> {
-        let Ok(Assumption::New(placement)) = self.ledger.assume(uid, node) else { return None };
+        let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
         let devices = placement.recorded();
         self.ledger.confirm(uid, node, devices.clone());
         let demand = self.ledger.entry(uid)?.demand.clone();
-        let state = SeenState::Bound { node: node.clone(), devices, starting: false, ran: None };
+        let state = ObservedPhase::Bound { node: node.clone(), devices, starting: false, ran: None };
         self.ledger.see(books::seen(uid, demand, state));
         Some(placement)
     }
 
-    fn seat(&self, placement: &Placement) -> Seat {
+    fn seat(&self, placement: &Placement) -> SimulatedPlacement {
         books::seat(&self.ledger, &self.names, &placement.node, &placement.devices)
     }
 
-    fn demand(&self, arrival: Arrival) -> Option<Demand> {
+    fn demand(&self, arrival: PodArrival) -> Option<Demand> {
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         self.demands[arrival.kind].as_ref().map(|demands| demands[standing as usize].clone())
     }
 }
 
 impl Placer for Shipped<'_> {
-    fn place(&mut self, cluster: &Cluster, arrival: Arrival) -> Option<Placed> {
+    fn place(&mut self, cluster: &SimulatedCluster, arrival: PodArrival) -> Option<Placed> {
         self.ledger.expire(self.ledger.now() + BETWEEN_ARRIVALS);
         self.upkeep.tick(&mut self.ledger, cluster, &self.names);
         let Some(demand) = self.demand(arrival) else {
             return self.cpu_only.place(&mut self.ledger, cluster, arrival);
         };
         let uid = books::uid(arrival.number);
-        self.ledger.see(books::seen(&uid, demand, SeenState::Waiting(SeenWaiting::default())));
+        self.ledger.see(books::seen(&uid, demand, ObservedPhase::Waiting(ObservedWaiting::default())));
         let placed = self.place_in_room(cluster, &uid, arrival).or_else(|| match self.eviction {
-            Eviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
-            Eviction::Never => None,
+            SimulatedEviction::OfBestEffort => self.make_room(cluster, &uid, arrival),
+            SimulatedEviction::Never => None,
         });
         if placed.is_none() {
             self.ledger.note_refused(&uid, None);
@@ -193,7 +198,7 @@ impl Placer for Shipped<'_> {
 }
 
 /// Ranks of the nodes that the stock scheduler's filters let the pod come to.
-pub fn accepted(cluster: &Cluster, kind: &Kind) -> impl Iterator<Item = usize> {
+pub fn accepted(cluster: &SimulatedCluster, kind: &PodKind) -> impl Iterator<Item = usize> {
     let nodes = cluster.nodes().iter().enumerate();
     nodes.filter(|(_, node)| node.is_accepted(kind)).map(|(rank, _)| rank)
 }

@@ -5,7 +5,7 @@ use crate::scheduling::audit::audit;
 use crate::sim::openb::{Qos, built_in};
 use crate::sim::packing::arrivals::Arrivals;
 use crate::sim::packing::testing::{kind, setting};
-use crate::sim::packing::world::World;
+use crate::sim::packing::world::PackingRun;
 
 fn audited(shipped: &Shipped<'_>) {
     let violations = audit(&shipped.ledger);
@@ -21,10 +21,10 @@ fn promised(shipped: &Shipped<'_>) -> u64 {
 
 #[test]
 fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
-    let setting = Setting::of(&built_in::trace());
-    for eviction in [Eviction::Never, Eviction::OfBestEffort] {
+    let setting = PlayedTrace::of(&built_in::trace());
+    for eviction in [SimulatedEviction::Never, SimulatedEviction::OfBestEffort] {
         let arrivals = Arrivals::of(&setting, 42);
-        let mut world = World::new(&setting, &arrivals.ranks, None);
+        let mut world = PackingRun::new(&setting, &arrivals.ranks, None);
         let mut shipped =
             Shipped::new(&setting, &arrivals.ranks, eviction, CpuRule::default(), Knowledge::Learned);
         let mut evicted = 0;
@@ -37,19 +37,19 @@ fn the_books_are_right_after_every_event_and_agree_with_the_flat_cluster() {
             audited(&shipped);
             assert_eq!(promised(&shipped), world.cluster.allocated());
         }
-        assert_eq!(evicted > 0, eviction == Eviction::OfBestEffort);
+        assert_eq!(evicted > 0, eviction == SimulatedEviction::OfBestEffort);
     }
 }
 
 #[test]
 fn a_pod_goes_only_where_the_stock_filters_let_it() {
-    let picky = Kind { models: [false, true].into(), ..kind(1000, 1, 500) };
+    let picky = PodKind { models: [false, true].into(), ..kind(1000, 1, 500) };
     let setting = setting(&[(500, 1), (8000, 1)], &[kind(1000, 1, 500), picky]);
-    let cluster = Cluster::new(&setting, &[0, 1]);
+    let cluster = SimulatedCluster::new(&setting, &[0, 1]);
     let mut shipped =
-        Shipped::new(&setting, &[0, 1], Eviction::Never, CpuRule::default(), Knowledge::Learned);
+        Shipped::new(&setting, &[0, 1], SimulatedEviction::Never, CpuRule::default(), Knowledge::Learned);
     let place = |shipped: &mut Shipped<'_>, kind| {
-        shipped.place(&cluster, Arrival { number: kind, pod: kind, kind }).map(|placed| placed.seat.node)
+        shipped.place(&cluster, PodArrival { number: kind, pod: kind, kind }).map(|placed| placed.seat.node)
     };
     assert_eq!(place(&mut shipped, 0), Some(1));
     assert_eq!(place(&mut shipped, 1), None);
@@ -57,15 +57,16 @@ fn a_pod_goes_only_where_the_stock_filters_let_it() {
 }
 
 /// Two best-effort pods on one node with 8 CPUs and two GPUs, and then one that serves: where that goes, and who leaves for it.
-fn third_of(kinds: [Kind; 3]) -> (Option<usize>, Vec<usize>) {
+fn third_of(kinds: [PodKind; 3]) -> (Option<usize>, Vec<usize>) {
     let mut setting = setting(&[(8000, 2)], &kinds);
     for (pod, qos) in [(0, Qos::BestEffort), (1, Qos::BestEffort), (2, Qos::LatencySensitive)] {
         setting.pods[pod].qos = Some(qos);
     }
-    let mut world = World::new(&setting, &[0], None);
+    let mut world = PackingRun::new(&setting, &[0], None);
     let mut shipped =
-        Shipped::new(&setting, &[0], Eviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
-    let mut outcomes = (0..3).map(|pod| world.admit(Arrival { number: pod, pod, kind: pod }, &mut shipped));
+        Shipped::new(&setting, &[0], SimulatedEviction::OfBestEffort, CpuRule::default(), Knowledge::Learned);
+    let mut outcomes =
+        (0..3).map(|pod| world.admit(PodArrival { number: pod, pod, kind: pod }, &mut shipped));
     let last = outcomes.nth(2).unwrap();
     audited(&shipped);
     (last.node, last.evicted)

@@ -4,7 +4,7 @@
 
 mod panel;
 
-use crate::sim::packing::Line;
+use crate::sim::packing::PackingLine;
 use crate::sim::packing::curve::Point;
 use anyhow::{Context, Result, anyhow};
 use kuva::backend::raster::RasterBackend;
@@ -56,7 +56,7 @@ impl FromStr for PictureFile {
 
 impl PictureFile {
     /// Draws and writes it.
-    pub fn write(&self, title: &str, lines: &[Line]) -> Result<()> {
+    pub fn write(&self, title: &str, lines: &[PackingLine]) -> Result<()> {
         let scene = scene(title, lines);
         let bytes = match self.kind {
             PictureKind::Svg => SvgBackend::default().render_scene(&scene).into_bytes(),
@@ -71,7 +71,7 @@ impl PictureFile {
     }
 }
 
-fn scene(title: &str, lines: &[Line]) -> Scene {
+fn scene(title: &str, lines: &[PackingLine]) -> Scene {
     let mut scene = Scene::new(WIDTH, HEIGHT);
     scene.font_family = Some("DejaVu Sans, Verdana, sans-serif".into());
     scene.add(Primitive::Text {
@@ -102,13 +102,13 @@ fn scene(title: &str, lines: &[Line]) -> Scene {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::packing::PackingPolicy;
+    use crate::sim::packing::PlayedPolicy;
 
-    fn lines() -> Vec<Line> {
+    fn lines() -> Vec<PackingLine> {
         let point = |load| Point { load, allocated: (load as f64).min(92.0), fragmented: 5.0 };
         let points: Vec<Point> = (0..=130).map(point).collect();
-        let line = |policy| Line { points: points.clone(), ..Line::of(policy, &[], false) };
-        vec![line(PackingPolicy::Fgd), line(PackingPolicy::Stowage)]
+        let line = |policy| PackingLine { points: points.clone(), ..PackingLine::of(policy, &[], false) };
+        vec![line(PlayedPolicy::Fgd), line(PlayedPolicy::Stowage)]
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use crate::sim::packing::arrivals::LAST_LOAD;
 use crate::sim::packing::curve::Point;
-use crate::sim::packing::{Line, PackingPolicy};
+use crate::sim::packing::{PackingLine, PlayedPolicy};
 use kuva::plot::LinePlot;
 use kuva::render::layout::{ComputedLayout, Layout, TickFormat};
 use kuva::render::plots::Plot;
@@ -21,8 +21,8 @@ pub struct Panel {
 }
 
 /// A name at the end of a line, in pixels.
-struct Name {
-    policy: PackingPolicy,
+struct LineLabel {
+    policy: PlayedPolicy,
     text: String,
     /// Where the line ends.
     end: f64,
@@ -30,16 +30,16 @@ struct Name {
 }
 
 impl Panel {
-    pub fn draw(&self, lines: &[Line], first_load: u64, (width, height): (f64, f64)) -> Scene {
-        let shown = |line: &Line| {
+    pub fn draw(&self, lines: &[PackingLine], first_load: u64, (width, height): (f64, f64)) -> Scene {
+        let shown = |line: &PackingLine| {
             let points = line.points.iter().filter(|point| point.load >= first_load);
             points.map(|point| (point.load as f64, (self.of)(point))).collect::<Vec<_>>()
         };
-        let curves: Vec<(PackingPolicy, Vec<(f64, f64)>)> =
+        let curves: Vec<(PlayedPolicy, Vec<(f64, f64)>)> =
             lines.iter().map(|line| (line.policy, shown(line))).collect();
         let layout = || self.layout(&curves, first_load, (width, height));
         // Ours last: it lies on top.
-        let mut order: Vec<&(PackingPolicy, Vec<(f64, f64)>)> = curves.iter().collect();
+        let mut order: Vec<&(PlayedPolicy, Vec<(f64, f64)>)> = curves.iter().collect();
         order.sort_by_key(|(policy, _)| *policy);
         let plots = order.iter().map(|(policy, points)| plot(*policy, points)).collect();
         let mut scene = render_multiple(plots, layout());
@@ -50,7 +50,7 @@ impl Panel {
 
     fn layout(
         &self,
-        curves: &[(PackingPolicy, Vec<(f64, f64)>)],
+        curves: &[(PlayedPolicy, Vec<(f64, f64)>)],
         first_load: u64,
         (width, height): (f64, f64),
     ) -> Layout {
@@ -79,7 +79,7 @@ impl Panel {
 const STEP: f64 = 5.0;
 
 /// From the lowest to the highest figure, to the next steps of the axis.
-fn range(curves: &[(PackingPolicy, Vec<(f64, f64)>)]) -> (f64, f64) {
+fn range(curves: &[(PlayedPolicy, Vec<(f64, f64)>)]) -> (f64, f64) {
     let figures = || curves.iter().flat_map(|(_, points)| points.iter().map(|(_, figure)| *figure));
     let low = figures().fold(100.0, f64::min);
     let high = figures().fold(0.0, f64::max);
@@ -87,32 +87,32 @@ fn range(curves: &[(PackingPolicy, Vec<(f64, f64)>)]) -> (f64, f64) {
     (low, high.max(low + STEP))
 }
 
-fn plot(policy: PackingPolicy, points: &[(f64, f64)]) -> Plot {
-    let width = if policy == PackingPolicy::Stowage { 5.0 } else { 2.5 };
+fn plot(policy: PlayedPolicy, points: &[(f64, f64)]) -> Plot {
+    let width = if policy == PlayedPolicy::Stowage { 5.0 } else { 2.5 };
     LinePlot::new().with_data(points.to_vec()).with_color(colour(policy)).with_stroke_width(width).into()
 }
 
 /// Told apart by people who see no red or no green too (Okabe and Ito, 2008).
-fn colour(policy: PackingPolicy) -> &'static str {
+fn colour(policy: PlayedPolicy) -> &'static str {
     match policy {
-        PackingPolicy::Random => "#7f7f7f",
-        PackingPolicy::DotProduct => "#b8860b",
-        PackingPolicy::Clustering => "#56b4e9",
-        PackingPolicy::Packing => "#009e73",
-        PackingPolicy::BestFit => "#cc79a7",
-        PackingPolicy::Fgd => "#0072b2",
-        PackingPolicy::Stowage => "#d55e00",
-        PackingPolicy::StowageTold => "#e69f00",
+        PlayedPolicy::Random => "#7f7f7f",
+        PlayedPolicy::DotProduct => "#b8860b",
+        PlayedPolicy::Clustering => "#56b4e9",
+        PlayedPolicy::Packing => "#009e73",
+        PlayedPolicy::BestFit => "#cc79a7",
+        PlayedPolicy::Fgd => "#0072b2",
+        PlayedPolicy::Stowage => "#d55e00",
+        PlayedPolicy::StowageTold => "#e69f00",
     }
 }
 
-fn names(curves: &[(PackingPolicy, Vec<(f64, f64)>)], computed: &ComputedLayout) -> Vec<Name> {
-    let name = |(policy, points): &(PackingPolicy, Vec<(f64, f64)>)| {
+fn names(curves: &[(PlayedPolicy, Vec<(f64, f64)>)], computed: &ComputedLayout) -> Vec<LineLabel> {
+    let name = |(policy, points): &(PlayedPolicy, Vec<(f64, f64)>)| {
         let (_, figure) = points.last()?;
         let end = computed.map_y(*figure);
-        Some(Name { policy: *policy, text: format!("{} {figure:.1}", policy.name()), end, y: end })
+        Some(LineLabel { policy: *policy, text: format!("{} {figure:.1}", policy.name()), end, y: end })
     };
-    let mut names: Vec<Name> = curves.iter().filter_map(name).collect();
+    let mut names: Vec<LineLabel> = curves.iter().filter_map(name).collect();
     names.sort_by(|a, b| a.end.total_cmp(&b.end));
     let (top, bottom) = (computed.margin_top, computed.height - computed.margin_bottom);
     let mut ys: Vec<f64> = names.iter().map(|name| name.end).collect();
@@ -148,7 +148,7 @@ fn apart(ys: &mut [f64], top: f64, bottom: f64) {
     }
 }
 
-fn write(scene: &mut Scene, computed: &ComputedLayout, name: &Name) {
+fn write(scene: &mut Scene, computed: &ComputedLayout, name: &LineLabel) {
     let right = computed.width - computed.margin_right;
     let stroke = || colour(name.policy).into();
     scene.add(Primitive::Line {
@@ -168,7 +168,7 @@ fn write(scene: &mut Scene, computed: &ComputedLayout, name: &Name) {
         size: NAME_SIZE,
         anchor: TextAnchor::Start,
         rotate: None,
-        bold: name.policy == PackingPolicy::Stowage,
+        bold: name.policy == PlayedPolicy::Stowage,
         color: Some(stroke()),
     });
 }
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn the_axis_begins_and_ends_at_a_step() {
         let of =
-            |figures: [f64; 2]| range(&[(PackingPolicy::Fgd, vec![(70.0, figures[0]), (71.0, figures[1])])]);
+            |figures: [f64; 2]| range(&[(PlayedPolicy::Fgd, vec![(70.0, figures[0]), (71.0, figures[1])])]);
         assert_eq!(of([71.0, 96.2]), (70.0, 100.0));
         assert_eq!(of([0.0, 0.0]), (0.0, 5.0));
     }

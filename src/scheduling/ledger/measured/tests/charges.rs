@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn a_pod_above_its_grant_takes_from_what_is_free_and_one_below_gives_nothing() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("greedy", 20, Some(&["GPU-a"]), false);
     bench.see_bound("modest", 20, Some(&["GPU-b"]), false);
     bench.read([(26, &[("greedy", 26)]), (3, &[("modest", 3)])]);
@@ -13,7 +13,7 @@ fn a_pod_above_its_grant_takes_from_what_is_free_and_one_below_gives_nothing() {
 
 #[test]
 fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.read([(12, &[]), (0, &[])]);
     bench.read([(12, &[]), (0, &[])]);
     assert_eq!(bench.free(), [90, 90]);
@@ -25,7 +25,7 @@ fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
 
 #[test]
 fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
     (0..4).for_each(|_| bench.read([(25, &[]), (0, &[])]));
     assert_eq!(bench.free(), [60, 90]);
@@ -33,7 +33,7 @@ fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
 
 #[test]
 fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     (0..3).for_each(|_| bench.read([(10, &[]), (0, &[])]));
     bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
     assert_eq!(bench.free(), [50, 90]);
@@ -43,7 +43,7 @@ fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
 
 #[test]
 fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_it_runs() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("stray", 30, None, false);
     assert_eq!(bench.free(), [60, 60]);
     bench.read([(0, &[]), (28, &[("stray", 28)])]);
@@ -54,7 +54,7 @@ fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_i
 
 #[test]
 fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("drifted", 30, Some(&["GPU-a"]), false);
     bench.read([(0, &[]), (28, &[("drifted", 28)])]);
     assert_eq!(bench.free(), [60, 62]);
@@ -67,8 +67,8 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
     ledger.set_node(&node(), NodeKind::Stowage, Some(vec![device(0, "index-0"), device(1, "index-1")]));
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
-    let state = SeenState::Bound { node: node(), devices, starting: false, ran: None };
-    ledger.see(Seen { uid: uid("early"), key: key("early"), demand, state, shown: None });
+    let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
+    ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, shown: None });
     ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
     // The driver numbers the cards anew.
     ledger.report_devices(&node(), vec![device(0, "GPU-b"), device(1, "GPU-a")]).unwrap();
@@ -80,7 +80,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
 
 #[test]
 fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     (0..3).for_each(|_| bench.read([(60, &[]), (0, &[])]));
     assert_eq!(bench.free(), [30, 90]);
     bench.pass(1);
@@ -88,12 +88,12 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         uuid: gpu(uuid),
         used: None,
         attributed: Vec::new(),
-        pressure: Pressure::NONE,
+        pressure: EngineLoad::NONE,
     });
-    let reading = Reading {
+    let reading = NodeReading {
         sampled: bench.now,
         gpus: unread.into(),
-        holdings: Holdings::default(),
+        holdings: NodeModelSet::default(),
         in_flight: Vec::new(),
     };
     bench.ledger.read(&node(), reading);

@@ -4,17 +4,21 @@ use super::*;
 
 #[test]
 fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("job", 80, -1);
     bench.bind("other", 80, -1);
     bench.read([(80, &[("job", 80)]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.ledger.release(&uid("job"));
-    let verdict = |bench: &Bench| bench.ledger.own_room(&uid("urgent")).unwrap().1;
+    let verdict = |bench: &MeasurementFixture| bench.ledger.own_room(&uid("urgent")).unwrap().1;
     assert_eq!(
         verdict(&bench),
         Err(Misfit::VictimsLeaving { remaining: 1 }),
@@ -28,16 +32,20 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
 
 #[test]
 fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_nothing_of_it() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
-    let waiting = SeenWaiting { hold: Some(hold), ..SeenWaiting::default() };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    let waiting = ObservedWaiting { hold: Some(hold), ..ObservedWaiting::default() };
     let demand = bench.ledger.entry(&uid("urgent")).unwrap().demand.clone();
-    let (uid, key, state) = (uid("urgent"), key("urgent"), SeenState::Waiting(waiting));
-    bench.ledger.see(Seen { uid, key, demand, state, shown: None });
+    let (uid, key, state) = (uid("urgent"), key("urgent"), ObservedPhase::Waiting(waiting));
+    bench.ledger.see(PodObservation { uid, key, demand, state, shown: None });
     assert!(!bench.ledger.held()[0].is_free, "its process lives on");
     bench.read([(0, &[]), (0, &[])]);
     assert!(bench.ledger.held()[0].is_free);
@@ -45,13 +53,17 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
 
 #[test]
 fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_have_spoken() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     let demand = bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
-    let state = SeenState::Waiting(SeenWaiting { hold: Some(hold), ..SeenWaiting::default() });
-    bench.ledger.see(Seen { uid: uid("urgent"), key: key("urgent"), demand, state, shown: None });
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
+    let state = ObservedPhase::Waiting(ObservedWaiting { hold: Some(hold), ..ObservedWaiting::default() });
+    bench.ledger.see(PodObservation { uid: uid("urgent"), key: key("urgent"), demand, state, shown: None });
     assert!(!bench.ledger.held()[0].is_free, "nobody has looked");
     bench.pass(9);
     assert!(!bench.ledger.held()[0].is_free);
@@ -61,13 +73,17 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
 
 #[test]
 fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("job", 80, -1);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(600);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.pass(40);
     assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
@@ -80,14 +96,18 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
 
 #[test]
 fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("job", 80, -1);
     bench.bind("other", 80, -1);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
@@ -98,16 +118,20 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
 
 #[test]
 fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("greedy", 20, -1);
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
     let room = bench.ledger.room_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
-    let found = cheapest_victims(&room, &whole, Rules::Keep).unwrap();
+    let found = cheapest_victims(&room, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: found.victims.into(), deadline };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: found.victims.into(),
+        deadline,
+    };
     assert_eq!(bench.ledger.hold(&uid("whole"), hold), Ok(()));
 }

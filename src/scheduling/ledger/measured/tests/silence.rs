@@ -4,13 +4,13 @@ use super::*;
 
 #[test]
 fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     let pod = demand(10, 0, &Policy::default());
-    bench.read_with([(0, &[]), (0, &[])], Pressure::of(Percent::new(99), Some(0)));
+    bench.read_with([(0, &[]), (0, &[])], EngineLoad::of(Percent::new(99), Some(0)));
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
     bench.pass(5);
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Stale, [85, 85]));
-    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].pressure, Pressure::default());
+    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].pressure, EngineLoad::default());
     bench.pass(25);
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Expired, [85, 85]));
     assert_eq!(bench.verdict(&pod), Ok(()));
@@ -22,7 +22,7 @@ fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
 fn a_policy_may_refuse_a_node_that_nobody_sees() {
     let mut policy = Policy::default();
     policy.telemetry.expired = ExpiredRule::Refuse;
-    let mut bench = Bench::with(policy);
+    let mut bench = MeasurementFixture::with(policy);
     let pod = bench.wait("pod", 10, 0);
     assert_eq!(bench.verdict(&pod), Err(Misfit::Unseen));
     assert_eq!(bench.ledger.assume(&uid("pod"), &node()), Err(Misfit::Unseen.into()));
@@ -36,9 +36,9 @@ fn a_policy_may_refuse_a_node_that_nobody_sees() {
 
 #[test]
 fn an_old_report_is_as_old_as_its_sender_says() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     let sampled = bench.now.before(Millis::seconds(12));
     bench.ledger.set_now(bench.now);
-    bench.ledger.read(&node(), Reading { sampled, ..Reading::default() });
+    bench.ledger.read(&node(), NodeReading { sampled, ..NodeReading::default() });
     assert_eq!(bench.freshness(), Freshness::Stale);
 }

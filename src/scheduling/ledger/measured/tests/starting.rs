@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn two_engines_do_not_start_on_one_gpu_at_once() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     assert_eq!(bench.bind("first", 20, 0), ["GPU-a"]);
     assert_eq!(bench.bind("second", 20, 0), ["GPU-b"], "beside the first it would fit more tightly");
     let third = bench.wait("third", 20, 0);
@@ -17,7 +17,7 @@ fn two_engines_do_not_start_on_one_gpu_at_once() {
 
 #[test]
 fn a_start_gate_opens_after_twice_the_time_the_start_should_take() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("first", 15, 0);
     bench.bind("second", 15, 0);
     let third = bench.wait("third", 20, 0);
@@ -30,7 +30,7 @@ fn a_start_gate_opens_after_twice_the_time_the_start_should_take() {
 
 #[test]
 fn a_start_gate_opens_when_the_pod_is_released_or_its_binding_fails() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("first", 15, 0);
     bench.wait("second", 15, 0);
     bench.ledger.assume(&uid("second"), &node()).unwrap();
@@ -45,13 +45,13 @@ fn a_start_gate_opens_when_the_pod_is_released_or_its_binding_fails() {
 
 #[test]
 fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
     bench.see_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
     let job = bench.wait("job", 20, -1);
-    let full = |kv, queue| Pressure::of(Percent::new(kv), Some(queue));
-    let at = |bench: &mut Bench, pressure| {
+    let full = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
+    let at = |bench: &mut MeasurementFixture, pressure| {
         bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], pressure)
     };
     at(&mut bench, full(85, 0));
@@ -61,13 +61,13 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     assert_eq!(bench.verdict(&serving).unwrap_err().code(), "engines-busy");
     at(&mut bench, full(10, 33));
     assert_eq!(bench.verdict(&serving).unwrap_err().code(), "engines-busy");
-    at(&mut bench, Pressure::default());
+    at(&mut bench, EngineLoad::default());
     assert_eq!(bench.verdict(&serving), Ok(()), "what is not known is not held against it");
 }
 
 #[test]
 fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("tenant", 30, Some(&["GPU-a"]), false);
     let first = bench.wait("first", 20, 0);
     let second = bench.wait("second", 20, 0);
@@ -82,13 +82,17 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
 
 #[test]
 fn no_engine_starts_where_room_is_held_for_one() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.bind("job", 60, -1);
     bench.bind("other", 85, -1);
     bench.wait("urgent", 40, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold =
-        Hold { node: node(), devices: Arc::from([gpu("GPU-a")]), victims: Arc::from([uid("job")]), deadline };
+    let hold = Reservation {
+        node: node(),
+        devices: Arc::from([gpu("GPU-a")]),
+        victims: Arc::from([uid("job")]),
+        deadline,
+    };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");

@@ -1,11 +1,11 @@
 //! Who is asked again when a reading shows room.
 
 use super::*;
-use crate::scheduling::ledger::Gate;
+use crate::scheduling::ledger::SchedulingGate;
 
 #[test]
 fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.see_bound("other", 85, Some(&["GPU-b"]), false);
     bench.read([(70, &[]), (85, &[("other", 85)])]);
     (0..3).for_each(|_| bench.read([(70, &[]), (85, &[("other", 85)])]));
@@ -15,7 +15,7 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         let snapshot = bench.ledger.snapshot();
         bench.ledger.note_refused(&uid(name), Some(snapshot.set_of([0].into_iter())));
     }
-    let woken = |bench: &mut Bench| placed(&mut bench.ledger);
+    let woken = |bench: &mut MeasurementFixture| placed(&mut bench.ledger);
     bench.pass(2);
     assert!(woken(&mut bench).is_empty(), "nothing has changed");
     bench.read([(0, &[]), (85, &[("other", 85)])]);
@@ -37,7 +37,7 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
 
 #[test]
 fn refused_pods_are_looked_at_in_turn() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     let names = ["a", "b", "c", "d", "e"];
     for name in names {
         bench.wait(name, 95, 0);
@@ -53,7 +53,7 @@ fn refused_pods_are_looked_at_in_turn() {
 
 #[test]
 fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     bench.wait("old", 20, 0);
     bench.ledger.suppose_all_refused();
     bench.pass(2);
@@ -62,16 +62,16 @@ fn whoever_waits_when_a_replica_begins_to_lead_may_have_been_refused_before() {
 
 #[test]
 fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
-    let mut bench = Bench::new();
+    let mut bench = MeasurementFixture::new();
     let names: Vec<String> = (0..60).map(|n| format!("gated-{n:02}")).collect();
     for name in &names {
         let demand = bench.wait(name, 95, 0);
-        let waiting = SeenWaiting { gate: Gate::Planned, ..SeenWaiting::default() };
-        bench.ledger.see(Seen {
+        let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
+        bench.ledger.see(PodObservation {
             uid: uid(name),
             key: key(name),
             demand,
-            state: SeenState::Waiting(waiting),
+            state: ObservedPhase::Waiting(waiting),
             shown: None,
         });
     }
