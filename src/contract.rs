@@ -14,7 +14,7 @@ pub use acts::{
     plan_condition, without_our_gate,
 };
 pub use budget::budget;
-pub use shown::{shown_bound, shown_hold};
+pub use shown::{observed_binding, observed_reservation};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Placement, Reservation};
@@ -62,7 +62,7 @@ pub mod written {
 }
 
 /// The pod condition that makes a hold durable.
-pub const HOLD_CONDITION: &str = "stowage.dev/Hold";
+pub const RESERVED_CONDITION: &str = "stowage.dev/Hold";
 
 /// The pod condition whose change wakes a refused pod: the scheduler looks again at a pod of which anything changed.
 pub const RETRY_CONDITION: &str = "stowage.dev/Retry";
@@ -95,11 +95,11 @@ pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
 
 /// What a pod asks for.
 pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
-    judged_demand(pod, |traits| policy.judge(traits))
+    classified_demand(pod, |traits| policy.judge(traits))
 }
 
 /// The same, with someone who may know such pods already to judge it.
-pub fn judged_demand(
+pub fn classified_demand(
     pod: &Pod,
     judge: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
@@ -354,7 +354,7 @@ pub struct ReservationMessage {
 impl ReservationMessage {
     pub fn condition(&self, now: jiff::Timestamp) -> PodCondition {
         PodCondition {
-            type_: HOLD_CONDITION.into(),
+            type_: RESERVED_CONDITION.into(),
             status: "True".into(),
             reason: Some(if self.victims.is_empty() { "RoomIsFree" } else { "WaitingForVictims" }.into()),
             message: Some(serde_json::to_string(self).expect("names and times are always JSON")),
@@ -366,7 +366,7 @@ impl ReservationMessage {
     /// The hold a pod's condition describes, if it has one that stands.
     pub fn read(pod: &Pod) -> Option<Self> {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
-        let condition = conditions.iter().find(|c| c.type_ == HOLD_CONDITION && c.status == "True")?;
+        let condition = conditions.iter().find(|c| c.type_ == RESERVED_CONDITION && c.status == "True")?;
         serde_json::from_str(condition.message.as_deref()?).ok()
     }
 }
@@ -385,9 +385,9 @@ pub fn retry_condition(now: jiff::Timestamp) -> PodCondition {
 }
 
 /// The condition of a hold that has ended.
-pub fn ended_hold_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
+pub fn ended_reserved_condition(reason: &str, now: jiff::Timestamp) -> PodCondition {
     PodCondition {
-        type_: HOLD_CONDITION.into(),
+        type_: RESERVED_CONDITION.into(),
         status: "False".into(),
         reason: Some(reason.into()),
         last_transition_time: Some(Time(now)),

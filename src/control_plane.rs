@@ -56,7 +56,7 @@ pub trait ControlPlane: Send + Sync + 'static {
 
     /// Takes the gate `stowage.dev/plan` off the pod, and no other. It is no error where there is none. A pod of another
     /// UID is left alone.
-    fn lift_gate<'a>(
+    fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,

@@ -13,13 +13,13 @@ use stowage::cli::Cli;
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// What a shell says of one whose reader went away.
-const NOBODY_READS: u8 = 141;
+const BROKEN_PIPE: u8 = 141;
 
 fn main() -> ExitCode {
     match Cli::parse().run() {
         Ok(code) => code,
         // Whoever pipes it into `head` has read enough.
-        Err(error) if is_of_broken_pipe(&error) => ExitCode::from(NOBODY_READS),
+        Err(error) if is_of_broken_pipe(&error) => ExitCode::from(BROKEN_PIPE),
         Err(error) => {
             // Nobody may be there to read this either.
             let _ = writeln!(io::stderr(), "error: {error:#}");

@@ -15,8 +15,8 @@ pub use standing::{PolicyStanding, PolicyStatus, RefusedPolicy};
 
 use crate::scheduling::conflicts::Conflicts;
 use crate::scheduling::ledger::{Classifications, Ledger};
-use crate::scheduling::memo::ScoreCache;
 use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use crate::scheduling::score_cache::ScoreCache;
 use crate::scheduling::stock::ClusterFilters;
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
@@ -29,7 +29,7 @@ use std::time::Duration;
 pub struct Service {
     ledger: Mutex<Ledger>,
     stock: Mutex<ClusterFilters>,
-    memo: Mutex<ScoreCache>,
+    score_cache: Mutex<ScoreCache>,
     conflicts: Mutex<Conflicts>,
     judge: Classifier,
     pub clock: Clock,
@@ -63,7 +63,7 @@ impl Service {
             judge: Classifier::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
             stock: Mutex::default(),
-            memo: Mutex::default(),
+            score_cache: Mutex::default(),
             conflicts: Mutex::default(),
             gate: Leadership::new(clock),
             standing: PolicyStanding::new(clock.now()),
@@ -88,8 +88,8 @@ impl Service {
     }
 
     /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
-    pub fn memo(&self) -> MutexGuard<'_, ScoreCache> {
-        self.memo.lock()
+    pub fn score_cache(&self) -> MutexGuard<'_, ScoreCache> {
+        self.score_cache.lock()
     }
 
     /// The continuous audit: what the watches show of promised GPUs. Ask for no other lock while this is held.
@@ -105,7 +105,7 @@ impl Service {
     /// Brings another policy into force, in one step; the pods are judged by it beforehand, so that nobody waits for that.
     /// Takes a while on a large cluster: not for a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
-        let traits = self.ledger().to_judge();
+        let traits = self.ledger().to_classify();
         let mut judged = Classifications::default();
         for traits in traits {
             judged.entry(traits).or_insert_with_key(|traits| policy.judge(traits));

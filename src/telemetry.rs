@@ -49,7 +49,7 @@ pub struct Metrics {
     /// Writes to the API server by kind and outcome.
     pub writes: IntCounterVec,
     /// Edits of what Stowage recorded on a pod, and pods without a record.
-    pub pod_remarks: IntCounterVec,
+    pub pod_warnings: IntCounterVec,
     /// What shadow mode would have answered, by verb and how it compares.
     pub shadow: IntCounterVec,
     /// Handlers that panicked and were caught.
@@ -188,7 +188,7 @@ impl Metrics {
                 "Writes to the API server, by kind and outcome.",
                 &["kind", "outcome"],
             ),
-            pod_remarks: counters(
+            pod_warnings: counters(
                 "stowage_pod_remarks_total",
                 "Pods whose record is missing or was edited.",
                 &["remark"],

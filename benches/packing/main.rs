@@ -15,13 +15,13 @@ use std::time::Instant;
 use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::device::{Device, Health};
 use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
-use stowage::scheduling::memo::ScoreCache;
 use stowage::scheduling::node::{Node, NodeKind};
 use stowage::scheduling::policy::{Policy, TenantLimit};
 use stowage::scheduling::rank::{self, ScheduleAttempt, Score, shortlist};
 use stowage::scheduling::request::{
     ContainerRequest, ContainerRole, Demand, HostResources, PluginAmount, PodRequest,
 };
+use stowage::scheduling::score_cache::ScoreCache;
 use stowage::scheduling::snapshot::Snapshot;
 use stowage::scheduling::worth::PackingModel;
 use stowage::units::{Bytes, MilliCpu, Millis};
@@ -59,7 +59,7 @@ impl PackedCluster {
             ledger.report_devices(name, (0..GPUS).map(|gpu| device(n, gpu)).collect()).expect("eight GPUs");
             let left =
                 HostResources { cpu: MilliCpu(4000 + n as u64 * 997 % 90_000), memory: Bytes::gib(500) };
-            ledger.set_spare(name, Some(left));
+            ledger.set_free_host(name, Some(left));
         }
         cluster.ledger = ledger;
         for n in 0..nodes * GPUS as usize {
@@ -93,30 +93,30 @@ impl PackedCluster {
         println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
         assert!(worth.is_learned());
         drop(snapshot);
-        self.ledger.set_worth(worth);
+        self.ledger.set_packing_model(worth);
     }
 
     fn measure(&mut self, policy_name: &str, names: &[String]) {
         let [mut first, mut scoring, mut cold, mut warm, mut pass] = [(); 5].map(|()| Samples::default());
-        let mut memo = ScoreCache::default();
+        let mut score_cache = ScoreCache::default();
         let demand = demand(10);
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
             let policy = self.ledger.policy().clone();
-            let anew = Snapshot::clone(&snapshot).with_worth(self.ledger.worth().clone());
+            let anew = Snapshot::clone(&snapshot).with_packing_model(self.ledger.worth().clone());
             first.add(timed(|| best_of_all(&anew, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
             let fresh = shortlist(&anew, &demand, asked(names), attempt(&policy));
-            let remembered = memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
+            let remembered = score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy));
             assert_eq!(fresh, remembered, "what is remembered is what is found anew");
             cold.add(timed(|| shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
             drop(snapshot);
             let node = self.nodes[round * 17 % self.nodes.len()].clone();
             let cpu = MilliCpu(5000 + round as u64);
-            self.ledger.set_spare(&node, Some(HostResources { cpu, memory: Bytes::gib(500) }));
+            self.ledger.set_free_host(&node, Some(HostResources { cpu, memory: Bytes::gib(500) }));
             let snapshot = self.ledger.snapshot();
-            warm.add(timed(|| memo.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
-            pass.add(timed(|| memo.best(&snapshot, &demand, &policy)));
+            warm.add(timed(|| score_cache.shortlist(&snapshot, &demand, asked(names), attempt(&policy))));
+            pass.add(timed(|| score_cache.best(&snapshot, &demand, &policy)));
         }
         println!("{policy_name}");
         for (what, samples) in [
@@ -136,7 +136,13 @@ fn asked(names: &[String]) -> impl ExactSizeIterator<Item = &str> {
 }
 
 fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
-    ScheduleAttempt { limit: 4, just_failed: None, own_room: None, policy, allowance: TenantLimit::default() }
+    ScheduleAttempt {
+        limit: 4,
+        just_failed: None,
+        reserved_placement: None,
+        policy,
+        allowance: TenantLimit::default(),
+    }
 }
 
 /// The best node, without anything remembered or looked up.

@@ -64,7 +64,7 @@ pub fn time_filter_beside_planner() {
             std::thread::sleep(PACE.saturating_sub(start.elapsed()));
         }
         if round % 2 == 1 {
-            assert!(service.ledger().waiting_for_a_look() >= GATED * 9 / 10, "they still wait");
+            assert!(service.ledger().pending_count() >= GATED * 9 / 10, "they still wait");
             (0..GATED).for_each(|n| forget(&service, n));
         }
     }

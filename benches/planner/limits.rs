@@ -19,7 +19,7 @@ const FIRST: usize = 30_000_000;
 /// What the planner of a running Stowage gives one run.
 const STEPS: u64 = 50_000;
 const PLACES: usize = 256;
-const LOOKED_AT: usize = 2048;
+const PODS_PER_RUN: usize = 2048;
 /// From one tick to the next.
 const TICK: Millis = Millis(200);
 
@@ -102,7 +102,7 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
         (Samples::default(), Samples::default(), BTreeSet::new(), Samples::default());
     for _ in 0..60 {
         let start = Instant::now();
-        let queue = cluster.ledger.pending(LOOKED_AT);
+        let queue = cluster.ledger.pending(PODS_PER_RUN);
         let scratch = cluster.ledger.scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
@@ -133,7 +133,7 @@ fn bounds() -> PlanBounds<'static> {
 
 fn one_run(cluster: &mut FullCluster, stock: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
-    let queue = cluster.ledger.pending(LOOKED_AT);
+    let queue = cluster.ledger.pending(PODS_PER_RUN);
     let scratch = cluster.ledger.scratch();
     let plan = plan_within(scratch, stock, &queue, bounds());
     (plan, start.elapsed())
@@ -153,7 +153,7 @@ fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
                 }
             }
             PlanStep::Wake { uid, .. } => ledger.note_woken(uid),
-            PlanStep::Wait { uid, .. } => ledger.note_sought(uid, generation),
+            PlanStep::Wait { uid, .. } => ledger.note_no_placement(uid, generation),
         }
     }
 }

@@ -67,11 +67,11 @@ fn time_decisions() {
         let start = Instant::now();
         let claim = cluster.ledger.claim(&uid);
         let claimed = start.elapsed();
-        let prospects = cluster.ledger.prospects(&claim, &demand);
+        let cost_bounds = cluster.ledger.cost_bounds(&claim, &demand);
         let gathered = start.elapsed();
         let mut survey = cluster.ledger.survey(&claim, &demand);
         let set = cheapest_among(
-            prospects,
+            cost_bounds,
             &demand,
             BudgetRules::Keep,
             SearchEffort::default(),
@@ -113,8 +113,8 @@ fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
     let demand = &cluster.ledger.entry(uid)?.demand;
     let claim = cluster.ledger.claim(uid);
     let mut survey = cluster.ledger.survey(&claim, demand);
-    let prospects = cluster.ledger.prospects(&claim, demand);
-    cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::default(), |node: &NodeName| {
+    let cost_bounds = cluster.ledger.cost_bounds(&claim, demand);
+    cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), |node: &NodeName| {
         seen(survey.room(node)?, demand)
     })
 }
@@ -128,7 +128,7 @@ fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool
         deadline: cluster.ledger.now() + Millis::seconds(60),
     };
     let is_held = cluster.ledger.hold(uid, hold).is_ok();
-    cluster.ledger.drop_hold(uid);
+    cluster.ledger.release_reservation(uid);
     is_held
 }
 
@@ -142,7 +142,7 @@ fn compare_prices() {
         let vram = Bytes::gib(30 + dice.below(40) as u64);
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
         let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
-        let rooms = cluster.ledger.rooms_for(&cluster.ledger.claim(&uid), &cluster.nodes);
+        let rooms = cluster.ledger.candidates_for(&cluster.ledger.claim(&uid), &cluster.nodes);
         let ours = cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::default());
         let Some(ours) = ours else { continue };
         let long =

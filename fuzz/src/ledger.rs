@@ -156,14 +156,14 @@ impl LedgerRace {
                 }
             }
             _ => {
-                ledger.drop_hold(&uid);
-                self.end_hold(&uid);
+                ledger.release_reservation(&uid);
+                self.end_reservation(&uid);
             }
         }
     }
 
     /// The pod's condition says that its hold has ended.
-    fn end_hold(&mut self, uid: &PodUid) {
+    fn end_reservation(&mut self, uid: &PodUid) {
         if let Some((_, hold)) = self.pods.get_mut(uid) {
             *hold = None;
         }
@@ -210,7 +210,7 @@ impl LedgerRace {
         let (now, term) = (self.now, self.term);
         let ledger = &mut self.replicas[self.acting].ledger;
         let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = ledger.room_for(&ledger.claim(uid), node) else { return };
+        let Some(room) = ledger.candidate_for(&ledger.claim(uid), node) else { return };
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let devices = &ledger.node(node).expect("the node has room").devices;
         let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
@@ -276,7 +276,7 @@ impl LedgerRace {
                 self.replicas[by].ledger.forget(&uid)
             }
             Write::Hold { term, uid, .. } if term == self.term => {
-                self.replicas[self.acting].ledger.drop_hold(&uid);
+                self.replicas[self.acting].ledger.release_reservation(&uid);
             }
             _ => {}
         }
@@ -287,9 +287,9 @@ impl LedgerRace {
         let ledger = &mut self.replicas[self.acting].ledger;
         let mut ended = ledger.expire(self.now);
         // What another leader held and this one did not take over is ended by a write.
-        ended.extend(ledger.take_unknown_holds());
-        self.replicas[(self.acting + 1) % REPLICAS].ledger.expire_but_holds(self.now);
-        ended.iter().for_each(|uid| self.end_hold(uid));
+        ended.extend(ledger.take_unknown_reservations());
+        self.replicas[(self.acting + 1) % REPLICAS].ledger.expire_except_reservations(self.now);
+        ended.iter().for_each(|uid| self.end_reservation(uid));
     }
 
     fn describe(&mut self, name: NodeName, number: u8, amount: u8) {

@@ -186,7 +186,7 @@ fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCap
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
-    NodeCapacityState { kind, advertised: record.advertised, gpus, promised: ledger.promised_on(name) }
+    NodeCapacityState { kind, advertised: record.advertised, gpus, promised: ledger.reserved_sum_on(name) }
 }
 
 /// Until a node is written to again, after so many failures in a row.
@@ -205,7 +205,7 @@ async fn patch(
     limit: Duration,
 ) -> Result<(), String> {
     // There may be many nodes before this one, and the lease may have passed on meanwhile.
-    if let Some(reason) = service.gate.reason_shut() {
+    if let Some(reason) = service.gate.reason_not_leading() {
         return Err(reason.into());
     }
     let patch = Patch::Merge(serde_json::json!({ "status": { "capacity": { VRAM: wanted.0.to_string() } } }));

@@ -21,9 +21,9 @@ use tokio::task::JoinSet;
 /// A conflict counts after two seconds: more looks would find nothing sooner.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Conflicts that one look logs, and tells pods of. A fault that strikes every node at once must not drown all other words.
-const SAID_AT_ONCE: usize = 20;
+const REPORTED_AT_ONCE: usize = 20;
 /// Conflicts that wait to be told. Beyond these the oldest are not told any more; the gauge counts them all the same.
-const UNTOLD: usize = 1024;
+const UNREPORTED_LIMIT: usize = 1024;
 /// Evictions at a time.
 const EVICTIONS: usize = 8;
 /// After an eviction that came to nothing: doubled each time, up to ten minutes.
@@ -119,12 +119,12 @@ impl ConflictAudit {
         self.untold.extend(begun);
         let events = &self.service.metrics.events;
         let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
-        let too_many = self.untold.len().saturating_sub(UNTOLD);
+        let too_many = self.untold.len().saturating_sub(UNREPORTED_LIMIT);
         dropped.inc_by(self.untold.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
     }
 
     fn tell(&mut self) {
-        let told = self.untold.len().min(SAID_AT_ONCE);
+        let told = self.untold.len().min(REPORTED_AT_ONCE);
         for conflict in self.untold.drain(..told) {
             let text = conflict.to_string();
             for party in &conflict.parties {
@@ -223,13 +223,13 @@ fn with_devices(service: &Service, nodes: Vec<NodeName>) -> Vec<(NodeName, Arc<[
 }
 
 fn log(look: &AuditRound) {
-    for conflict in look.begun.iter().take(SAID_AT_ONCE) {
+    for conflict in look.begun.iter().take(REPORTED_AT_ONCE) {
         tracing::error!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "{conflict}");
     }
-    if let Some(more @ 1..) = look.begun.len().checked_sub(SAID_AT_ONCE) {
+    if let Some(more @ 1..) = look.begun.len().checked_sub(REPORTED_AT_ONCE) {
         tracing::error!(more, "more GPUs are in conflict: see the metric stowage_conflicts");
     }
-    for conflict in look.ended.iter().take(SAID_AT_ONCE) {
+    for conflict in look.ended.iter().take(REPORTED_AT_ONCE) {
         tracing::info!(kind = conflict.kind.code(), node = %conflict.node, gpu = %conflict.gpu, "the conflict is over");
     }
 }

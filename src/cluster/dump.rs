@@ -257,7 +257,7 @@ impl ControlPlane for DumpControlPlane {
         ready(EvictionOutcome::Refused { message }).boxed()
     }
 
-    fn lift_gate<'a>(
+    fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,

@@ -12,7 +12,7 @@
 mod budgets;
 mod conflicts;
 mod stock;
-mod strays;
+mod unplannable_pods;
 
 use crate::contract::{self, ReservationMessage};
 use crate::control_plane::{PodEvent, PodEventReason};
@@ -37,7 +37,7 @@ pub struct ClusterIndex {
     /// Pods of which something remarkable stands.
     remarks: BTreeMap<PodUid, PodWarning>,
     /// Behind the planner's gate, and nothing that the planner would place.
-    strays: BTreeMap<PodUid, (PodKey, WaitReason)>,
+    unplannable_pods: BTreeMap<PodUid, (PodKey, WaitReason)>,
     /// While a list comes in: what was known when it began and has not been in it yet.
     unlisted_pods: FxHashSet<PodUid>,
     unlisted_nodes: BTreeSet<NodeName>,
@@ -84,7 +84,7 @@ impl ClusterIndex {
         self.unlisted_pods.remove(&uid);
         stock::see(service, &uid, pod);
         if !contract::asks_for_gpu(pod) {
-            self.note_stray(&uid, &key, pod, true);
+            self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
         }
         if contract::is_finished(pod) || contract::waits_for_its_end(pod) {
@@ -95,7 +95,7 @@ impl ClusterIndex {
         conflicts::see(service, &uid, &key, pod);
         let remark = see(service, pod, &uid);
         let is_known = service.ledger().entry(&uid).is_some();
-        self.note_stray(&uid, &key, pod, !is_known);
+        self.note_unplannable_pod(&uid, &key, pod, !is_known);
         self.note(service, &uid, remark);
         (remark != PodWarning::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
     }
@@ -115,7 +115,7 @@ impl ClusterIndex {
     pub fn begin_pods(&mut self, service: &Service) {
         self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
         self.unlisted_pods.extend(service.stock().pods().cloned());
-        self.unlisted_pods.extend(self.strays.keys().cloned());
+        self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
     }
 
@@ -127,7 +127,7 @@ impl ClusterIndex {
             stock::forget(service, uid);
             service.conflicts().forget(uid);
             self.remarks.remove(uid);
-            self.strays.remove(uid);
+            self.unplannable_pods.remove(uid);
         }
         service.conflicts().end_list();
         self.pods.retain(|_, uid| !gone.contains(uid));
@@ -146,7 +146,7 @@ impl ClusterIndex {
     /// does, or after it was deleted; the second would stay for ever. Sweep no more often than a watch may lag; a hold
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
-        let strangers = self.strangers_in(&service.ledger());
+        let strangers = self.foreign_pods_in(&service.ledger());
         for uid in strangers.intersection(&self.strangers) {
             service.ledger().release(uid);
         }
@@ -176,7 +176,7 @@ impl ClusterIndex {
         ledger.share_labels(&name, labels);
         drop(ledger);
         machine.into_iter().for_each(|machine| service.stock().set_machine(machine));
-        stock::tell_spare(service, &name);
+        stock::tell_free_host(service, &name);
         self.nodes.insert(name, record);
     }
 
@@ -232,7 +232,7 @@ impl ClusterIndex {
         stock::forget(service, uid);
         service.conflicts().forget(uid);
         self.remarks.remove(uid);
-        self.strays.remove(uid);
+        self.unplannable_pods.remove(uid);
         if self.pods.get(key) == Some(uid) {
             self.pods.remove(key);
         }
@@ -255,11 +255,11 @@ impl ClusterIndex {
             return;
         };
         if self.remarks.insert(uid.clone(), remark) != Some(remark) {
-            service.metrics.pod_remarks.with_label_values(&[code]).inc();
+            service.metrics.pod_warnings.with_label_values(&[code]).inc();
         }
     }
 
-    fn strangers_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
+    fn foreign_pods_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
         let waits = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.hold().is_none();
         let unknown = |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key) != Some(uid);
         let entries = ledger.entries().into_iter();
@@ -279,13 +279,13 @@ impl ClusterIndex {
 /// The pod into the books. It is read before they are locked: a filter may be waiting for them.
 fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     let policy = service.ledger().policy().clone();
-    let hold = recorded_hold(service, pod);
+    let hold = recorded_reservation(service, pod);
     let holds = hold.is_some();
     let seen = contract::seen(pod, &policy, hold, jiff::Timestamp::now());
     let mut ledger = service.ledger();
     // Only a leader makes holds, and knows of one before its condition is written: every other replica believes the pod.
     if !holds && ledger.leader().is_none() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
-        ledger.unsee_hold(uid);
+        ledger.forget_observed_reservation(uid);
     }
     match seen {
         Some(seen) => ledger.see(seen),
@@ -299,7 +299,7 @@ fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     }
 }
 
-fn recorded_hold(service: &Service, pod: &Pod) -> Option<Reservation> {
+fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
     let ReservationMessage { node, devices, victims, deadline, .. } = ReservationMessage::read(pod)?;
     Some(Reservation { node, devices, victims, deadline: service.clock.to_moment(deadline) })
 }

@@ -24,17 +24,17 @@ impl PackingLearner {
         let service = &self.service;
         let (mix, snapshot) = {
             let mut ledger = service.ledger();
-            if !ledger.is_worth_due() {
+            if !ledger.is_packing_model_due() {
                 return;
             }
-            (ledger.mix_to_learn(), ledger.snapshot())
+            (ledger.demand_history_to_learn(), ledger.snapshot())
         };
         let service = service.clone();
         self.at_work = Some(tokio::task::spawn_blocking(move || {
             let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
             // Before the ledger is asked for: it copies a snapshot that somebody still reads.
             drop(snapshot);
-            service.ledger().set_worth(worth);
+            service.ledger().set_packing_model(worth);
             // Who asks first finds every node summed up.
             let snapshot = service.ledger().snapshot();
             snapshot.sum_up();

@@ -105,7 +105,7 @@ impl ControlPlane for Recorder {
         Box::pin(std::future::ready(outcome))
     }
 
-    fn lift_gate<'a>(
+    fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         _: &'a PodUid,

@@ -5,7 +5,7 @@
 
 use super::index::ClusterIndex;
 use super::learning::PackingLearner;
-use super::planner::{Planner, STRAYS_AT_ONCE};
+use super::planner::{Planner, UNPLANNABLE_AT_ONCE};
 use crate::control_plane::ControlPlane;
 use crate::service::Service;
 use crate::units::{Millis, Moment};
@@ -63,18 +63,19 @@ impl LedgerUpkeep {
         match is_open {
             true => {
                 let mut ledger = self.service.ledger();
-                let (ended, unknown) = (ledger.expire(now), ledger.take_unknown_holds());
+                let (ended, unknown) = (ledger.expire(now), ledger.take_unknown_reservations());
                 drop(ledger);
                 self.planner.end(ended);
                 self.planner.end_unknown(unknown);
-                let after = self.planner.strays_after().cloned();
-                let strays = self.index.lock().strays_after(after.as_ref(), STRAYS_AT_ONCE);
-                self.planner.let_through(strays);
+                let after = self.planner.unplannable_pods_after().cloned();
+                let unplannable_pods =
+                    self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
+                self.planner.let_through(unplannable_pods);
                 self.planner.tick();
             }
             // Who ends a hold has to clear it: that is for whoever acts.
             false => {
-                self.service.ledger().expire_but_holds(now);
+                self.service.ledger().expire_except_reservations(now);
                 self.planner.rest();
             }
         }

@@ -2,7 +2,7 @@
 //!
 //! Words and shapes only. Which of them are written, and when, is decided elsewhere.
 
-use super::{HOLD_CONDITION, RETRY_CONDITION};
+use super::{RESERVED_CONDITION, RETRY_CONDITION};
 use crate::control_plane::{EvictionCondition, PlanState};
 use crate::ids::NodeName;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
@@ -19,7 +19,7 @@ pub const PLAN_CONDITION: &str = "stowage.dev/Plan";
 pub const EVICTED_CONDITION: &str = "stowage.dev/Evicted";
 
 /// Every condition that Stowage writes. The admission policy keeps others from the first two.
-pub const CONDITIONS: [&str; 4] = [HOLD_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
+pub const CONDITIONS: [&str; 4] = [RESERVED_CONDITION, PLAN_CONDITION, EVICTED_CONDITION, RETRY_CONDITION];
 
 /// Which scheduling gates a pod is under.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

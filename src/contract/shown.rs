@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use std::sync::Arc;
 
 /// A bound pod; `None` if it has no node. One without a record that can be read has no GPUs.
-pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
+pub fn observed_binding(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
     let node = pod.spec.as_ref()?.node_name.as_deref().filter(|name| !name.is_empty())?;
     let node = NodeName::parse(node).ok()?;
     // Of a device plugin's GPUs nothing is recorded: whatever the annotation says was not written by Stowage.
@@ -34,7 +34,7 @@ pub fn shown_bound(pod: &Pod, key: &PodKey) -> Option<AuditedPod> {
 
 /// What a waiting pod's hold keeps; `None` if it has none that stands, or nobody understands what the pod asks for. `moment`
 /// says when a wall time is.
-pub fn shown_hold(
+pub fn observed_reservation(
     pod: &Pod,
     key: &PodKey,
     policy: &Policy,
@@ -101,7 +101,8 @@ mod tests {
     }
 
     fn shown(annotations: Value, status: Value) -> (Vec<String>, Grant) {
-        let shown = shown_bound(&pod(annotations, status), &PodKey::parse("default", "p").unwrap()).unwrap();
+        let shown =
+            observed_binding(&pod(annotations, status), &PodKey::parse("default", "p").unwrap()).unwrap();
         let GpuClaim::Bound(grant) = shown.part else { panic!("it is bound") };
         (shown.gpus.iter().map(GpuUuid::to_string).collect(), grant)
     }

@@ -153,12 +153,12 @@ impl StatusChange {
         Self { hold: Some(ReservationChange::Held(hold)), ..Self::default() }
     }
 
-    pub fn end_hold() -> Self {
+    pub fn end_reservation() -> Self {
         Self { hold: Some(ReservationChange::Ended), ..Self::default() }
     }
 
-    pub fn end_hold_and_nomination() -> Self {
-        Self { nomination: Some(NominationChange::Cleared), ..Self::end_hold() }
+    pub fn end_reservation_and_nomination() -> Self {
+        Self { nomination: Some(NominationChange::Cleared), ..Self::end_reservation() }
     }
 
     /// So that the scheduler looks at the pod again.

@@ -48,7 +48,7 @@ impl Foresight {
         let attempt = ScheduleAttempt {
             limit: 1,
             just_failed: None,
-            own_room: None,
+            reserved_placement: None,
             policy: &self.policy,
             allowance: TenantLimit::default(),
         };

@@ -179,7 +179,7 @@ impl BindTask {
             let Self { extender, uid, key, .. } = self.clone();
             // The pod says no longer that it waits. Should this fail, the hold's deadline has passed before anyone reads it.
             extender.writes.clone().spawn(async move {
-                extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await
+                extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await
             });
         }
     }

@@ -101,7 +101,7 @@ async fn explained(
     options: ShownNodes,
 ) -> Result<Explanation, ExplainError> {
     let service = extender.service.clone();
-    if let Some(reason) = service.gate.reason_shut().filter(|_| !service.gate.is_synced()) {
+    if let Some(reason) = service.gate.reason_not_leading().filter(|_| !service.gate.is_synced()) {
         return Err(ExplainError::NotSynced(reason));
     }
     let uid: Option<PodUid> = service.ledger().uid_of(&key);

@@ -47,7 +47,7 @@ pub struct FilterDecision {
 /// A view of the cluster with what the pod brings along, all of one moment and one policy.
 pub struct DecisionView {
     pub snapshot: Arc<Snapshot>,
-    pub own_room: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
+    pub reserved_placement: Option<(NodeName, Result<crate::scheduling::device::GpuSet, Misfit>)>,
     pub policy: Arc<Policy>,
     pub allowance: TenantLimit,
 }
@@ -82,7 +82,7 @@ impl DecisionView {
         let snapshot = ledger.snapshot();
         asking.demand.weighed_by(&snapshot);
         Self {
-            own_room: ledger.own_room(&asking.uid),
+            reserved_placement: ledger.reserved_placement(&asking.uid),
             allowance: ledger.allowance(&asking.uid, &asking.demand),
             snapshot,
             policy,
@@ -94,8 +94,8 @@ impl DecisionView {
         ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
             just_failed: None,
-            own_room: self
-                .own_room
+            reserved_placement: self
+                .reserved_placement
                 .as_ref()
                 .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
             policy: &self.policy,
@@ -115,7 +115,7 @@ impl UnreadablePod {
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    match contract::judged_demand(pod, |traits| extender.service.judge(traits)) {
+    match contract::classified_demand(pod, |traits| extender.service.judge(traits)) {
         Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: contract::waiting(pod) })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
@@ -149,10 +149,10 @@ fn decide(extender: &Extender, mut asking: VerbRequest, nodes: &AskedNodes<'_>) 
         just_failed: just_failed.as_ref(),
         ..first
     };
-    let memo = || extender.service.memo();
-    let mut page = memo().take(&view.snapshot, &asking.demand, &view.policy);
+    let score_cache = || extender.service.score_cache();
+    let mut page = score_cache().take(&view.snapshot, &asking.demand, &view.policy);
     let list = page.shortlist(&view.snapshot, &asking.demand, nodes.names(), attempt);
-    memo().put(page);
+    score_cache().put(page);
     FilterDecision { asking, view, list }
 }
 

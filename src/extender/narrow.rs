@@ -32,17 +32,17 @@ pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<
     if !asking.demand.may_preempt {
         return refused("preemption-policy-never");
     }
-    if ledger.own_room(&asking.uid).is_some() {
+    if ledger.reserved_placement(&asking.uid).is_some() {
         return refused("already-placed");
     }
     let claim = ledger.claim(&asking.uid);
     let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
     let offered_to_us = || offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
-    let priced = offered_to_us().filter_map(|(place, node)| {
+    let with_eviction_cost = offered_to_us().filter_map(|(place, node)| {
         let price = price(&ledger, &claim, node)?;
         Some((node.pdb_violations, price, node.node, place))
     });
-    match priced.min() {
+    match with_eviction_cost.min() {
         Some((.., place)) => NarrowedCandidates { chosen: Some(place), code: "", policy: policy.clone() },
         None => refused("no-candidate"),
     }
@@ -57,7 +57,7 @@ fn price(ledger: &Ledger, claim: &Preemptor, offered: &OfferedNode<'_>) -> Optio
     if victims.is_empty() {
         return None;
     }
-    ledger.price_of_leaving(claim, &node, &victims)
+    ledger.eviction_cost_of(claim, &node, &victims)
 }
 
 /// The chosen node with the scheduler's own victims.

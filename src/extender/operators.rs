@@ -134,7 +134,7 @@ async fn readyz(State(extender): State<Extender>) -> Response {
     });
     let is_ready = gate.is_synced() && lost.is_none();
     let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let text = lost.unwrap_or_else(|| gate.reason_shut().unwrap_or("ok").into());
+    let text = lost.unwrap_or_else(|| gate.reason_not_leading().unwrap_or("ok").into());
     (status, format!("{text}\n{}", refused_policy(service))).into_response()
 }
 

@@ -137,7 +137,7 @@ fn offers(
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
-    if ledger.own_room(&asking.uid).is_some() {
+    if ledger.reserved_placement(&asking.uid).is_some() {
         return None;
     }
     ledger.note_offered_to_preempt(&asking.uid, offered.len());
@@ -163,7 +163,7 @@ fn offer(
     if offered.victims.is_empty() {
         return None;
     }
-    let mut room = ledger.room_for(claim, &node)?;
+    let mut room = ledger.candidate_for(claim, &node)?;
     keep_whole_groups(&mut room);
     let mut residents = Vec::new();
     let mut others = Vec::new();
@@ -229,18 +229,21 @@ async fn hold(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) ->
     let (victims, version) = (victims.clone(), asking.demand.judged_by);
     let writes = extender.writes.clone();
     let task = async move {
-        let Some((hold, policy)) = hold_in_ledger(&extender, &uid, &victims, version) else { return false };
+        let Some((hold, policy)) = reserve_in_ledger(&extender, &uid, &victims, version) else {
+            return false;
+        };
         let written =
             extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await;
         if let Err(error) = &written {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
-            extender.service.ledger().drop_hold(&uid);
+            extender.service.ledger().release_reservation(&uid);
         }
         // The write may have taken so long that the room was given up meanwhile.
         let stands = extender.service.ledger().entry(&uid).is_some_and(|entry| entry.hold().is_some());
         if !stands {
             // It may have been written although nobody said so.
-            let ended = extender.control_plane.write_status(&key, &uid, &StatusChange::end_hold()).await;
+            let ended =
+                extender.control_plane.write_status(&key, &uid, &StatusChange::end_reservation()).await;
             if let Err(error) = ended {
                 warn!(pod = %key, %error, "the hold's condition may stand until its deadline");
             }
@@ -259,7 +262,7 @@ async fn hold(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) ->
 
 /// The hold and the policy it was made by; `None` if the room, or the policy that `version` names, changed meanwhile: the
 /// victims were chosen by the rules of before.
-fn hold_in_ledger(
+fn reserve_in_ledger(
     extender: &Extender,
     uid: &PodUid,
     victims: &VictimSet,

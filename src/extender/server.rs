@@ -225,7 +225,7 @@ where
 {
     let outcome = async {
         let body = read_body(&headers, body, extender.limits).await?;
-        if let Some(reason) = extender.service.gate.reason_shut() {
+        if let Some(reason) = extender.service.gate.reason_not_leading() {
             return Err(BadRequest::Unavailable(reason));
         }
         let _timer = extender.service.metrics.verb_seconds.with_label_values(&[name]).start_timer();

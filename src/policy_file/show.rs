@@ -50,7 +50,7 @@ impl PolicyListing<'_> {
                 self.lines.push(format!("{pad}{shown}:"));
                 self.map(value, written, indent + 2);
                 if key == "startGate" {
-                    self.name_gate(written);
+                    self.name_start_gate(written);
                 }
             }
             Value::List(items) if items.iter().any(|item| matches!(item.value, Value::Map(_))) => {
@@ -83,7 +83,7 @@ impl PolicyListing<'_> {
     }
 
     /// The last line is a class's `atMost`: unless it said one, it has the policy's.
-    fn name_gate(&mut self, written: Option<&YamlNode>) {
+    fn name_start_gate(&mut self, written: Option<&YamlNode>) {
         let own = written.and_then(|written| written.get("atMost"));
         let (Some(gate), None, Some(line)) = (self.gate, own, self.lines.pop()) else { return };
         let text = line.split("  #").next().unwrap_or_default().trim_end().to_owned();

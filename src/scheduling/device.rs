@@ -135,11 +135,11 @@ impl Gpu {
     /// Whether the demand may come here now: there is room, no engine is in its start, and those that serve are not too
     /// busy. Hints are left aside.
     pub fn has_room(&self, demand: &Demand) -> bool {
-        self.has_space(demand) && self.admits(demand)
+        self.has_free_vram(demand) && self.admits(demand)
     }
 
     /// Whether there is VRAM for such a tenant.
-    pub fn has_space(&self, demand: &Demand) -> bool {
+    pub fn has_free_vram(&self, demand: &Demand) -> bool {
         self.health == Health::Healthy
             && !self.exclusive
             && (demand.sharing == Sharing::Shared || self.tenants == 0)
@@ -153,7 +153,7 @@ impl Gpu {
     }
 
     /// Whether there would still be room if every hint came true.
-    pub fn has_unhinted_room(&self, demand: &Demand) -> bool {
+    pub fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
         if demand.terms.engine && self.engine_hinted || self.barred_by_hints.contains(demand.class) {
             return false;
         }

@@ -147,13 +147,13 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 }
 
 /// The same, by an appraisal of this node.
-pub fn fit_by(appraisal: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
-    let demand = appraisal.demand();
+pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
+    let demand = evaluation.demand();
     shut(node, demand)?;
     if let Ask::Plugin { resource, count } = &demand.ask {
         return plugin::has_room(node, resource, *count, 0).map(|()| GpuChoice::default());
     }
-    pack::choose_by(appraisal, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
+    pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
@@ -214,20 +214,20 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
 pub fn evictions_could_resolve(gpus: &[Gpu], demand: &Demand) -> bool {
-    let emptied = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred);
+    let emptied = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
     emptied.filter(|gpu| gpu.admits(demand)).count() >= demand.gpus as usize
 }
 
 /// What keeps the demand out beside other pods' VRAM: what was measured, what is under way, and who shares with whom.
 fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     let (per_gpu, asked) = (demand.per_gpu, demand.gpus);
-    let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_space(demand);
+    let spacious = |gpu: &&Gpu| usable(gpu, demand) && gpu.has_free_vram(demand);
     let spacious = gpus.iter().filter(spacious).copied();
     if spacious.clone().count() >= asked as usize {
         return not_admitted(spacious, demand);
     }
     // Others must leave anyway, and who bars a class leaves with them.
-    let large = gpus.iter().filter(|gpu| could_hold(gpu, demand)).map(unbarred);
+    let large = gpus.iter().filter(|gpu| could_fit(gpu, demand)).map(not_excluded);
     let large_enough = large.clone().count() as u32;
     if large_enough < asked {
         let most = gpus.iter().filter(|gpu| usable(gpu, demand)).map(Gpu::most).max().unwrap_or_default();
@@ -236,7 +236,7 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
     not_admitted(large, demand)
 }
 
-fn unbarred(gpu: &Gpu) -> Gpu {
+fn not_excluded(gpu: &Gpu) -> Gpu {
     Gpu { barred: ClassSet::NONE, ..*gpu }
 }
 
@@ -271,7 +271,7 @@ fn said(left: TenantLimit) -> String {
 }
 
 /// Whether a GPU would hold the demand if its tenants left.
-fn could_hold(gpu: &Gpu, demand: &Demand) -> bool {
+fn could_fit(gpu: &Gpu, demand: &Demand) -> bool {
     usable(gpu, demand) && gpu.most() >= demand.per_gpu
 }
 

@@ -4,7 +4,7 @@
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
 //! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node ([`plugin`],
-//! where a device plugin hands them out) by what free VRAM is [`worth`], [`rank`] the best nodes ([`memo`] keeps what they answered), and [`preempt`] who would have to leave, by what each has at
+//! where a device plugin hands them out) by what free VRAM is [`worth`], [`rank`] the best nodes ([`score_cache`] keeps what they answered), and [`preempt`] who would have to leave, by what each has at
 //! [`stake`] and what a [`budget`] allows; [`stock`] knows which nodes the stock scheduler would refuse for reasons of its own,
 //! and [`plan`] places whoever waits; the ledger then
 //! holds, assumes and confirms. [`audit`] checks the books against themselves; [`explain`] tells a person why a pod is where it
@@ -21,7 +21,6 @@ pub mod explain;
 pub mod fit;
 pub mod ledger;
 pub mod loading;
-pub mod memo;
 pub mod node;
 pub mod pack;
 pub mod plan;
@@ -31,6 +30,7 @@ pub mod preempt;
 pub mod rank;
 pub mod reading;
 pub mod request;
+pub mod score_cache;
 pub mod selector;
 pub mod snapshot;
 pub mod stake;

@@ -23,7 +23,7 @@ pub struct GpuChoice {
     /// One of them was just offered to someone else who would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
-    pub bustle: EngineLoadLevel,
+    pub engine_load_level: EngineLoadLevel,
     /// On the fullest.
     pub tenants: u16,
     /// They do not all reach each other over NVLink, as far as anybody says.
@@ -33,14 +33,17 @@ pub struct GpuChoice {
 impl GpuChoice {
     /// These, of GPUs that were looked at for a demand.
     pub fn of(comparison: &ChoiceCosts<'_>, gpus: GpuSet) -> Self {
-        let appraisal = comparison.appraisal();
-        let chosen = || gpus.iter().map(|place| appraisal.gpu(place));
+        let evaluation = comparison.evaluation();
+        let chosen = || gpus.iter().map(|place| evaluation.gpu(place));
         let first = chosen().next().and_then(|gpu| gpu.island);
         Self {
             gpus,
             loss: comparison.of(gpus),
-            contended: chosen().any(|gpu| is_contended(gpu, appraisal.demand())),
-            bustle: chosen().map(|gpu| bustle(gpu, appraisal.demand())).max().unwrap_or_default(),
+            contended: chosen().any(|gpu| is_contended(gpu, evaluation.demand())),
+            engine_load_level: chosen()
+                .map(|gpu| engine_load_level(gpu, evaluation.demand()))
+                .max()
+                .unwrap_or_default(),
             tenants: chosen().map(|gpu| gpu.tenants).max().unwrap_or_default(),
             apart: gpus.len() > 1 && !chosen().all(|gpu| gpu.island.is_some() && gpu.island == first),
         }
@@ -62,43 +65,43 @@ pub fn choose_at(
     if !worth.is_learned() {
         return choose(site.gpus, demand, allowed);
     }
-    choose_by(&worth.appraise(&worth.outlook(site), demand), allowed).map(|choice| choice.gpus)
+    choose_by(&worth.evaluate(&worth.node_summary(site), demand), allowed).map(|choice| choice.gpus)
 }
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
 /// someone else, then such as reach each other over NVLink; then busy engines, what is lost, and the lowest places.
-pub fn choose_by(appraisal: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
-    match appraisal.gpus() {
+pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<GpuChoice> {
+    match evaluation.gpus() {
         EvaluatedGpus::Alone(gpus) => {
-            choose_among(appraisal, gpus.iter().enumerate().map(EqualGpus::alone), allowed)
+            choose_among(evaluation, gpus.iter().enumerate().map(EqualGpus::alone), allowed)
         }
-        EvaluatedGpus::Alike(outlook) => {
-            choose_among(appraisal, outlook.lots().iter().map(EqualGpus::of), allowed)
+        EvaluatedGpus::Alike(node_summary) => {
+            choose_among(evaluation, node_summary.lots().iter().map(EqualGpus::of), allowed)
         }
     }
 }
 
 /// Of GPUs that are alike, and where those are.
 fn choose_among<'a>(
-    appraisal: &NodeEvaluation<'_>,
+    evaluation: &NodeEvaluation<'_>,
     lots: impl Iterator<Item = EqualGpus<'a>>,
     allowed: GpuSet,
 ) -> Option<GpuChoice> {
-    let demand = appraisal.demand();
+    let demand = evaluation.demand();
     let lots = lots.map(|alike| alike.among(allowed));
     if demand.gpus == 1 {
-        return best_one(appraisal, lots);
+        return best_one(evaluation, lots);
     }
     let mut comparison = None;
     let mut preferences: [Preference; MAX_GPUS as usize] =
         [(false, EngineLoadLevel::Calm, PackingCost(0), 0, None); _];
     let mut found = 0;
     for alike in lots {
-        let Some((contended, bustle)) = standing(alike, demand) else { continue };
+        let Some((contended, engine_load_level)) = standing(alike, demand) else { continue };
         // Alone, whatever the others are.
-        let loss = comparison.get_or_insert_with(|| appraisal.compare()).of_one(alike);
+        let loss = comparison.get_or_insert_with(|| evaluation.compare()).of_one(alike);
         for place in alike.places.iter() {
-            preferences[found] = (contended, bustle, loss, place as u8, alike.gpu.island);
+            preferences[found] = (contended, engine_load_level, loss, place as u8, alike.gpu.island);
             found += 1;
         }
     }
@@ -112,24 +115,32 @@ fn choose_among<'a>(
 
 /// Of those that are alike one is appraised, and none that all else speaks against.
 fn best_one<'a>(
-    appraisal: &NodeEvaluation<'_>,
+    evaluation: &NodeEvaluation<'_>,
     lots: impl Iterator<Item = EqualGpus<'a>>,
 ) -> Option<GpuChoice> {
     let mut comparison = None;
     let mut best: Option<GpuChoice> = None;
     for alike in lots {
-        let Some((contended, bustle)) = standing(alike, appraisal.demand()) else { continue };
-        if best.is_some_and(|best| (contended, bustle) > (best.contended, best.bustle)) {
+        let Some((contended, engine_load_level)) = standing(alike, evaluation.demand()) else { continue };
+        if best.is_some_and(|best| (contended, engine_load_level) > (best.contended, best.engine_load_level))
+        {
             continue;
         }
-        let comparison = comparison.get_or_insert_with(|| appraisal.compare());
+        let comparison = comparison.get_or_insert_with(|| evaluation.compare());
         let (gpus, loss) = (alike.places.lowest(), comparison.of_one(alike));
         let is_better = best.is_none_or(|best| {
-            (contended, bustle, loss, gpus) < (best.contended, best.bustle, best.loss, best.gpus)
+            (contended, engine_load_level, loss, gpus)
+                < (best.contended, best.engine_load_level, best.loss, best.gpus)
         });
         if is_better {
-            best =
-                Some(GpuChoice { gpus, loss, contended, bustle, tenants: alike.gpu.tenants, apart: false });
+            best = Some(GpuChoice {
+                gpus,
+                loss,
+                contended,
+                engine_load_level,
+                tenants: alike.gpu.tenants,
+                apart: false,
+            });
         }
     }
     best
@@ -142,7 +153,7 @@ fn standing(
     demand: &Demand,
 ) -> Option<(bool, EngineLoadLevel)> {
     let has_room = !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand);
-    has_room.then(|| (is_contended(gpu, demand), bustle(gpu, demand)))
+    has_room.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
 }
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
@@ -162,7 +173,7 @@ fn together(seats: &[Preference], wanted: usize) -> GpuSet {
 
 /// Whether the GPU was just offered to someone else who would not fit beside this one.
 pub fn is_contended(gpu: &Gpu, demand: &Demand) -> bool {
-    !gpu.has_unhinted_room(demand)
+    !gpu.fits_beside_soft_reservations(demand)
 }
 
 /// How near the engines of a GPU are to what a demand's class allows. In steps: a few per cent of KV cache more or less
@@ -190,7 +201,7 @@ impl EngineLoadLevel {
 }
 
 #[inline]
-pub fn bustle(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
+pub fn engine_load_level(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
     let ClassTerms { kv_cache_limit, queue_limit, .. } = demand.terms;
     if kv_cache_limit.is_none() && queue_limit.is_none() {
         return EngineLoadLevel::Calm;

@@ -133,7 +133,7 @@ fn left_over(node: &Node, resource: &PluginResource, count: u32) -> u32 {
 }
 
 fn calmest(node: &Node, demand: &Demand) -> EngineLoadLevel {
-    node.gpus.iter().map(|gpu| pack::bustle(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
+    node.gpus.iter().map(|gpu| pack::engine_load_level(gpu, demand)).min().unwrap_or(EngineLoadLevel::Unknown)
 }
 
 /// Whether an agent says that all GPUs of the node reach each other over NVLink.

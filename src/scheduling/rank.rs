@@ -4,12 +4,12 @@ use super::device::GpuSet;
 use super::fit::{Misfit, fit_by};
 use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
-use super::memo::CachedScore;
 use super::node::Node;
 use super::pack::GpuChoice;
 use super::plugin::{self, Ask};
 use super::policy::{Policy, TenantLimit, TenantUsage, Weights};
 use super::request::{Demand, Sharing};
+use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
 use super::worth::{NodeEvaluation, PackingCost};
 use crate::ids::NodeName;
@@ -74,7 +74,7 @@ pub struct Candidate {
     pub node: usize,
     pub gpus: GpuSet,
     /// The pod has room of its own, for which others may have been evicted, on another node than this.
-    pub outside_own_room: bool,
+    pub outside_reserved_placement: bool,
     /// The pod came back unbound from there a moment ago.
     pub just_failed: bool,
     pub score: Score,
@@ -83,7 +83,7 @@ pub struct Candidate {
 impl Candidate {
     /// Less is better. Nodes stand in order of name in a snapshot, so their places break ties by name.
     fn order(&self) -> (bool, bool, Score, usize) {
-        (self.outside_own_room, self.just_failed, self.score, self.node)
+        (self.outside_reserved_placement, self.just_failed, self.score, self.node)
     }
 }
 
@@ -102,7 +102,7 @@ pub struct ScheduleAttempt<'a> {
     /// How many candidates to keep at most.
     pub limit: usize,
     pub just_failed: Option<&'a NodeName>,
-    pub own_room: Option<ReservedPlacement<'a>>,
+    pub reserved_placement: Option<ReservedPlacement<'a>>,
     pub policy: &'a Policy,
     /// What the pod's tenant may still take.
     pub allowance: TenantLimit,
@@ -147,7 +147,9 @@ pub fn shortlist_by<'a>(
         }
     }
     // Room that pods were evicted for goes before any other, and a node that just failed goes last.
-    if attempt.own_room.is_some() && list.best.first().is_some_and(|best| !best.outside_own_room) {
+    if attempt.reserved_placement.is_some()
+        && list.best.first().is_some_and(|best| !best.outside_reserved_placement)
+    {
         list.best.truncate(1);
     }
     if list.best.len() > 1 {
@@ -172,11 +174,11 @@ fn consider(
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
-    let own_here = attempt.own_room.filter(|own| *own.node == node.name);
+    let own_here = attempt.reserved_placement.filter(|own| *own.node == node.name);
     let (score, gpus) = match own_here {
         Some(own) => {
-            let (gpus, appraisal) = (own.verdict?, snapshot.appraise(place, demand));
-            (score(&appraisal, node, GpuChoice::of(&appraisal.compare(), gpus), attempt.policy), gpus)
+            let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
+            (score(&evaluation, node, GpuChoice::of(&evaluation.compare(), gpus), attempt.policy), gpus)
         }
         None => seat(place)?,
     };
@@ -187,7 +189,7 @@ fn consider(
         asked,
         node: place,
         gpus,
-        outside_own_room: attempt.own_room.is_some() && own_here.is_none(),
+        outside_reserved_placement: attempt.reserved_placement.is_some() && own_here.is_none(),
         just_failed: attempt.just_failed == Some(&node.name),
         score,
     })
@@ -195,9 +197,9 @@ fn consider(
 
 /// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
 pub fn seat(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
-    let (appraisal, node) = (snapshot.appraise(place, demand), &snapshot.nodes()[place]);
-    let choice = fit_by(&appraisal, node)?;
-    Ok((score(&appraisal, node, choice, policy), choice.gpus))
+    let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
+    let choice = fit_by(&evaluation, node)?;
+    Ok((score(&evaluation, node, choice, policy), choice.gpus))
 }
 
 /// Whether the pod takes more than its tenant's limit leaves wherever it goes. Room of its own is counted already.
@@ -208,29 +210,29 @@ fn beyond_limit(demand: &Demand, attempt: ScheduleAttempt<'_>) -> Option<Misfit>
         Sharing::Shared => u64::from(demand.gpus),
     };
     let least = TenantUsage { vram: demand.vram(), milli_gpus };
-    let is_refused = attempt.own_room.is_none() && !attempt.allowance.allows(least);
+    let is_refused = attempt.reserved_placement.is_none() && !attempt.allowance.allows(least);
     is_refused.then(|| Misfit::BeyondLimit { vram: demand.vram(), left: attempt.allowance })
 }
 
-fn score(appraisal: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
+fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> Score {
     Score {
         contended: choice.contended,
-        cost: parts(appraisal, node, choice, policy).weighted(&policy.weights),
+        cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
         loss: choice.loss,
-        node_free: if appraisal.demand().ask == Ask::Vram { appraisal.free() } else { Bytes::ZERO },
+        node_free: if evaluation.demand().ask == Ask::Vram { evaluation.free() } else { Bytes::ZERO },
     }
 }
 
 /// What is to be said against these GPUs of a node.
-pub fn parts(appraisal: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
-    let demand = appraisal.demand();
+pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy: &Policy) -> ScoreParts {
+    let demand = evaluation.demand();
     if let Ask::Plugin { .. } = demand.ask {
         return plugin::parts(node, demand, policy);
     }
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     ScoreParts {
-        packing: appraisal.part(choice.gpus, choice.loss),
-        kv_headroom: choice.bustle.weight(),
+        packing: evaluation.part(choice.gpus, choice.loss),
+        kv_headroom: choice.engine_load_level.weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
         interference: share_of_one_more(choice.tenants),
         topology: if choice.apart { WHOLE_PART } else { 0 },

@@ -230,7 +230,7 @@ impl Demand {
             judged_by,
             priority: pod.priority,
             may_preempt: pod.may_preempt,
-            companion: companion_of(pod.containers)?,
+            companion: host_resources_of(pod.containers)?,
             grace: pod.grace,
             model,
             kv_cache,
@@ -408,7 +408,7 @@ fn vram_of(containers: &[ContainerRequest<'_>]) -> Result<Bytes, RequestError> {
     if vram == Bytes::ZERO { Err(RequestError::ZeroVram) } else { Ok(vram) }
 }
 
-fn companion_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
+fn host_resources_of(containers: &[ContainerRequest<'_>]) -> Result<HostResources, RequestError> {
     let cpu = sum_over(containers, |c| {
         let cpu = quantity("cpu", c.cpu, MilliCpu::parse_quantity)?;
         Ok(Bytes(cpu.unwrap_or_default().0))

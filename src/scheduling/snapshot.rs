@@ -25,7 +25,7 @@ pub struct Snapshot {
     /// What free VRAM is worth, as far as that was learned.
     worth: Arc<PackingModel>,
     /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
-    outlooks: Vec<OnceLock<NodeSummary>>,
+    node_summaries: Vec<OnceLock<NodeSummary>>,
 }
 
 impl PartialEq for Snapshot {
@@ -53,7 +53,7 @@ impl Snapshot {
             generation,
             epoch,
             generations: nodes.iter().map(|node| node.generation).collect(),
-            outlooks: vec![OnceLock::new(); nodes.len()],
+            node_summaries: vec![OnceLock::new(); nodes.len()],
             nodes,
             places: Arc::new(places),
             worth: Arc::default(),
@@ -61,28 +61,28 @@ impl Snapshot {
     }
 
     /// The same, where free VRAM is worth this.
-    pub fn with_worth(mut self, worth: Arc<PackingModel>) -> Self {
-        self.set_worth(self.generation, worth);
+    pub fn with_packing_model(mut self, worth: Arc<PackingModel>) -> Self {
+        self.set_packing_model(self.generation, worth);
         self
     }
 
     /// The node at this place, summed up.
     #[inline]
-    pub fn outlook(&self, place: usize) -> &NodeSummary {
-        self.outlooks[place].get_or_init(|| self.worth.outlook(self.nodes[place].site()))
+    pub fn node_summary(&self, place: usize) -> &NodeSummary {
+        self.node_summaries[place].get_or_init(|| self.worth.node_summary(self.nodes[place].site()))
     }
 
     /// Sums every node up, for one who has time to.
     pub fn sum_up(&self) {
         (0..self.nodes.len()).for_each(|place| {
-            self.outlook(place);
+            self.node_summary(place);
         });
     }
 
     /// The node at this place, to be looked at for this demand.
     #[inline]
-    pub fn appraise<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
-        self.worth.appraise(self.outlook(place), demand)
+    pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
+        self.worth.evaluate(self.node_summary(place), demand)
     }
 
     pub fn worth(&self) -> &PackingModel {
@@ -146,9 +146,9 @@ impl Snapshot {
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    pub(super) fn set_worth(&mut self, generation: u64, worth: Arc<PackingModel>) {
+    pub(super) fn set_packing_model(&mut self, generation: u64, worth: Arc<PackingModel>) {
         (self.generation, self.worth) = (generation, worth);
-        self.outlooks.fill(OnceLock::new());
+        self.node_summaries.fill(OnceLock::new());
     }
 
     /// Puts newer views of nodes it already has in their places.
@@ -158,7 +158,7 @@ impl Snapshot {
             let place = self.place_of(node.name.as_str()).expect("an updated node is in the snapshot");
             self.generations[place] = node.generation;
             self.nodes[place] = node;
-            self.outlooks[place] = OnceLock::new();
+            self.node_summaries[place] = OnceLock::new();
         }
     }
 }

@@ -132,7 +132,7 @@ impl Leadership {
     }
 
     /// Why the gate is shut, for a person.
-    pub fn reason_shut(&self) -> Option<&'static str> {
+    pub fn reason_not_leading(&self) -> Option<&'static str> {
         match (self.is_synced(), &*self.tenure.lock()) {
             (_, Tenure::Succeeding { .. }) => Some(
                 "this replica leads soon: it waits until nothing that another leader wrote can land any more",
@@ -190,7 +190,7 @@ mod tests {
         let later = Clock { stopped_at: Some(gate.clock.now() + Millis::seconds(10)), ..gate.clock };
         let gate = Leadership { clock: later, ..gate };
         assert!(!gate.is_open() && gate.epoch().is_none());
-        assert!(gate.reason_shut().unwrap().contains("does not lead"));
+        assert!(gate.reason_not_leading().unwrap().contains("does not lead"));
     }
 
     #[test]
@@ -200,7 +200,7 @@ mod tests {
         for synced in [false, true] {
             gate.set_tenure(Tenure::Succeeding { from });
             assert!(!gate.is_open() && gate.epoch().is_none());
-            assert!(gate.reason_shut().unwrap().contains("can land"), "synced: {synced}");
+            assert!(gate.reason_not_leading().unwrap().contains("can land"), "synced: {synced}");
             gate.set_synced_in(gate.term());
         }
     }

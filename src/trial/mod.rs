@@ -107,7 +107,7 @@ fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> CaseA
     let attempt = ScheduleAttempt {
         limit: nodes.len().max(1),
         just_failed: None,
-        own_room: None,
+        reserved_placement: None,
         policy,
         allowance: ledger.allowance(&uid, &demand),
     };
@@ -125,7 +125,7 @@ fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> CaseA
 
 /// Over all nodes; of equal ones the first by name.
 fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
-    let rooms = ledger.rooms_for(&ledger.claim(uid), nodes);
+    let rooms = ledger.candidates_for(&ledger.claim(uid), nodes);
     preempt::cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::default())
 }
 

@@ -95,7 +95,7 @@ impl Leader {
     }
 
     async fn lift(&self, name: &str, uid: &PodUid) -> Result<(), ControlPlaneError> {
-        self.control_plane.lift_gate(&key(name), uid).await
+        self.control_plane.remove_scheduling_gate(&key(name), uid).await
     }
 
     fn is_leaving(&self, name: &str) -> bool {
@@ -268,18 +268,18 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     assert_eq!(pod["status"]["nominatedNodeName"], "n");
     for (kind, status) in [
         ("PodScheduled", "False"),
-        (contract::HOLD_CONDITION, "True"),
+        (contract::RESERVED_CONDITION, "True"),
         (contract::PLAN_CONDITION, "True"),
         (contract::RETRY_CONDITION, "True"),
     ] {
         assert_eq!(leader.condition("p", kind).unwrap()["status"], status, "{kind}");
     }
 
-    leader.write("p", &uid, StatusChange::end_hold()).await.unwrap();
+    leader.write("p", &uid, StatusChange::end_reservation()).await.unwrap();
     assert_eq!(leader.pod("p")["status"]["nominatedNodeName"], "n", "not named, not changed");
     leader.write("p", &uid, StatusChange::clear_nomination()).await.unwrap();
     assert!(leader.pod("p")["status"]["nominatedNodeName"].is_null());
-    assert_eq!(leader.condition("p", contract::HOLD_CONDITION).unwrap()["status"], "False");
+    assert_eq!(leader.condition("p", contract::RESERVED_CONDITION).unwrap()["status"], "False");
     let told = EvictionCondition::Leaving(for_llama());
     leader.write("p", &uid, StatusChange::eviction(told)).await.unwrap();
     leader.write("p", &uid, StatusChange::eviction(EvictionCondition::CalledOff)).await.unwrap();

@@ -182,7 +182,7 @@ fn node_name(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()
 }
 
-fn hold_condition(server: &ApiServer, name: &str) -> Option<Value> {
+fn reserved_condition(server: &ApiServer, name: &str) -> Option<Value> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let conditions = pod["status"]["conditions"].as_array()?;
     conditions.iter().find(|condition| condition["type"] == "stowage.dev/Hold").cloned()
@@ -419,9 +419,9 @@ async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_o
     let refused =
         replica.control_plane.write_status(&order.key, &other, &StatusChange::hold(hold.clone())).await;
     assert!(refused.is_err(), "another pod of that name is left alone");
-    assert_eq!(hold_condition(&server, "p"), None);
+    assert_eq!(reserved_condition(&server, "p"), None);
     replica.control_plane.write_status(&order.key, &order.uid, &StatusChange::hold(hold)).await.unwrap();
-    eventually("the condition is cleared", || hold_condition(&server, "p").unwrap()["status"] == "False")
+    eventually("the condition is cleared", || reserved_condition(&server, "p").unwrap()["status"] == "False")
         .await;
     eventually("it is told", || replica.events(PodEventReason::HoldEnded, "published") >= 1).await;
     let pod: Pod = serde_json::from_value(Value::clone(&server.get("pods/default/p").unwrap())).unwrap();
@@ -481,7 +481,10 @@ async fn of_two_replicas_one_leads_and_the_other_follows_when_it_stops() {
     let looks = || server.calls().count_by("second", "get", "leases");
     eventually("the second looks twice", || looks() >= 2 && second.service.gate.is_synced()).await;
     assert!(first.service.gate.is_open() && !second.service.gate.is_open());
-    assert_eq!(second.service.gate.reason_shut().map(|reason| reason.contains("does not lead")), Some(true));
+    assert_eq!(
+        second.service.gate.reason_not_leading().map(|reason| reason.contains("does not lead")),
+        Some(true)
+    );
     first.stop().await;
     eventually("the second leads", || second.service.gate.is_open()).await;
     let lease = server.get("leases/stowage/stowage").unwrap();

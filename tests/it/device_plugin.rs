@@ -182,7 +182,7 @@ fn the_binding_is_plain_and_the_pod_is_neither_unplaced_nor_vram() {
     let ledger = served.service.ledger();
     let totals = ledger.totals();
     assert_eq!((totals.bound, totals.unplaced, totals.holds, totals.hints), (1, 0, 0, 0));
-    assert_eq!(ledger.promised_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
+    assert_eq!(ledger.reserved_sum_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
     assert_eq!(ledger.entry(&uid_of(&one)).unwrap().devices(), None);
     drop(ledger);
     assert!(served.notices().is_empty());

@@ -152,7 +152,7 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
     too_much.map(|(gpu, (_, pods))| (gpu, pods)).collect()
 }
 
-fn hold_of(server: &ApiServer, name: &str) -> Option<String> {
+fn reservation_for(server: &ApiServer, name: &str) -> Option<String> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
     let hold = conditions.find(|condition| condition["type"] == "stowage.dev/Hold")?;
@@ -234,16 +234,18 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
 
     create_gated(&server, "first", 200);
     let b = LeasedReplica::acting(&server, "b").await;
-    eventually("b holds the GPU for the first", || hold_of(&server, "first").as_deref() == Some("True"))
-        .await;
-    assert_eq!(hold_of(&server, "late"), None);
+    eventually("b holds the GPU for the first", || {
+        reservation_for(&server, "first").as_deref() == Some("True")
+    })
+    .await;
+    assert_eq!(reservation_for(&server, "late"), None);
     assert_eq!(server.held().release("a", Operation::PodStatus), 1);
     let is_held = || b.service.ledger().entry(&uid(&late)).is_some_and(|entry| entry.hold().is_some());
-    let is_ended = || hold_of(&server, "late").as_deref() == Some("False");
+    let is_ended = || reservation_for(&server, "late").as_deref() == Some("False");
     eventually("b has seen the late hold", || is_held() || is_ended()).await;
     let holds = b.service.ledger().totals().holds;
     assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
-    assert_eq!((holds, hold_of(&server, "first").as_deref()), (1, Some("True")));
+    assert_eq!((holds, reservation_for(&server, "first").as_deref()), (1, Some("True")));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -99,7 +99,7 @@ impl ControlPlane for Scripted {
                 return futures::future::ready(Err(error)).boxed();
             }
             if let Some((service, uid)) = self.given_up_meanwhile.lock().take() {
-                service.ledger().drop_hold(&uid);
+                service.ledger().release_reservation(&uid);
             }
             let hold = match hold {
                 ReservationChange::Held(hold) => Some(hold.clone()),
@@ -119,12 +119,12 @@ impl ControlPlane for Scripted {
         self.dump.evict(key, uid, why)
     }
 
-    fn lift_gate<'a>(
+    fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        self.dump.lift_gate(key, uid)
+        self.dump.remove_scheduling_gate(key, uid)
     }
 
     fn notify(&self, notice: PodEvent) {

@@ -15,7 +15,7 @@ use kube::api::DeleteParams;
 use serde::de::IgnoredAny;
 
 impl ApiControlPlane {
-    pub(super) async fn tell_and_evict(
+    pub(super) async fn mark_and_evict(
         &self,
         key: &PodKey,
         uid: &PodUid,

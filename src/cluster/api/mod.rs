@@ -85,8 +85,8 @@ impl ApiControlPlane {
         self.patch(key, uid, Subresource::Status, &patch).await
     }
 
-    async fn patch_gate(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
-        self.patch(key, uid, Subresource::None, &status::gate_patch(uid)).await
+    async fn patch_scheduling_gate(&self, key: &PodKey, uid: &PodUid) -> Result<(), ControlPlaneError> {
+        self.patch(key, uid, Subresource::None, &status::scheduling_gate_patch(uid)).await
     }
 
     /// A patch conflicts with writes at the same time when the API server has tried several times to go around them: once
@@ -135,7 +135,7 @@ impl ApiControlPlane {
     /// As whom a write that begins now is made, or why none may begin: the Lease may have ended since it was decided.
     fn open(&self) -> Result<LeaderEpoch, &'static str> {
         let gate = &self.service.gate;
-        match gate.reason_shut() {
+        match gate.reason_not_leading() {
             Some(reason) => Err(reason),
             None => gate.epoch().ok_or("the Lease has just ended"),
         }
@@ -205,19 +205,19 @@ impl ControlPlane for ApiControlPlane {
         why: &'a EvictionReason,
     ) -> BoxFuture<'a, EvictionOutcome> {
         Box::pin(async move {
-            let outcome = self.tell_and_evict(key, uid, why).await;
+            let outcome = self.mark_and_evict(key, uid, why).await;
             self.count("evict", evict::code(&outcome));
             outcome
         })
     }
 
-    fn lift_gate<'a>(
+    fn remove_scheduling_gate<'a>(
         &'a self,
         key: &'a PodKey,
         uid: &'a PodUid,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         Box::pin(async move {
-            let lifted = self.patch_gate(key, uid).await;
+            let lifted = self.patch_scheduling_gate(key, uid).await;
             self.count_result("gate", &lifted);
             lifted
         })

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 use serde_json::{Value, json};
 
 /// The condition's reason once nothing is held any more.
-const HOLD_ENDED: &str = "Ended";
+const RESERVATION_ENDED: &str = "Ended";
 
 /// A strategic merge patch: conditions merge by type, and what is not named stays.
 pub fn status_patch(
@@ -21,7 +21,7 @@ pub fn status_patch(
     now: jiff::Timestamp,
 ) -> Value {
     let conditions: Vec<PodCondition> = [
-        change.hold.as_ref().map(|hold| hold_condition(hold, epoch, clock, now)),
+        change.hold.as_ref().map(|hold| reserved_condition(hold, epoch, clock, now)),
         change.plan.as_ref().map(|state| contract::plan_condition(state, now)),
         change.eviction.as_ref().map(contract::evicted_condition),
         change.touch.map(|_| contract::retry_condition(now)),
@@ -42,18 +42,18 @@ pub fn status_patch(
     json!({ "metadata": { "uid": uid }, "status": status })
 }
 
-pub fn gate_patch(uid: &PodUid) -> Value {
+pub fn scheduling_gate_patch(uid: &PodUid) -> Value {
     json!({ "metadata": { "uid": uid }, "spec": contract::without_our_gate() })
 }
 
-fn hold_condition(
+fn reserved_condition(
     change: &ReservationChange,
     epoch: &LeaderEpoch,
     clock: &Clock,
     now: jiff::Timestamp,
 ) -> PodCondition {
     match change {
-        ReservationChange::Ended => contract::ended_hold_condition(HOLD_ENDED, now),
+        ReservationChange::Ended => contract::ended_reserved_condition(RESERVATION_ENDED, now),
         ReservationChange::Held(hold) => {
             let message = ReservationMessage {
                 node: hold.node.clone(),

@@ -36,7 +36,7 @@ impl ClusterIndex {
         for (namespace, name) in std::mem::take(&mut self.unlisted_budgets) {
             ledger.remove_budget(&namespace, &name);
         }
-        ledger.set_budget_sight(BudgetVisibility::Complete);
+        ledger.set_budget_visibility(BudgetVisibility::Complete);
         self.budgets_list.is_complete = true;
     }
 
@@ -45,7 +45,7 @@ impl ClusterIndex {
         self.budgets_list.is_complete = true;
         let mut ledger = service.ledger();
         let is_new = ledger.budgets_known();
-        ledger.set_budget_sight(BudgetVisibility::Forbidden);
+        ledger.set_budget_visibility(BudgetVisibility::Forbidden);
         is_new
     }
 }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 /// A pod that asks for a GPU and has not ended.
 pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
-    let shown = contract::shown_bound(pod, key).or_else(|| hold(service, key, pod));
+    let shown = contract::observed_binding(pod, key).or_else(|| hold(service, key, pod));
     service.conflicts().see(uid, shown);
 }
 
@@ -15,5 +15,5 @@ fn hold(service: &Service, key: &PodKey, pod: &Pod) -> Option<crate::scheduling:
     // Few pods hold room; of the others the policy is not asked.
     contract::ReservationMessage::read(pod)?;
     let policy = service.ledger().policy().clone();
-    contract::shown_hold(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
+    contract::observed_reservation(pod, key, &policy, |deadline| service.clock.to_moment(deadline))
 }

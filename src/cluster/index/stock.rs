@@ -12,21 +12,21 @@ pub fn see(service: &Service, uid: &PodUid, pod: &Pod) {
     let before = node_of(service, uid);
     enter(service, uid, pod);
     let after = node_of(service, uid);
-    after.iter().for_each(|node| tell_spare(service, node));
-    before.iter().filter(|node| Some(*node) != after.as_ref()).for_each(|node| tell_spare(service, node));
+    after.iter().for_each(|node| tell_free_host(service, node));
+    before.iter().filter(|node| Some(*node) != after.as_ref()).for_each(|node| tell_free_host(service, node));
 }
 
 /// The pod has ended or is gone.
 pub fn forget(service: &Service, uid: &PodUid) {
     let before = node_of(service, uid);
     service.stock().remove_pod(uid);
-    before.iter().for_each(|node| tell_spare(service, node));
+    before.iter().for_each(|node| tell_free_host(service, node));
 }
 
 /// Tells the ledger what a node has left beside its GPUs.
-pub fn tell_spare(service: &Service, node: &NodeName) {
+pub fn tell_free_host(service: &Service, node: &NodeName) {
     let spare = service.stock().spare(node);
-    service.ledger().set_spare(node, spare);
+    service.ledger().set_free_host(node, spare);
 }
 
 fn node_of(service: &Service, uid: &PodUid) -> Option<NodeName> {

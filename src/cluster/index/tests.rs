@@ -88,7 +88,7 @@ impl IndexFixture {
     }
 
     fn remarks(&self, code: &str) -> u64 {
-        self.service.metrics.pod_remarks.with_label_values(&[code]).get()
+        self.service.metrics.pod_warnings.with_label_values(&[code]).get()
     }
 }
 

@@ -124,7 +124,7 @@ impl ReservationProgress {
 
 impl Planner {
     /// Evicts for, and tells, whoever has room held.
-    pub(super) fn see_holds_through(&mut self) {
+    pub(super) fn advance_reservations(&mut self) {
         let ledger = self.service.ledger();
         let (now, held) = (ledger.now(), ledger.held());
         drop(ledger);
@@ -133,11 +133,11 @@ impl Planner {
         // Most ticks evict nobody.
         let stock = LazyCell::new(|| service.stock().snapshot());
         for held in held {
-            self.see_through(&held, now, &stock);
+            self.advance_reservation(&held, now, &stock);
         }
     }
 
-    fn see_through(
+    fn advance_reservation(
         &mut self,
         held: &ReservationStatus,
         now: Moment,
@@ -240,7 +240,7 @@ impl Planner {
             }
             let told = async {
                 control_plane.write_status(&key, &uid, &change).await?;
-                if is_gated { control_plane.lift_gate(&key, &uid).await } else { Ok(()) }
+                if is_gated { control_plane.remove_scheduling_gate(&key, &uid).await } else { Ok(()) }
             };
             let told = told.await;
             Some(WriteOutcome::Told { key, uid, told })
@@ -255,7 +255,7 @@ impl Planner {
         }
         let mut ledger = self.service.ledger();
         let until = ledger.now() + TIME_TO_BIND;
-        ledger.extend_hold(&held.uid, until);
+        ledger.extend_reservation(&held.uid, until);
         Reservation { deadline: held.hold.deadline.max(until), ..held.hold.clone() }
     }
 
@@ -263,9 +263,9 @@ impl Planner {
     pub(super) fn call_off(&mut self, held: &ReservationStatus, because: &str) {
         let mut ledger = self.service.ledger();
         if !held.hold.victims.is_empty() {
-            ledger.note_left_in_vain(&held.uid);
+            ledger.note_failed_eviction(&held.uid);
         }
-        ledger.drop_hold(&held.uid);
+        ledger.release_reservation(&held.uid);
         let group = ledger.entry(&held.uid).and_then(|entry| entry.stake.group.clone());
         drop(ledger);
         let course = self.courses.remove(&held.uid);
@@ -277,7 +277,7 @@ impl Planner {
         held.remaining
             .iter()
             .filter(told)
-            .for_each(|victim| self.say_that_it_stays(&victim.uid, &victim.key));
+            .for_each(|victim| self.clear_eviction_condition(&victim.uid, &victim.key));
         if let Some(group) = group {
             self.break_up(&group, uid.clone(), key.clone());
         }
@@ -288,7 +288,7 @@ impl Planner {
             text: format!("The room held for the pod on {} is given up: {because}.", held.hold.node),
         });
         let control_plane = self.control_plane.clone();
-        let change = StatusChange::end_hold_and_nomination();
+        let change = StatusChange::end_reservation_and_nomination();
         self.writes.add(uid.clone(), async move {
             // Should it fail, the condition stands until its deadline, and whoever reads it then ends it again.
             let _ = control_plane.write_status(&key, &uid, &change).await;
@@ -297,7 +297,7 @@ impl Planner {
     }
 
     /// It was told that it leaves, and does not.
-    pub(super) fn say_that_it_stays(&mut self, uid: &PodUid, key: &PodKey) {
+    pub(super) fn clear_eviction_condition(&mut self, uid: &PodUid, key: &PodKey) {
         let (control_plane, key, uid) = (self.control_plane.clone(), key.clone(), uid.clone());
         let change = StatusChange::eviction(EvictionCondition::CalledOff);
         self.writes.add(uid.clone(), async move {

@@ -10,7 +10,7 @@ use crate::scheduling::policy::WhenBroken;
 use crate::scheduling::stake::GroupKey;
 use std::collections::{BTreeMap, BTreeSet};
 
-const NOT_TAKEN: &str =
+const NOT_BOUND_IN_TIME: &str =
     "The room held for the pod was not taken before the hold's deadline; it is open to others again.";
 const LANDED_LATE: &str =
     "A hold of an earlier leader reached the pod after another replica had begun to act; it is ended.";
@@ -69,7 +69,7 @@ impl Planner {
             self.writes.add(uid.clone(), async move {
                 // The pod may have got a hold while this waited for its turn.
                 let own = service.ledger().entry(&uid).and_then(|entry| entry.hold().cloned());
-                let change = own.map_or_else(StatusChange::end_hold, StatusChange::hold);
+                let change = own.map_or_else(StatusChange::end_reservation, StatusChange::hold);
                 // Should it fail, the condition shows at the pod's next change and is ended then.
                 if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                     tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
@@ -83,11 +83,11 @@ impl Planner {
         let course = self.courses.remove(&uid);
         let mut refused_on = None;
         if ending == ReservationEnd::Late {
-            let (key, uid, text) = (key.clone(), uid.clone(), NOT_TAKEN.to_owned());
+            let (key, uid, text) = (key.clone(), uid.clone(), NOT_BOUND_IN_TIME.to_owned());
             self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
             refused_on = course.and_then(ReservationProgress::placed_on);
         }
-        let mut change = StatusChange::end_hold();
+        let mut change = StatusChange::end_reservation();
         if is_nominated(&self.service.ledger(), &uid) {
             change.nomination = StatusChange::clear_nomination().nomination;
         }
@@ -109,7 +109,7 @@ impl Planner {
         let mut ledger = self.service.ledger();
         let Some(broken) = broken(&ledger, group) else { return };
         let leaves = ledger.policy().planning.groups.when_broken == WhenBroken::Leave;
-        broken.holding.iter().for_each(|(uid, _)| ledger.drop_hold(uid));
+        broken.holding.iter().for_each(|(uid, _)| ledger.release_reservation(uid));
         drop(ledger);
         let BrokenGroup { holding, bound, .. } = broken;
         let text = format!(
@@ -122,7 +122,7 @@ impl Planner {
         self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
         if leaves {
-            bound.into_iter().for_each(|(uid, key)| self.have_remnant_leave(uid, key, group));
+            bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`course`]) until the
 //! pod is bound or its room is given up ([`ended`]); for whom there is no place is told so ([`waits`]). It has others leave engines under pressure ([`relieve`]), and what is left of
-//! a group that will not be whole ([`remnants`]). What did not work is tried again later ([`attempt`]); of one pod nothing is
+//! a group that will not be whole ([`orphaned_members`]). What did not work is tried again later ([`attempt`]); of one pod nothing is
 //! written before what was asked for earlier ([`writes`]).
 //!
 //! ```text
@@ -17,12 +17,12 @@
 mod attempt;
 mod course;
 mod ended;
+mod orphaned_members;
 mod outcome;
 mod relieve;
-mod remnants;
 mod run;
 mod seek;
-mod strays;
+mod unplannable_pods;
 mod waits;
 mod writes;
 
@@ -37,12 +37,12 @@ use crate::service::Service;
 use crate::units::Moment;
 use attempt::RetryState;
 use course::ReservationProgress;
-use remnants::OrphanedMember;
+use orphaned_members::OrphanedMember;
 use run::PlanningRun;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use strays::ReleasedPods;
-pub use strays::STRAYS_AT_ONCE;
+use unplannable_pods::ReleasedPods;
+pub use unplannable_pods::UNPLANNABLE_AT_ONCE;
 use waits::ToldReason;
 use writes::Writes;
 
@@ -52,7 +52,7 @@ pub struct Planner {
     /// How far each hold is, beyond what the ledger says.
     courses: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
-    remnants: BTreeMap<PodUid, OrphanedMember>,
+    orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     said: BTreeMap<PodUid, ToldReason>,
     /// How far what was said has been looked through.
     said_after: Option<PodUid>,
@@ -60,7 +60,7 @@ pub struct Planner {
     pressure: PressureWatch,
     /// Neighbours of engines under pressure whose eviction came to nothing.
     staying: BTreeMap<PodUid, RetryState>,
-    look_at_pressure: Moment,
+    check_engine_load_at: Moment,
     let_through: ReleasedPods,
 }
 
@@ -71,13 +71,13 @@ impl Planner {
             control_plane,
             courses: BTreeMap::new(),
             run: PlanningRun::default(),
-            remnants: BTreeMap::new(),
+            orphaned_members: BTreeMap::new(),
             said: BTreeMap::new(),
             said_after: None,
             writes: Writes::default(),
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
-            look_at_pressure: Moment::default(),
+            check_engine_load_at: Moment::default(),
             let_through: ReleasedPods::default(),
         }
     }
@@ -88,8 +88,8 @@ impl Planner {
         if self.service.ledger().policy().mode == Mode::Shadow {
             return self.release_all();
         }
-        self.see_holds_through();
-        self.see_remnants_off();
+        self.advance_reservations();
+        self.advance_orphaned_members();
         self.relieve();
         self.seek();
     }
@@ -97,7 +97,7 @@ impl Planner {
     /// A replica that may not act forgets how far it was: another goes on.
     pub fn rest(&mut self) {
         self.courses.clear();
-        self.remnants.clear();
+        self.orphaned_members.clear();
         self.said.clear();
         self.staying.clear();
         self.run.give_up();

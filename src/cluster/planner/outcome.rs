@@ -95,7 +95,7 @@ impl Planner {
         }
         match by {
             EvictionTask::Relief => self.note_relief(victim, key, outcome, now),
-            EvictionTask::Remnant => self.note_remnant(victim, key, outcome, now),
+            EvictionTask::Remnant => self.note_orphaned_member(victim, key, outcome, now),
         }
     }
 
@@ -112,7 +112,7 @@ impl Planner {
     }
 
     fn give_up(&mut self, uid: &PodUid, because: &str) {
-        let held = self.service.ledger().held_by(uid);
+        let held = self.service.ledger().reservation_of(uid);
         held.iter().for_each(|held| self.call_off(held, because));
     }
 }

@@ -21,7 +21,7 @@ impl Planner {
     pub(super) fn relieve(&mut self) {
         let ledger = self.service.ledger();
         let now = ledger.now();
-        if now < self.look_at_pressure {
+        if now < self.check_engine_load_at {
             return;
         }
         self.staying.retain(|uid, _| ledger.entry(uid).is_some());
@@ -29,7 +29,7 @@ impl Planner {
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
         let leaving = self.pressure.look(&ledger, &not_now);
         drop(ledger);
-        self.look_at_pressure = now + LOOK_EVERY;
+        self.check_engine_load_at = now + LOOK_EVERY;
         leaving.into_iter().for_each(|relief| self.have_leave(relief));
     }
 

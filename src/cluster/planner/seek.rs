@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 /// Pods of each kind that one run is given, the gated and the refused. Of fifty thousand that find no place each has its turn within
 /// five seconds.
-pub(super) const LOOKED_AT: usize = 2048;
+pub(super) const PODS_PER_RUN: usize = 2048;
 /// Pods that get a place in one run: all of them are put into force at once.
 const PLACED_AT_ONCE: usize = 256;
 /// Steps of one run, for free places and for evictions; a step is one to two microseconds. A run of both takes less than a quarter of
@@ -33,13 +33,13 @@ impl Planner {
         if !self.run.may_begin(ledger.now()) {
             return;
         }
-        let mut pending = ledger.pending(LOOKED_AT);
+        let mut pending = ledger.pending(PODS_PER_RUN);
         if self.courses.values().filter(|course| course.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
             pending.retain(|pod| !is_gated(pod));
         }
-        self.service.metrics.planner.waiting.set(ledger.waiting_for_a_look() as i64);
+        self.service.metrics.planner.waiting.set(ledger.pending_count() as i64);
         if pending.is_empty() {
             return;
         }
@@ -78,7 +78,7 @@ impl Planner {
                 PlanStep::Wait { uid, key, why } => self.wait(uid, key, why, began),
             }
         }
-        self.forget_what_was_said();
+        self.forget_told_reasons();
     }
 
     fn count_run(&self, took: Millis, planned: Option<&FinishedPlan>) {
@@ -100,9 +100,9 @@ impl Planner {
         // The deadlines are of when the run began.
         let took = ledger.now().since(began.at);
         places.iter_mut().for_each(|place| place.hold.deadline = place.hold.deadline + took);
-        if let Err((place, conflict)) = hold_all(&mut ledger, &places) {
+        if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
             info!(pod = %place.key, %conflict, "the room changed while the plan was made");
-            return places.iter().for_each(|place| ledger.note_sought(&place.uid, began.generation));
+            return places.iter().for_each(|place| ledger.note_no_placement(&place.uid, began.generation));
         }
         places.iter().for_each(|place| ledger.note_ordered(&place.hold.victims));
         let now = ledger.now();
@@ -118,9 +118,9 @@ impl Planner {
         let PlannedPlacement { uid, key, hold, price, exact, by } = place;
         let node = &hold.node;
         info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, ?by, "place planned");
-        let is_gated = self.gate_of(&uid) == Some(SchedulingGate::Planned);
+        let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
         if hold.victims.is_empty() {
-            let held = self.service.ledger().held_by(&uid);
+            let held = self.service.ledger().reservation_of(&uid);
             return held.iter().for_each(|held| self.tell(held));
         }
         let gpus = hold.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
@@ -145,7 +145,7 @@ impl Planner {
         });
     }
 
-    fn gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
+    fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
         match &self.service.ledger().entry(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
@@ -186,13 +186,13 @@ impl Planner {
     }
 }
 
-fn hold_all<'a>(
+fn reserve_all<'a>(
     ledger: &mut Ledger,
     places: &'a [PlannedPlacement],
 ) -> Result<(), (&'a PlannedPlacement, AssumeConflict)> {
     for (n, place) in places.iter().enumerate() {
         if let Err(conflict) = place.take(ledger) {
-            places[..n].iter().for_each(|held| ledger.drop_hold(&held.uid));
+            places[..n].iter().for_each(|held| ledger.release_reservation(&held.uid));
             return Err((place, conflict));
         }
     }

@@ -74,8 +74,8 @@ impl PlannerFixture {
     }
 
     fn let_through(&mut self) {
-        let after = self.planner.strays_after().cloned();
-        self.planner.let_through(self.index.strays_after(after.as_ref(), STRAYS_AT_ONCE));
+        let after = self.planner.unplannable_pods_after().cloned();
+        self.planner.let_through(self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE));
     }
 
     /// One tick with all that it writes, in words.
@@ -278,7 +278,7 @@ async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_th
         ["meek: end hold"]
     );
     let holder = |name: &str| {
-        bench.service.ledger().held_by(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
+        bench.service.ledger().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
     };
     assert!(holder("urgent").is_some() && holder("meek").is_none());
 }
@@ -289,10 +289,13 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_take
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
     assert_eq!(bench.service.ledger().totals().holds, 0);
-    let unknown = bench.service.ledger().take_unknown_holds();
+    let unknown = bench.service.ledger().take_unknown_reservations();
     bench.planner.end_unknown(unknown);
     assert_eq!(bench.tick().await, ["late: end hold"]);
-    assert!(bench.service.ledger().take_unknown_holds().is_empty(), "once for each time that it shows");
+    assert!(
+        bench.service.ledger().take_unknown_reservations().is_empty(),
+        "once for each time that it shows"
+    );
 }
 
 #[tokio::test]
@@ -469,13 +472,13 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
     other["spec"]["schedulingGates"] = Value::Null;
     bench.show(other);
     bench.gone("unclear");
-    assert!(bench.index.strays_after(None, 1).is_empty());
+    assert!(bench.index.unplannable_pods_after(None, 1).is_empty());
 }
 
 #[tokio::test]
 async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
     let mut bench = PlannerFixture::new(&["n"]);
-    for n in 0..STRAYS_AT_ONCE + 40 {
+    for n in 0..UNPLANNABLE_AT_ONCE + 40 {
         let mut stray = gated(&format!("stray-{n:03}"), 40, 0);
         stray["spec"]["containers"][0]["resources"] = json!({});
         bench.show(stray);
@@ -486,10 +489,10 @@ async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
         bench.let_through();
         looks.push(lifted(bench.tick().await));
     }
-    assert_eq!(looks, [STRAYS_AT_ONCE, 40, 0, 0]);
+    assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("stray-007");
     bench.let_through();
-    assert_eq!(bench.planner.let_through.known(), STRAYS_AT_ONCE + 39, "who is gone is forgotten");
+    assert_eq!(bench.planner.let_through.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
 }
 
 #[tokio::test]

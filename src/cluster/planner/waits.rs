@@ -4,7 +4,7 @@
 use super::Planner;
 use super::ended::is_nominated;
 use super::run::PlanBasis;
-use super::seek::LOOKED_AT;
+use super::seek::PODS_PER_RUN;
 use crate::control_plane::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
 use crate::scheduling::ledger::{PodPhase, SchedulingGate, WaitKind, WaitingPod};
@@ -15,9 +15,9 @@ use std::sync::Arc;
 use tracing::warn;
 
 /// Most pods have a place by then, and word that they wait would be a write for nothing.
-const WORTH_SAYING: Millis = Millis::seconds(2);
+const TELL_AFTER: Millis = Millis::seconds(2);
 /// With each reading another node may be the nearest to have room, for another reason. Nobody reads faster than this.
-const SAID_AGAIN: Millis = Millis::seconds(30);
+const REPEAT_AFTER: Millis = Millis::seconds(30);
 
 /// What was said is looked through in turn, so many at a time.
 const SWEPT: usize = 512;
@@ -34,7 +34,7 @@ impl Planner {
     /// never be placed there.
     pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
         let mut ledger = self.service.ledger();
-        ledger.note_sought(&uid, began.generation);
+        ledger.note_no_placement(&uid, began.generation);
         let Some(entry) = ledger.entry(&uid).filter(|entry| entry.hold().is_none()) else { return };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = ledger.now().since(waiting.since);
@@ -69,8 +69,8 @@ impl Planner {
     fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
         let (at, why) = (self.now(), Arc::<str>::from(why.said()));
         let is_news = match self.said.get(&uid) {
-            None => waited >= WORTH_SAYING,
-            Some(said) => said.why != why && said.at + SAID_AGAIN <= at,
+            None => waited >= TELL_AFTER,
+            Some(said) => said.why != why && said.at + REPEAT_AFTER <= at,
         };
         if !is_news || self.writes.concern(&uid) {
             return;
@@ -89,7 +89,7 @@ impl Planner {
     }
 
     /// Of those who do not wait behind the gate any more nothing is to be remembered. Some are looked at each time, in turn.
-    pub(super) fn forget_what_was_said(&mut self) {
+    pub(super) fn forget_told_reasons(&mut self) {
         let after = self.said_after.take();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let next: Vec<PodUid> = self
@@ -115,11 +115,11 @@ impl Planner {
 
     /// In shadow mode nobody is placed; a pod behind the gate would wait for ever.
     pub(super) fn release_all(&mut self) {
-        let pending = self.service.ledger().pending(LOOKED_AT);
+        let pending = self.service.ledger().pending(PODS_PER_RUN);
         for pod in pending.into_iter().filter(|pod| matches!(pod.way, WaitKind::Gated)) {
             let mut ledger = self.service.ledger();
             let generation = ledger.generation();
-            ledger.note_sought(&pod.uid, generation);
+            ledger.note_no_placement(&pod.uid, generation);
             drop(ledger);
             self.release(pod.uid, pod.key, WaitReason::Shadowing);
         }
@@ -151,7 +151,7 @@ impl Planner {
         self.writes.add(uid.clone(), async move {
             let released = async {
                 control_plane.write_status(&key, &uid, &change).await?;
-                control_plane.lift_gate(&key, &uid).await
+                control_plane.remove_scheduling_gate(&key, &uid).await
             };
             // Should it fail, the pod's turn comes again.
             if let Err(error) = released.await {

@@ -5,7 +5,7 @@ use crate::cluster::testing::Recorder;
 use crate::contract;
 use crate::extender::request::RequestLimits;
 use crate::scheduling::device::Health;
-use crate::scheduling::ledger::LOOKED_AT;
+use crate::scheduling::ledger::PODS_PER_RUN;
 use crate::scheduling::node::{NodeIdentity, NodeKind};
 use crate::scheduling::policy::Policy;
 use crate::service::Service;
@@ -66,9 +66,9 @@ fn take_report(extender: &Extender, text: &str) -> ReportsResult {
 fn b12_a_change_of_one_nodes_gpus_looks_at_the_pods_of_that_node_only() {
     let extender = crowded();
     assert_eq!(take_report(&extender, &report(1, 2)).accepted, 1);
-    LOOKED_AT.set(0);
+    PODS_PER_RUN.set(0);
     assert_eq!(take_report(&extender, &report(2, 1)).accepted, 1);
-    let looked_at = LOOKED_AT.get();
+    let looked_at = PODS_PER_RUN.get();
     // Each of the node's pods some times over, and nobody else of the 1,600.
     assert!(looked_at <= 20 * PODS_PER_NODE, "{looked_at} entries were looked at");
 }

@@ -27,7 +27,7 @@ pub struct Facts {
     /// Nodes as the pod sees them, where what it was offered would be in its own way.
     own_nodes: Vec<Node>,
     /// The room that is the pod's already.
-    pub own_room: Option<(NodeName, Result<GpuSet, Misfit>)>,
+    pub reserved_placement: Option<(NodeName, Result<GpuSet, Misfit>)>,
     /// What its tenant may still take.
     pub allowance: TenantLimit,
     /// What its tenant uses.
@@ -54,7 +54,7 @@ impl Facts {
             snapshot,
             asked: None,
             own_nodes: own_nodes(ledger, uid, &entry),
-            own_room: ledger.own_room(uid),
+            reserved_placement: ledger.reserved_placement(uid),
             allowance: ledger.allowance(uid, &entry.demand),
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
@@ -65,7 +65,7 @@ impl Facts {
     }
 
     /// Brings the snapshot to what the pod itself sees. May copy it: not for under a lock.
-    pub fn seen_by_the_pod(mut self) -> Self {
+    pub fn as_the_pod_sees_it(mut self) -> Self {
         let own = std::mem::take(&mut self.own_nodes);
         if !own.is_empty() {
             let generation = self.snapshot.generation();
@@ -97,8 +97,8 @@ impl Facts {
         ScheduleAttempt {
             limit,
             just_failed: None,
-            own_room: self
-                .own_room
+            reserved_placement: self
+                .reserved_placement
                 .as_ref()
                 .map(|(node, verdict)| ReservedPlacement { node, verdict: *verdict }),
             policy: &self.policy,
@@ -147,7 +147,7 @@ impl NodeDetails {
         }
         let here = self.occupants.iter().filter(|guest| guest.uid != facts.uid);
         let why = |guest: &Occupant| {
-            Some((guest.uid.clone(), ledger.why_stays(&facts.claim, facts.demand(), &guest.uid)?))
+            Some((guest.uid.clone(), ledger.keep_reason_of(&facts.claim, facts.demand(), &guest.uid)?))
         };
         Self { stays: here.filter_map(why).collect(), ..self }
     }
@@ -201,7 +201,7 @@ impl<'a> GpuOccupants<'a> {
         (names, opens_in)
     }
 
-    pub fn barring(self, demand: &Demand) -> Vec<String> {
+    pub fn excluding(self, demand: &Demand) -> Vec<String> {
         let policy = &self.facts.policy;
         let own = policy.class(demand.class);
         self.named(|guest| {

@@ -72,7 +72,7 @@ pub fn explain(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes
 }
 
 fn explain_once(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let facts = books.look(|ledger| Facts::take(ledger, uid))?.seen_by_the_pod();
+    let facts = books.look(|ledger| Facts::take(ledger, uid))?.as_the_pod_sees_it();
     let outline = NodeOutline::of(&facts, options);
     let verdict = place::verdict(&facts, outline.counts.fit);
     let nodes = shown(books, &facts, &outline, options);

@@ -60,7 +60,7 @@ impl NodeOutline {
         match options {
             ShownNodes::Node(name) => facts.snapshot.place_of(name.as_str()).into_iter().collect(),
             ShownNodes::All => best.chain(refused).collect(),
-            ShownNodes::Best(_) if facts.entry.node().is_some() => own_place(facts).into_iter().collect(),
+            ShownNodes::Best(_) if facts.entry.node().is_some() => reserved_node(facts).into_iter().collect(),
             ShownNodes::Best(_) if self.refused.len() <= REFUSED_SHOWN => best.chain(refused).collect(),
             ShownNodes::Best(_) => best.chain(self.examples().into_iter().map(|(place, ..)| place)).collect(),
         }
@@ -108,8 +108,9 @@ impl NodeOutline {
         let misfit = self.refused.iter().find(|(refused, _)| *refused == place).map(|(_, misfit)| misfit);
         let rank = self.list.best.iter().position(|candidate| candidate.node == place);
         let candidate = rank.map(|rank| (rank as u32 + 1, &self.list.best[rank]));
-        let is_own = facts.own_room.as_ref().is_some_and(|(own, _)| *own == node.name);
-        let own_gpus = facts.own_room.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
+        let is_own = facts.reserved_placement.as_ref().is_some_and(|(own, _)| *own == node.name);
+        let own_gpus =
+            facts.reserved_placement.as_ref().filter(|_| is_own).and_then(|(_, verdict)| verdict.ok());
         let chosen = own_gpus.or(candidate.map(|(_, candidate)| candidate.gpus)).unwrap_or_default();
         let holding = facts.demand().model.as_ref().and_then(|model| node.holding(model));
         NodePart {
@@ -157,7 +158,7 @@ fn devices(node: &Node, demand: &Demand) -> Option<DevicesPart> {
     Some(DevicesPart { allocatable: share.allocatable, used: share.used, left: share.left() })
 }
 
-fn own_place(facts: &Facts) -> Option<usize> {
+fn reserved_node(facts: &Facts) -> Option<usize> {
     facts.snapshot.place_of(facts.entry.node()?.as_str())
 }
 
@@ -182,16 +183,16 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
-    let appraisal = facts.snapshot.appraise(candidate.node, facts.demand());
-    let choice = GpuChoice::of(&appraisal.compare(), candidate.gpus);
-    let parts = rank::parts(&appraisal, node, choice, &facts.policy);
+    let evaluation = facts.snapshot.evaluate(candidate.node, facts.demand());
+    let choice = GpuChoice::of(&evaluation.compare(), candidate.gpus);
+    let parts = rank::parts(&evaluation, node, choice, &facts.policy);
     ScorePart {
         rank,
         contended: candidate.score.contended,
         cost: candidate.score.cost,
         parts: weighted(&parts, &facts.policy.weights),
         leftover_bytes: pack::leftover(&node.gpus, candidate.gpus, facts.demand()),
-        useless_bytes: appraisal.useless(candidate.gpus),
+        useless_bytes: evaluation.useless(candidate.gpus),
     }
 }
 

@@ -46,7 +46,7 @@ pub fn obstacles(gpu: &Gpu, demand: &Demand, guests: GpuOccupants<'_>) -> Vec<Ob
         let (by, opens_in_millis) = guests.starting();
         Obstacle::EngineStarting { by, opens_in_millis }
     });
-    let barred = gpu.barred.contains(demand.class).then(|| Obstacle::Barred { by: guests.barring(demand) });
+    let barred = gpu.barred.contains(demand.class).then(|| Obstacle::Barred { by: guests.excluding(demand) });
     let all = [unhealthy, slice, room, taken_whole, not_empty(gpu, demand, guests), starting, barred];
     all.into_iter().chain(too_busy(gpu, demand)).flatten().collect()
 }

@@ -34,7 +34,7 @@ pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
 
 fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
     let gate: Option<Moment> = facts.entry.starting;
-    let gpus: Option<Vec<GpuUuid>> = match &facts.own_room {
+    let gpus: Option<Vec<GpuUuid>> = match &facts.reserved_placement {
         // By index only, where no agent has reported yet.
         Some((_, Ok(_))) => facts.entry.devices().map(|devices| devices.to_vec()),
         _ => None,
@@ -51,7 +51,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
 /// What it counts for: the whole of GPUs that it has to itself.
 fn granted(facts: &Facts) -> Bytes {
     let demand = facts.demand();
-    let on = |node: &Node| match &facts.own_room {
+    let on = |node: &Node| match &facts.reserved_placement {
         Some((_, Ok(gpus))) if facts.entry.devices().is_some() => {
             gpus.iter().map(|place| node.gpus[place].price(demand.per_gpu, demand.sharing)).sum()
         }

@@ -22,27 +22,27 @@ impl Ledger {
     /// Holds are mirrored from here on, whatever they are.
     pub fn stop_leading(&mut self) {
         self.leader = None;
-        self.unknown_holds.clear();
+        self.unknown_reservations.clear();
     }
 
     /// Takes over the holds that stand, in order of priority: one that would not be made now runs out at the next look at the
     /// clock, and its pod is told.
     pub fn begin_leading(&mut self, epoch: LeaderEpoch) {
         self.leader = Some(epoch);
-        self.unknown_holds.clear();
-        self.adopt_holds(|_| true);
+        self.unknown_reservations.clear();
+        self.adopt_reservations(|_| true);
     }
 
     /// The node's GPUs are known now, and so are those that its holds name.
-    pub(super) fn adopt_holds_on(&mut self, node: &NodeName) {
+    pub(super) fn adopt_reservations_on(&mut self, node: &NodeName) {
         if self.leader.is_some() {
-            self.adopt_holds(|hold| hold.node == *node);
+            self.adopt_reservations(|hold| hold.node == *node);
         }
     }
 
     /// Pods that show a hold which this leader did not make. Each is answered once for each time it is shown.
-    pub fn take_unknown_holds(&mut self) -> BTreeSet<PodUid> {
-        std::mem::take(&mut self.unknown_holds)
+    pub fn take_unknown_reservations(&mut self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut self.unknown_reservations)
     }
 
     /// What a pod shows of a hold, as far as it counts: a leader has made every hold that it does not end.
@@ -52,11 +52,11 @@ impl Ledger {
         if self.leader.is_none() || is_known {
             return Some(shown);
         }
-        self.unknown_holds.insert(uid.clone());
+        self.unknown_reservations.insert(uid.clone());
         None
     }
 
-    fn adopt_holds(&mut self, concerns: impl Fn(&Reservation) -> bool) {
+    fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
         let holders: BTreeSet<&PodUid> = self.deadlines.iter().map(|(_, uid)| uid).collect();
         let held = |uid: &PodUid| {
             let entry = self.entries.get(uid)?;
@@ -65,17 +65,17 @@ impl Ledger {
         };
         let mut held: Vec<_> = holders.into_iter().filter_map(held).collect();
         held.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        held.iter().for_each(|(_, uid, _)| self.set_hold(uid, None));
+        held.iter().for_each(|(_, uid, _)| self.set_reservation(uid, None));
         let mut fallen = Vec::new();
         for (_, uid, hold) in held {
             match self.may_stand(&uid, &hold) {
-                true => self.set_hold(&uid, Some(hold)),
+                true => self.set_reservation(&uid, Some(hold)),
                 false => fallen.push((uid, hold)),
             }
         }
         // Only now: a hold that falls must not stand in the way of one that could stand.
         for (uid, hold) in fallen {
-            self.set_hold(&uid, Some(Reservation { deadline: Moment::default(), ..hold }));
+            self.set_reservation(&uid, Some(Reservation { deadline: Moment::default(), ..hold }));
         }
     }
 
@@ -89,10 +89,10 @@ impl Ledger {
         let is_there = |victim: &&PodUid| self.entries.contains_key(victim);
         let remaining = hold.victims.iter().filter(is_there).cloned().collect();
         let remaining = Reservation { victims: remaining, ..hold.clone() };
-        let claim = self.claim_without_price(uid).adopting();
-        let stands = self.check_hold(&claim, uid, &remaining);
+        let claim = self.preemptor_without_cost(uid).adopting();
+        let stands = self.check_reservation(&claim, uid, &remaining);
         // It may have been made for pods that have room elsewhere.
-        stands.or_else(|_| self.check_hold(&claim.moving(), uid, &remaining)).is_ok()
+        stands.or_else(|_| self.check_reservation(&claim.moving(), uid, &remaining)).is_ok()
     }
 }
 

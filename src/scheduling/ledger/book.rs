@@ -102,7 +102,7 @@ pub(super) struct ResidentPod {
     /// Since when it is known to be bound; `None` while its Binding is on its way.
     pub bound: Option<Moment>,
     /// On how many GPUs a reading must show it to say where it is, if no record does.
-    pub sought_on: Option<u32>,
+    pub wanted_on: Option<u32>,
     pub priority: i32,
     pub class: ClassId,
     pub grace: Millis,
@@ -187,7 +187,7 @@ impl NodeState {
 
     /// Whether it makes sense that pods leave the node for such a one. Where an agent has fallen silent nobody would say that
     /// their memory is free, and the room would be given up in the end.
-    pub fn can_be_cleared_for(&self, demand: &Demand) -> bool {
+    pub fn can_be_emptied_for(&self, demand: &Demand) -> bool {
         self.exists && self.freshness != Freshness::Expired && shut(&self.view, demand).is_ok()
     }
 
@@ -329,8 +329,8 @@ impl NodeState {
         if demand.asks_plugin() {
             return used_on(&self.promised, demand, GpuSet::EMPTY);
         }
-        let could_hold = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
-        let parts = self.promised.iter().filter(could_hold).map(|gpu| gpu.part_of(demand));
+        let could_fit = |gpu: &&Gpu| usable(gpu, demand) && gpu.capacity >= demand.per_gpu;
+        let parts = self.promised.iter().filter(could_fit).map(|gpu| gpu.part_of(demand));
         let on_one = parts.fold(TenantUsage::default(), TenantUsage::most);
         (0..demand.gpus).map(|_| on_one).sum()
     }
@@ -350,7 +350,7 @@ impl NodeState {
             per_gpu: entry.demand.per_gpu,
             sharing: entry.demand.sharing,
             bound: bound.map(|bound| bound.since),
-            sought_on: is_sought.then_some(entry.demand.gpus),
+            wanted_on: is_sought.then_some(entry.demand.gpus),
             priority: entry.demand.priority,
             class: entry.demand.class,
             grace: entry.demand.grace,
@@ -361,7 +361,7 @@ impl NodeState {
     }
 
     /// What its stake says has changed, and nothing that takes room.
-    pub fn note_stake(&mut self, uid: &PodUid, entry: &PodState) {
+    pub fn note_disruption_info(&mut self, uid: &PodUid, entry: &PodState) {
         if let Ok(found) = self.tenants.binary_search_by(|tenant| tenant.uid.cmp(uid)) {
             let is_leaving = matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_some());
             let tenant = &mut self.tenants[found];
@@ -384,14 +384,14 @@ impl NodeState {
             }
         }
         for entry in here() {
-            self.charge_hold(entry, entries, &mut gpus);
-            self.add_hint(entry, &mut gpus);
+            self.charge_reservation(entry, entries, &mut gpus);
+            self.add_soft_reservation(entry, &mut gpus);
         }
         gpus
     }
 
     /// A hold takes what its victims do not take already: their room is its room as they leave.
-    fn charge_hold(&self, holder: &PodState, entries: &PodStates, gpus: &mut [Gpu]) {
+    fn charge_reservation(&self, holder: &PodState, entries: &PodStates, gpus: &mut [Gpu]) {
         let Some(hold) = holder.hold().filter(|hold| hold.node == self.view.name) else { return };
         let Some(held) = self.resolve(&hold.devices) else { return };
         for place in held.iter() {
@@ -410,7 +410,7 @@ impl NodeState {
         }
     }
 
-    fn add_hint(&self, holder: &PodState, gpus: &mut [Gpu]) {
+    fn add_soft_reservation(&self, holder: &PodState, gpus: &mut [Gpu]) {
         let Some(hint) = holder.hint().filter(|hint| hint.node == self.view.name) else { return };
         for place in hint.gpus.iter() {
             let gpu = &mut gpus[place];

@@ -31,7 +31,7 @@ impl Ledger {
     /// Whether [`Ledger::budgets`] are all there are. Where they are not, any pod may be covered by one that allows nothing:
     /// nobody is evicted.
     pub fn budgets_known(&self) -> bool {
-        self.budget_sight == BudgetVisibility::Complete
+        self.budget_visibility == BudgetVisibility::Complete
     }
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
@@ -40,8 +40,8 @@ impl Ledger {
         self.entries.get(uid).is_none_or(class)
     }
 
-    pub fn set_budget_sight(&mut self, sight: BudgetVisibility) {
-        self.budget_sight = sight;
+    pub fn set_budget_visibility(&mut self, sight: BudgetVisibility) {
+        self.budget_visibility = sight;
     }
 
     fn place_of_budget(&self, namespace: &str, name: &str) -> Result<usize, usize> {
@@ -86,7 +86,7 @@ mod tests {
     fn budgets_are_known_until_reading_them_is_refused() {
         let mut ledger = Ledger::default();
         assert!(ledger.budgets_known());
-        ledger.set_budget_sight(BudgetVisibility::Forbidden);
+        ledger.set_budget_visibility(BudgetVisibility::Forbidden);
         assert!(!ledger.budgets_known());
     }
 }

@@ -82,16 +82,16 @@ pub(super) enum Departure {
 impl Ledger {
     /// The claim of a pod that waits.
     pub fn claim(&self, uid: &PodUid) -> Preemptor {
-        self.claim_by(uid, self.soonest())
+        self.preemptor_by(uid, self.soonest())
     }
 
     /// The same, for one who knows already where models are.
-    pub fn claim_by(&self, uid: &PodUid, soonest: NearestModels) -> Preemptor {
-        Preemptor { soonest, ..self.claim_without_price(uid) }
+    pub fn preemptor_by(&self, uid: &PodUid, soonest: NearestModels) -> Preemptor {
+        Preemptor { soonest, ..self.preemptor_without_cost(uid) }
     }
 
     /// The same, by which nothing is priced.
-    pub(super) fn claim_without_price(&self, uid: &PodUid) -> Preemptor {
+    pub(super) fn preemptor_without_cost(&self, uid: &PodUid) -> Preemptor {
         let holds = self.deadlines.iter().filter(|(_, holder)| holder != uid);
         let holds = holds.filter_map(|(_, holder)| self.entries.get(holder)?.hold());
         Preemptor {
@@ -99,7 +99,7 @@ impl Ledger {
             tenancy: self.tenancy(uid),
             spoken_for: holds.flat_map(|hold| hold.victims.iter().cloned()).collect(),
             soonest: NearestModels::default(),
-            tenant: self.tenant_room(uid),
+            tenant: self.tenant_quota(uid),
             moves: false,
             adopts: false,
         }
@@ -114,7 +114,7 @@ impl Ledger {
         wanted: TenantUsage,
         claim: &Preemptor,
     ) -> Option<KeepReason> {
-        let stays = self.stays_whoever_asks(entry, preemptor);
+        let stays = self.own_keep_reason(entry, preemptor);
         stays.or_else(|| claim.spoken_for.contains(uid).then_some(KeepReason::SpokenFor)).or_else(|| {
             let goes = match claim.tenancy.bond(uid, entry) {
                 TenantHold::Loose => true,
@@ -126,7 +126,7 @@ impl Ledger {
     }
 
     /// What the policy and the pod itself say.
-    pub(super) fn stays_whoever_asks(&self, entry: &PodState, preemptor: &Demand) -> Option<KeepReason> {
+    pub(super) fn own_keep_reason(&self, entry: &PodState, preemptor: &Demand) -> Option<KeepReason> {
         let class = self.policy.class(entry.demand.class);
         let PodPhase::Bound(bound) = &entry.phase else { return Some(KeepReason::NotBound) };
         let ran = self.now.since(bound.started);

@@ -16,7 +16,7 @@ impl Ledger {
     }
 
     /// The same, with those who were refused and still wait: to be learned from.
-    pub fn mix_to_learn(&self) -> DemandHistory {
+    pub fn demand_history_to_learn(&self) -> DemandHistory {
         let refused = self.refused.iter().filter_map(|uid| self.entries.get(uid));
         let refused = refused.filter(|entry| entry.refused().is_some() && !entry.demand.asks_plugin());
         DemandHistory::clone(&self.mix).with_waiting(refused.map(|entry| entry.demand.vram()).sum())
@@ -27,31 +27,31 @@ impl Ledger {
     }
 
     /// Whether the policy goes by what free VRAM is worth, and enough has come to learn it anew.
-    pub fn is_worth_due(&self) -> bool {
+    pub fn is_packing_model_due(&self) -> bool {
         let PackingRules { policy, learning, .. } = self.policy.packing;
         let is_wanted = policy == PackingPolicy::Worth && learning == LearningMode::Continuous;
         is_wanted && self.mix.is_due(self.worth.learned_at())
     }
 
     /// From now on free VRAM is worth this.
-    pub fn set_worth(&mut self, worth: PackingModel) {
+    pub fn set_packing_model(&mut self, worth: PackingModel) {
         let worth = Arc::new(worth.with_generation(self.worth.generation() + 1));
         self.worth = worth.clone();
         self.generation += 1;
-        Arc::make_mut(&mut self.published).set_worth(self.generation, worth);
+        Arc::make_mut(&mut self.published).set_packing_model(self.generation, worth);
     }
 
     /// Brings what is remembered to the policy. Where it goes by best fit nothing is known of worth.
     pub(super) fn take_packing(&mut self) {
         Arc::make_mut(&mut self.mix).set_window(self.policy.packing.window);
         if self.policy.packing.policy == PackingPolicy::BestFit && self.worth.is_learned() {
-            self.set_worth(PackingModel::default());
+            self.set_packing_model(PackingModel::default());
         }
     }
 
     /// CPU and memory that a node has left, without all pods that are seen to be bound there; `None` if nobody knows. Pods that are
     /// on their way are taken off here.
-    pub fn set_spare(&mut self, name: &NodeName, spare: Option<HostResources>) {
+    pub fn set_free_host(&mut self, name: &NodeName, spare: Option<HostResources>) {
         let Some(book) = self.books.get_mut(name) else { return };
         book.unbound = spare;
         let spare = book.spare(&self.entries);
@@ -66,9 +66,9 @@ impl Ledger {
     /// A pod that was never seen before came.
     pub(super) fn note_arrival(&mut self, uid: &PodUid, demand: &Demand) {
         if !self.entries.contains_key(uid)
-            && let Some(wish) = DemandShape::of(demand)
+            && let Some(demand_shape) = DemandShape::of(demand)
         {
-            Arc::make_mut(&mut self.mix).arrive(wish);
+            Arc::make_mut(&mut self.mix).arrive(demand_shape);
         }
     }
 
@@ -103,16 +103,16 @@ mod tests {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
             ledger.see(PodObservation { uid: uid.clone(), key, demand, state, shown: None });
         }
-        assert_eq!(ledger.mix_to_learn().turned_away(), 0.0, "nobody was refused");
+        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.0, "nobody was refused");
         ledger.note_refused(&uids[0], None);
-        assert_eq!(ledger.mix_to_learn().turned_away(), 0.5, "it waits");
+        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.5, "it waits");
         ledger.release(&uids[0]);
         assert_eq!(
-            (ledger.mix().turned_away(), ledger.mix_to_learn().turned_away()),
+            (ledger.mix().turned_away(), ledger.demand_history_to_learn().turned_away()),
             (0.5, 0.5),
             "it gave up"
         );
         ledger.release(&uids[1]);
-        assert_eq!(ledger.mix_to_learn().turned_away(), 0.5, "it was never refused");
+        assert_eq!(ledger.demand_history_to_learn().turned_away(), 0.5, "it was never refused");
     }
 }

@@ -72,7 +72,7 @@ impl Ledger {
         self.set_devices(name, devices);
         if is_first {
             self.pin_indices(name);
-            self.adopt_holds_on(name);
+            self.adopt_reservations_on(name);
         }
         Ok(waiting)
     }
@@ -96,9 +96,9 @@ impl Ledger {
         let Some(book) = self.books.get_mut(name) else { return };
         book.forget_departed();
         book.reported = false;
-        self.drop_hints_on(name);
+        self.drop_soft_reservations_on(name);
         self.set_devices(name, Vec::new());
-        self.end_holds_on(name, |_, _| true);
+        self.expire_reservations_on(name, |_, _| true);
         self.refresh(name);
     }
 
@@ -114,19 +114,19 @@ impl Ledger {
         let devices: Arc<[Device]> = book.merge_devices(devices, &self.entries).into();
         if devices != book.devices {
             // Hints name places, and those may be others now.
-            self.drop_hints_on(name);
+            self.drop_soft_reservations_on(name);
             self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
             self.refresh(name);
             // Before the agent reports, nobody knows which GPUs a hold names.
             if self.books[name].reported {
-                self.end_broken_holds(name);
+                self.expire_broken_reservations(name);
             }
         }
     }
 
     /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
-    fn end_broken_holds(&mut self, name: &NodeName) {
-        self.end_holds_on(name, |book, hold| book.resolve(&hold.devices).is_none());
+    fn expire_broken_reservations(&mut self, name: &NodeName) {
+        self.expire_reservations_on(name, |book, hold| book.resolve(&hold.devices).is_none());
     }
 
     /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them

@@ -18,7 +18,7 @@ impl Ledger {
     }
 
     /// What a pod shows counts from now on.
-    pub(super) fn set_stake(&mut self, uid: &PodUid, stake: DisruptionInfo) {
+    pub(super) fn set_disruption_info(&mut self, uid: &PodUid, stake: DisruptionInfo) {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
         let after = entry.stake.clone();

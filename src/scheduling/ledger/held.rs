@@ -53,14 +53,15 @@ impl Ledger {
     /// All holds that stand, in order of UID.
     pub fn held(&self) -> Vec<ReservationStatus> {
         let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
-        let mut held: Vec<ReservationStatus> = with_deadline.filter_map(|uid| self.held_by(uid)).collect();
+        let mut held: Vec<ReservationStatus> =
+            with_deadline.filter_map(|uid| self.reservation_of(uid)).collect();
         held.sort_by(|a, b| a.uid.cmp(&b.uid));
         held.dedup_by(|a, b| a.uid == b.uid);
         held
     }
 
     /// That of one pod.
-    pub fn held_by(&self, uid: &PodUid) -> Option<ReservationStatus> {
+    pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
         let entry = self.entries.get(uid)?;
         let PodPhase::Waiting(WaitingPod { hold: Some(hold), gate, nominated, hold_shown, .. }) =
             &entry.phase
@@ -76,14 +77,14 @@ impl Ledger {
             nominated: nominated.clone(),
             remaining: hold.victims.iter().filter_map(|victim| self.remaining(victim, entry, hold)).collect(),
             is_free: book.exists
-                && self.room_of_hold(uid, &entry.demand, hold, book).is_ok()
-                && !self.has_waiting_fellows(uid, entry),
+                && self.placement_of_reservation(uid, &entry.demand, hold, book).is_ok()
+                && !self.has_waiting_group_members(uid, entry),
             is_shown: *hold_shown,
         })
     }
 
     /// Whether room of another pod of its group is not free yet: a group starts whole.
-    fn has_waiting_fellows(&self, uid: &PodUid, entry: &PodState) -> bool {
+    fn has_waiting_group_members(&self, uid: &PodUid, entry: &PodState) -> bool {
         let fellows = entry.stake.group.iter().flat_map(|group| self.members(group));
         fellows
             .filter(|(fellow, _)| *fellow != uid)
@@ -102,7 +103,7 @@ impl Ledger {
             takes: victim.demand.grace + self.policy.class(victim.demand.class).drain_time,
             with_group: victim.stake.group.clone().filter(|_| bound.node != hold.node),
             is_protected: !matches!(
-                self.stays_whoever_asks(victim, &preemptor.demand),
+                self.own_keep_reason(victim, &preemptor.demand),
                 None | Some(KeepReason::Leaving)
             ),
             reclaimed_by: tenant
@@ -112,15 +113,15 @@ impl Ledger {
     }
 
     /// The pod was told late where its room is: that lasts until then at least.
-    pub fn extend_hold(&mut self, uid: &PodUid, until: Moment) {
+    pub fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
         let hold = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
         if let Some(hold) = hold.filter(|hold| hold.deadline < until) {
-            self.set_hold(uid, Some(Reservation { deadline: until, ..hold }));
+            self.set_reservation(uid, Some(Reservation { deadline: until, ..hold }));
         }
     }
 
     /// The API server shows a later deadline than is known: whoever leads has extended the hold.
-    pub(super) fn note_deadline_shown(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
+    pub(super) fn observe_deadline(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let known = self.entries.get(uid).and_then(|entry| entry.hold());
         let Some((shown, known)) = shown.zip(known) else { return };
         let is_it =
@@ -128,7 +129,7 @@ impl Ledger {
         // What is told by wall time wavers by some milliseconds.
         if is_it && shown.deadline > known.deadline + SAME_DEADLINE {
             let until = shown.deadline.min(self.latest_deadline());
-            self.extend_hold(uid, until);
+            self.extend_reservation(uid, until);
         }
     }
 

@@ -10,26 +10,31 @@ use crate::ids::PodUid;
 use crate::scheduling::decision::Reservation;
 use crate::scheduling::fit::{Misfit, misfit, shut};
 use crate::scheduling::policy::TenantUsage;
-use crate::scheduling::preempt::{PotentialVictim, discharge, settle_bars};
+use crate::scheduling::preempt::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::request::Demand;
 
 impl Ledger {
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
     pub fn hold(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
-        let claim = self.claim_without_price(uid);
-        self.hold_by(&claim, uid, hold)
+        let claim = self.preemptor_without_cost(uid);
+        self.reserve_by(&claim, uid, hold)
     }
 
     /// The same, if its victims have room elsewhere.
-    pub fn hold_by_moving(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
-        let claim = self.claim_without_price(uid).moving();
-        self.hold_by(&claim, uid, hold)
+    pub fn reserve_by_moving(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
+        let claim = self.preemptor_without_cost(uid).moving();
+        self.reserve_by(&claim, uid, hold)
     }
 
-    fn hold_by(&mut self, claim: &Preemptor, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
-        self.check_hold(claim, uid, &hold)?;
-        self.set_hold(uid, Some(hold));
+    fn reserve_by(
+        &mut self,
+        claim: &Preemptor,
+        uid: &PodUid,
+        hold: Reservation,
+    ) -> Result<(), AssumeConflict> {
+        self.check_reservation(claim, uid, &hold)?;
+        self.set_reservation(uid, Some(hold));
         if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.hold_shown = false;
         }
@@ -37,7 +42,7 @@ impl Ledger {
     }
 
     /// Whether the pod may have this hold, in place of none.
-    pub fn check_hold(
+    pub fn check_reservation(
         &self,
         claim: &Preemptor,
         uid: &PodUid,
@@ -63,7 +68,7 @@ impl Ledger {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
-        settle_bars(&bars, &mut gpus, |uid| hold.victims.contains(uid));
+        settle_class_exclusions(&bars, &mut gpus, |uid| hold.victims.contains(uid));
         let demand = &entry.demand;
         let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
         if !seats.iter().all(|g| gpus[g].has_room(demand)) {
@@ -116,9 +121,9 @@ impl Ledger {
     }
 
     /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
-    pub fn drop_hold(&mut self, uid: &PodUid) {
+    pub fn release_reservation(&mut self, uid: &PodUid) {
         let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
-        self.set_hold(uid, None);
+        self.set_reservation(uid, None);
         if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
             waiting.hold_shown = false;
@@ -126,7 +131,7 @@ impl Ledger {
     }
 
     /// The API server shows no hold any more, and what it shows counts.
-    pub fn unsee_hold(&mut self, uid: &PodUid) {
-        self.set_hold(uid, None);
+    pub fn forget_observed_reservation(&mut self, uid: &PodUid) {
+        self.set_reservation(uid, None);
     }
 }

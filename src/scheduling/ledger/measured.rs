@@ -86,7 +86,7 @@ impl NodeState {
             |(uid, attributed): &(PodUid, Bytes)| attributed.minus(self.reserved_by(uid, place, capacity));
         let beyond: Bytes = seen.attributed.iter().map(beyond).sum();
         let least = if seen.used.is_none() { margin } else { Bytes::ZERO };
-        (beyond + self.unexplained_on(place).believed()).max(least)
+        (beyond + self.unaccounted_on(place).believed()).max(least)
     }
 
     /// What a pod's processes have beyond its promise on each of these GPUs, at least.
@@ -106,7 +106,7 @@ impl NodeState {
         tenant.map_or(Bytes::ZERO, |found| self.tenants[found].reserved_on(place, capacity))
     }
 
-    fn unexplained_on(&self, place: usize) -> UnaccountedVram {
+    fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
         let known = near(&self.unexplained, place, |(known, _)| known == uuid);
         known.map(|(_, unexplained)| *unexplained).unwrap_or_default()
@@ -119,7 +119,7 @@ impl NodeState {
         let mut unexplained = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
             let Some(seen) = seen(&reading, place, &device.uuid) else { continue };
-            let mut known = self.unexplained_on(place);
+            let mut known = self.unaccounted_on(place);
             // A figure that is missing once takes nothing back.
             if let Some(used) = seen.used {
                 known.add(self.rest(place, seen, used, reading.sampled, policy));
@@ -173,7 +173,7 @@ impl NodeState {
     fn locate(&self, reading: &NodeReading) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         let mut found = Vec::new();
         for tenant in &self.tenants {
-            let Some(wanted) = tenant.sought_on else { continue };
+            let Some(wanted) = tenant.wanted_on else { continue };
             let gpus = reading.gpus.iter().filter(|gpu| gpu.attributed_to(&tenant.uid).is_some());
             let gpus: Vec<GpuUuid> = gpus.map(|gpu| gpu.uuid.clone()).collect();
             if gpus.len() >= wanted as usize && self.resolve(&gpus).is_some() {

@@ -11,7 +11,7 @@
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`devices`] what a node has, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
 //! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom,
-//! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`prospects`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
+//! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`cost_bounds`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
 //! [`rates`] how many, [`queue`] knows who waits for a place and [`turns`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
@@ -20,6 +20,7 @@ mod book;
 mod budgets;
 mod claim;
 mod cleared;
+mod cost_bounds;
 mod coverage;
 mod demanded;
 mod devices;
@@ -33,7 +34,6 @@ mod measured;
 mod occupants;
 mod plugin;
 mod promise;
-mod prospects;
 mod query;
 mod queue;
 mod rates;
@@ -76,7 +76,7 @@ use crate::units::Moment;
 pub(super) use book::used_on;
 use evictions::OwnerEvictions;
 #[cfg(test)]
-pub(crate) use shared::LOOKED_AT;
+pub(crate) use shared::PODS_PER_RUN;
 use shared::{NodeStates, PodStates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -117,14 +117,14 @@ pub struct Ledger {
     reserved: BTreeMap<ScopeKey, rates::ScopeReservation>,
     /// In order of namespace and name.
     budgets: Arc<Vec<DisruptionBudget>>,
-    budget_sight: BudgetVisibility,
+    budget_visibility: BudgetVisibility,
     /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
     mix: Arc<DemandHistory>,
     worth: Arc<PackingModel>,
     /// As whom this replica leads, if it does.
     leader: Option<LeaderEpoch>,
     /// Pods that showed a hold which this leader did not make.
-    unknown_holds: BTreeSet<PodUid>,
+    unknown_reservations: BTreeSet<PodUid>,
 }
 
 impl Ledger {
@@ -155,7 +155,7 @@ impl Ledger {
             let nodes =
                 self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
             let snapshot = Snapshot::new(self.generation, self.epoch, nodes);
-            self.published = Arc::new(snapshot.with_worth(self.worth.clone()));
+            self.published = Arc::new(snapshot.with_packing_model(self.worth.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
             let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
             Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
@@ -189,16 +189,16 @@ impl Ledger {
             ordered: self.ordered.clone(),
             reserved: self.reserved.clone(),
             budgets: self.budgets.clone(),
-            budget_sight: self.budget_sight,
+            budget_visibility: self.budget_visibility,
             // Who comes on a copy is nobody's demand.
             mix: Arc::default(),
             worth: self.worth.clone(),
             leader: None,
-            unknown_holds: BTreeSet::new(),
+            unknown_reservations: BTreeSet::new(),
         }
     }
 
-    fn set_hint(&mut self, uid: &PodUid, hint: Option<SoftReservation>) {
+    fn set_soft_reservation(&mut self, uid: &PodUid, hint: Option<SoftReservation>) {
         let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
             return;
         };
@@ -212,7 +212,7 @@ impl Ledger {
         });
     }
 
-    fn set_hold(&mut self, uid: &PodUid, hold: Option<Reservation>) {
+    fn set_reservation(&mut self, uid: &PodUid, hold: Option<Reservation>) {
         self.change(uid, |entries| {
             if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
                 waiting.hold = hold;
@@ -220,11 +220,11 @@ impl Ledger {
         });
     }
 
-    fn drop_hints_on(&mut self, node: &NodeName) {
+    fn drop_soft_reservations_on(&mut self, node: &NodeName) {
         let Some(book) = self.books.get(node) else { return };
         let hinted = |uid: &&PodUid| self.entries[*uid].hint().is_some_and(|hint| hint.node == *node);
         let uids: Vec<PodUid> = book.pods.iter().filter(hinted).cloned().collect();
-        uids.iter().for_each(|uid| self.set_hint(uid, None));
+        uids.iter().for_each(|uid| self.set_soft_reservation(uid, None));
     }
 
     /// Every change of an entry goes through here: the pages it stood on and the pages it stands on now are
@@ -245,9 +245,9 @@ impl Ledger {
         }
         for node in before.nodes.union(&after.nodes) {
             self.refresh(node);
-            self.forget_empty_book(node);
+            self.forget_empty_node_state(node);
         }
-        self.settle_turn(uid);
+        self.requeue(uid);
     }
 
     /// Brings a node's page to its entries and devices.
@@ -311,7 +311,7 @@ impl Ledger {
         }
     }
 
-    fn forget_empty_book(&mut self, name: &NodeName) {
+    fn forget_empty_node_state(&mut self, name: &NodeName) {
         if self.books.get(name).is_some_and(|book| !book.exists && book.pods.is_empty()) {
             self.books.remove(name);
             self.changed.remove(name);

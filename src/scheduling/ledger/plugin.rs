@@ -25,7 +25,7 @@ impl Ledger {
 
     /// What it costs if exactly these pods leave `node`, so that the pod whose claim it is, which asks a device plugin, goes there.
     /// `None` if one of them may not be evicted for it, or if it would not fit afterwards.
-    pub fn price_of_leaving(
+    pub fn eviction_cost_of(
         &self,
         claim: &Preemptor,
         node: &NodeName,
@@ -62,7 +62,7 @@ impl Ledger {
         // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
         let Some(entry) = self.entries.get(victim) else { return ProposedVictim::Unknown };
         let stays = self.stays(victim, entry, preemptor, book.most_used_by(preemptor), claim);
-        let resident = || self.priced(victim, entry, book, preemptor, claim);
+        let resident = || self.with_eviction_cost(victim, entry, book, preemptor, claim);
         match stays.is_none().then(resident).flatten() {
             Some(resident) => ProposedVictim::Goes(entry, Box::new(resident)),
             None => ProposedVictim::Stays,

@@ -76,7 +76,7 @@ fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
     });
 }
 
-fn see_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
+fn observe_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: Option<Millis>) {
     let key = PodKey::parse("default", pod).unwrap();
     let devices = Some([device("n", gpu).uuid].into());
     let state = ObservedPhase::Bound { node: name("n"), devices, starting: false, ran };
@@ -88,7 +88,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.room_for(&ledger.claim(&uid(pod)), &name("n")).unwrap().candidates.len()
+    ledger.candidate_for(&ledger.claim(&uid(pod)), &name("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -101,7 +101,7 @@ fn with_class(class: Class) -> Policy {
 fn another_policy_counts_at_once_for_everyone_who_is_there() {
     let mut ledger = ledger(Policy::default());
     let old = ledger.policy().clone();
-    see_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
+    observe_bound(&mut ledger, "service", 0, demand(&old, 20, PodTraits::default()), None);
     wait(&mut ledger, "urgent", demand(&old, 70, PodTraits { priority: 5, ..PodTraits::default() }));
     assert_eq!(candidates(&ledger, "urgent"), 0);
 
@@ -153,8 +153,8 @@ fn a_pod_that_has_not_run_its_minimum_is_left_alone_until_it_has() {
         ..Class::named("jobs")
     });
     let mut ledger = ledger(policy.clone());
-    see_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
-    see_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
+    observe_bound(&mut ledger, "young", 0, job(&policy, 60), Some(Millis::seconds(599)));
+    observe_bound(&mut ledger, "old", 1, job(&policy, 60), Some(Millis::seconds(601)));
     wait(&mut ledger, "urgent", demand(&policy, 60, PodTraits::default()));
     assert_eq!(candidates(&ledger, "urgent"), 1);
     ledger.set_now(ledger.now() + Millis::seconds(1));
@@ -170,7 +170,7 @@ fn drain_time_comes_on_top_of_the_grace_period() {
         ..Class::named("jobs")
     });
     let mut ledger = ledger(policy.clone());
-    see_bound(&mut ledger, "job", 0, job(&policy, 60), None);
+    observe_bound(&mut ledger, "job", 0, job(&policy, 60), None);
     assert_eq!(ledger.resident_on(&uid("job"), &name("n")).unwrap().grace, Millis::seconds(75));
 }
 
@@ -239,10 +239,15 @@ fn weights_decide_between_a_tight_fit_and_replicas_apart() {
         add_node(&mut ledger, "m");
         let model = Some(ModelId::parse("llama").unwrap());
         let of_model = |gib| Demand { model: model.clone(), ..demand(&policy, gib, PodTraits::default()) };
-        see_bound(&mut ledger, "replica", 0, of_model(30), None);
+        observe_bound(&mut ledger, "replica", 0, of_model(30), None);
         let (snapshot, allowance) = (ledger.snapshot(), Default::default());
-        let attempt =
-            ScheduleAttempt { limit: 2, just_failed: None, own_room: None, policy: &policy, allowance };
+        let attempt = ScheduleAttempt {
+            limit: 2,
+            just_failed: None,
+            reserved_placement: None,
+            policy: &policy,
+            allowance,
+        };
         let list = shortlist(&snapshot, &of_model(30), ["m", "n"].into_iter(), attempt);
         list.best
             .iter()
@@ -281,12 +286,12 @@ fn who_would_go_beyond_its_guarantee_of_gpus_takes_nothing_back() {
     let guarantee = TenantUsage { vram: Bytes(u64::MAX), milli_gpus: 1000 };
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
-    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     wait(&mut ledger, "half", of_tenant(&policy, 36, 5));
     assert_eq!(candidates(&ledger, "half"), 1, "nothing of the guarantee is used");
-    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
+    observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 36, 9), None);
     assert_eq!(candidates(&ledger, "half"), 1, "half a GPU and half a GPU");
-    see_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
+    observe_bound(&mut ledger, "more", 1, of_tenant(&policy, 10, 9), None);
     assert_eq!(candidates(&ledger, "half"), 0, "it would have more than one GPU");
 }
 
@@ -296,7 +301,7 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
         let guarantee = TenantUsage { vram: Bytes::gib(gib), milli_gpus: u64::MAX };
         let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
         let mut ledger = ledger(policy.clone());
-        see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+        observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
         wait(&mut ledger, "whole", Demand { sharing: Sharing::Exclusive, ..of_tenant(&policy, 10, 5) });
         candidates(&ledger, "whole")
     };
@@ -318,7 +323,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
         hold(&mut ledger, "pod").unwrap();
         ledger.set_policy(policy, &Classifications::default());
-        let own = ledger.own_room(&uid("pod")).unwrap().1.map(drop);
+        let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
         let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
         assert_eq!(own.map_err(AssumeConflict::NoLongerFits), assumed);
         own.err()
@@ -364,10 +369,10 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     let guarantee = TenantUsage { vram: Bytes::gib(60), milli_gpus: u64::MAX };
     let policy = with_tenant(Tenant { guarantee, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
-    see_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
+    observe_bound(&mut ledger, "borrower", 0, job(&policy, 60), None);
     wait(&mut ledger, "urgent", of_tenant(&policy, 40, 5));
     assert_eq!(candidates(&ledger, "urgent"), 1);
-    see_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
+    observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
     let hold = Reservation { node: name("n"), devices, victims, deadline };
@@ -418,8 +423,8 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     let limit = TenantLimit { vram: Some(Bytes::gib(60)), milli_gpus: None };
     let policy = with_tenant(Tenant { limit, ..Tenant::named("red", &["red"]) });
     let mut ledger = ledger(policy.clone());
-    see_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
-    see_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
+    observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
+    observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
     wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
     let mut hold = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();

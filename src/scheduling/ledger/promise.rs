@@ -109,7 +109,7 @@ impl Ledger {
 
     /// The same on a replica that does not act: holds stand until the API server shows that whoever acts has ended them, or until
     /// this replica acts and ends them itself.
-    pub fn expire_but_holds(&mut self, now: Moment) {
+    pub fn expire_except_reservations(&mut self, now: Moment) {
         self.run_out(now, ExpiredReservations::Stand);
     }
 
@@ -121,14 +121,14 @@ impl Ledger {
             let Some(entry) = self.entries.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
             if is_over(entry.starting) {
-                self.open_gate(&uid);
+                self.open_start_gate(&uid);
             } else if is_over(entry.hint().map(|hint| hint.expires)) {
-                self.set_hint(&uid, None);
+                self.set_soft_reservation(&uid, None);
             } else if is_over(entry.hold().map(|hold| hold.deadline)) {
                 if entry.hold().is_some_and(|hold| !hold.victims.is_empty()) {
-                    self.note_left_in_vain(&uid);
+                    self.note_failed_eviction(&uid);
                 }
-                self.drop_hold(&uid);
+                self.release_reservation(&uid);
                 ended.push(uid);
             }
         }
@@ -155,9 +155,9 @@ impl Ledger {
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
     /// that has happened, and the node that was ranked first if the latest attempt was such a one.
     pub fn begin_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
-        self.set_hint(uid, None);
+        self.set_soft_reservation(uid, None);
         let attempt = self.count_attempt(uid);
-        self.settle_turn(uid);
+        self.requeue(uid);
         attempt
     }
 
@@ -187,7 +187,7 @@ impl Ledger {
         let expires = now + self.policy.hint_lifetime;
         // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
         let hint = (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
-        self.set_hint(uid, hint);
+        self.set_soft_reservation(uid, hint);
         if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.offered = Some(node.clone());
             waiting.in_vain = 0;
@@ -203,12 +203,12 @@ impl Ledger {
 
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
     /// are still in the way.
-    pub fn own_room(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
+    pub fn reserved_placement(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
         let entry = self.entries.get(uid)?;
         let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
         let verdict = match (self.books.get(node).filter(|book| book.exists), entry.hold()) {
             (None, _) => Err(Misfit::UnknownNode),
-            (Some(book), Some(hold)) => self.room_of_hold(uid, &entry.demand, hold, book),
+            (Some(book), Some(hold)) => self.placement_of_reservation(uid, &entry.demand, hold, book),
             (Some(book), None) => Ok(book.charge_of(entry).map(|charge| charge.gpus).unwrap_or_default()),
         };
         Some((node.clone(), verdict))
@@ -251,8 +251,8 @@ impl Ledger {
     fn checked(&self, uid: &PodUid, entry: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
         let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
         let gpus = match entry.hold().filter(|hold| hold.node == *node) {
-            Some(hold) => self.room_of_hold(uid, &entry.demand, hold, book)?,
-            None => self.free_room(uid, &entry.demand, book)?,
+            Some(hold) => self.placement_of_reservation(uid, &entry.demand, hold, book)?,
+            None => self.free_gpus_for(uid, &entry.demand, book)?,
         };
         Ok(placement(book, &entry.demand, gpus))
     }
@@ -299,7 +299,7 @@ impl Ledger {
         }
     }
 
-    fn free_room(&self, uid: &PodUid, demand: &Demand, book: &NodeState) -> Result<GpuSet, Misfit> {
+    fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, book: &NodeState) -> Result<GpuSet, Misfit> {
         shut(&book.view, demand)?;
         let gpus = book.gpus_without(uid, &self.entries, &self.policy);
         let chosen = match &demand.ask {
@@ -327,7 +327,7 @@ impl Ledger {
         is_within.then_some(chosen).ok_or(Misfit::BeyondLimitHere { left })
     }
 
-    pub(super) fn room_of_hold(
+    pub(super) fn placement_of_reservation(
         &self,
         uid: &PodUid,
         demand: &Demand,

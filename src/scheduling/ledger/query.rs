@@ -115,11 +115,11 @@ impl Ledger {
             .filter(|e| e.hold().is_some_and(|hold| hold.node == *name))
             .map(|e| e.demand.vram())
             .sum();
-        book.view.capacity().minus(self.promised_on(name)).minus(held)
+        book.view.capacity().minus(self.reserved_sum_on(name)).minus(held)
     }
 
     /// What is bound or promised on a node, as the node's sum would show it.
-    pub fn promised_on(&self, name: &NodeName) -> Bytes {
+    pub fn reserved_sum_on(&self, name: &NodeName) -> Bytes {
         let Some(book) = self.books.get(name) else { return Bytes::ZERO };
         book.pods
             .iter()

@@ -21,25 +21,25 @@ use std::sync::Arc;
 
 /// An API event that made room has woken the pod already: it asks again within this time. So has a refusal that the
 /// scheduler follows with a preemption of its own.
-const LEFT_ALONE: Millis = Millis::seconds(1);
+const QUIET_PERIOD: Millis = Millis::seconds(1);
 /// A pod that is woken, asks, and is refused again (somebody was faster, or a figure hovers about a limit) is woken less
 /// and less often, but within this time: no refusal outlives its cause by five seconds.
 const LONGEST_PAUSE_IF_IT_ASKS: Millis = Millis::seconds(4);
 /// A pod that was woken and did not ask is kept back by something Stowage does not see.
 const LONGEST_PAUSE: Millis = Millis::seconds(60);
 /// A gated pod for which there was no place is looked at again after this time at first.
-const SOUGHT_AGAIN: Millis = Millis(250);
+const FIRST_RETRY_AFTER: Millis = Millis(250);
 /// However often it was looked at in vain, it is looked at again this soon after anything has changed.
-const SOUGHT_AFTER_A_CHANGE: Millis = Millis::seconds(1);
-const SOUGHT_AT_LEAST: Millis = Millis::seconds(4);
+const RETRY_AFTER_CHANGE: Millis = Millis::seconds(1);
+const RETRY_AT_LEAST: Millis = Millis::seconds(4);
 /// Whether anything has changed for a pod that was looked at in vain is asked this often.
-const CHANGES_LOOKED_FOR: Millis = Millis(500);
+const CHANGE_CHECK_INTERVAL: Millis = Millis(500);
 /// Pods that become due in one round, for each that is handed out. Those beyond are brought in the next round.
 const BROUGHT: usize = 4;
 /// Others left for it in vain: something that Stowage does not see keeps it from being bound. Before anyone leaves for it again
 /// it waits so long at first, and twice as long each time.
-const LEFT_IN_VAIN: Millis = Millis::seconds(60);
-const LEFT_IN_VAIN_AT_MOST: Millis = Millis::seconds(1800);
+const RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(60);
+const LONGEST_RETRY_AFTER_FAILED_EVICTION: Millis = Millis::seconds(1800);
 
 /// A pod that waits, and what is known of where it may go.
 #[derive(Debug, Clone)]
@@ -84,7 +84,7 @@ impl Ledger {
             waiting.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
             self.refused.insert(uid.clone());
         }
-        self.settle_turn(uid);
+        self.requeue(uid);
     }
 
     /// Whoever waits may have been refused by someone of whom this ledger knows nothing: the last leader, or this process
@@ -130,18 +130,18 @@ impl Ledger {
     }
 
     /// How many pods wait for a look, due or not.
-    pub fn waiting_for_a_look(&self) -> usize {
+    pub fn pending_count(&self) -> usize {
         self.turns.len()
     }
 
     /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
-    pub(super) fn settle_turn(&mut self, uid: &PodUid) {
+    pub(super) fn requeue(&mut self, uid: &PodUid) {
         let entry = self.entries.get(uid);
         let waiting = entry.filter(|entry| matches!(entry.phase, PodPhase::Waiting(_)));
         if waiting.is_none() && !self.turns.knows(uid) && !self.refused.contains(uid) {
             return;
         }
-        let spot = waiting.and_then(|entry| Some((self.due(entry)?, band_of(entry))));
+        let spot = waiting.and_then(|entry| Some((self.due(entry)?, queue_band_of(entry))));
         let refused = waiting.and_then(PodState::refused);
         let is_refused = refused.is_some();
         let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
@@ -157,8 +157,8 @@ impl Ledger {
     }
 
     /// Everyone who waits has a turn by the class and the tenant that it has now.
-    pub(super) fn settle_turns(&mut self) {
-        self.turns.all().iter().for_each(|uid| self.settle_turn(uid));
+    pub(super) fn requeue_all(&mut self) {
+        self.turns.all().iter().for_each(|uid| self.requeue(uid));
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
@@ -197,21 +197,21 @@ impl Ledger {
         if let Some(refused) = self.waiting_mut(uid).and_then(|waiting| waiting.refused.as_mut()) {
             *refused = FilterRefusal { at, unanswered: refused.unanswered + 1, asked: refused.asked.clone() };
         }
-        self.settle_turn(uid);
+        self.requeue(uid);
     }
 
     /// There was no place for the pod in the books of that generation.
-    pub fn note_sought(&mut self, uid: &PodUid, generation: u64) {
+    pub fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
             waiting.sought = Some(FailedAttempt { at, in_vain, generation });
         }
-        self.settle_turn(uid);
+        self.requeue(uid);
     }
 
     /// Room that others have left for the pod was not taken in time.
-    pub fn note_left_in_vain(&mut self, uid: &PodUid) {
+    pub fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation);
         if let Some(waiting) = self.waiting_mut(uid) {
             let in_vain = waiting.left_in_vain.map_or(0, |before| before.in_vain).saturating_add(1);
@@ -224,7 +224,11 @@ impl Ledger {
         let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
             return false;
         };
-        let pause = |times: u32| LEFT_IN_VAIN.times(1 << (times - 1).min(8)).min(LEFT_IN_VAIN_AT_MOST);
+        let pause = |times: u32| {
+            RETRY_AFTER_FAILED_EVICTION
+                .times(1 << (times - 1).min(8))
+                .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
+        };
         waiting.left_in_vain.is_none_or(|vain| vain.at + pause(vain.in_vain) <= self.now)
     }
 
@@ -244,8 +248,8 @@ impl Ledger {
                 _ => None,
             };
             match self.is_due(sought) {
-                true => self.settle_turn(&uid),
-                false => self.turns.set_later(&uid, self.now + CHANGES_LOOKED_FOR),
+                true => self.requeue(&uid),
+                false => self.turns.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
             }
         }
     }
@@ -261,7 +265,7 @@ impl Ledger {
             (SchedulingGate::Open, Some(refused)) => refused.at + pause(refused.unanswered, *in_vain),
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
-        let again = |sought: FailedAttempt| sought.at + pause_after(sought, SOUGHT_AFTER_A_CHANGE);
+        let again = |sought: FailedAttempt| sought.at + pause_after(sought, RETRY_AFTER_CHANGE);
         Some(sought.map_or(left_alone, |sought| left_alone.max(again(sought))))
     }
 
@@ -302,8 +306,8 @@ impl Ledger {
 
     fn is_due(&self, sought: Option<FailedAttempt>) -> bool {
         let longest = |sought: FailedAttempt| match sought.generation == self.generation {
-            true => SOUGHT_AT_LEAST,
-            false => SOUGHT_AFTER_A_CHANGE,
+            true => RETRY_AT_LEAST,
+            false => RETRY_AFTER_CHANGE,
         };
         sought.is_none_or(|sought| sought.at + pause_after(sought, longest(sought)) <= self.now)
     }
@@ -333,7 +337,7 @@ impl PendingPod {
     }
 }
 
-fn band_of(entry: &PodState) -> QueueBand {
+fn queue_band_of(entry: &PodState) -> QueueBand {
     let Demand { priority, class, tenant, .. } = entry.demand;
     let is_gated =
         matches!(&entry.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
@@ -342,14 +346,14 @@ fn band_of(entry: &PodState) -> QueueBand {
 }
 
 fn pause_after(sought: FailedAttempt, longest: Millis) -> Millis {
-    SOUGHT_AGAIN.times(1 << sought.in_vain.min(8)).min(longest)
+    FIRST_RETRY_AFTER.times(1 << sought.in_vain.min(8)).min(longest)
 }
 
 /// How long a pod is left alone that was woken so often without asking, or asked so often in vain.
 fn pause(unanswered: u32, in_vain: u32) -> Millis {
     match unanswered {
-        0 => LEFT_ALONE.times(1 << in_vain.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
-        _ => LEFT_ALONE.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
+        0 => QUIET_PERIOD.times(1 << in_vain.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
+        _ => QUIET_PERIOD.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
     }
 }
 

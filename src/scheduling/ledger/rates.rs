@@ -80,7 +80,7 @@ impl Ledger {
         reserved: &BTreeSet<ScopeKey>,
     ) -> Option<(ScopeKey, EvictionLimit)> {
         let mut wanted: BTreeMap<ScopeKey, u32> = BTreeMap::new();
-        for (node, tenant) in victims.iter().filter_map(|uid| self.stays_on(uid)) {
+        for (node, tenant) in victims.iter().filter_map(|uid| self.stays_on_node(uid)) {
             ScopeKey::of(&node, tenant).into_iter().for_each(|key| *wanted.entry(key).or_default() += 1);
         }
         self.eviction_allowance(LargerSets::AloneInAMinute, reserved).exceeded(&wanted)
@@ -104,14 +104,14 @@ impl Ledger {
     /// They are to be evicted.
     pub fn note_ordered(&mut self, victims: &[PodUid]) {
         let new: Vec<(NodeName, Option<TenantId>)> =
-            victims.iter().filter_map(|uid| self.stays_on(uid)).collect();
+            victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect();
         let now = self.now;
         new.into_iter().for_each(|(node, tenant)| self.ordered.add(now, node, tenant));
     }
 
     /// They stay after all.
     pub fn take_back_ordered(&mut self, victims: &[PodUid]) {
-        for (on, of) in victims.iter().filter_map(|uid| self.stays_on(uid)).collect::<Vec<_>>() {
+        for (on, of) in victims.iter().filter_map(|uid| self.stays_on_node(uid)).collect::<Vec<_>>() {
             let is_it = |(when, node, tenant): &(Moment, NodeName, Option<TenantId>)| {
                 (*when, node, *tenant) == (self.now, &on, of)
             };
@@ -152,7 +152,7 @@ impl Ledger {
     }
 
     /// Where a pod is that is not leaving, and whose it is.
-    fn stays_on(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
+    fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
         let entry = self.entries.get(uid)?;
         match &entry.phase {
             PodPhase::Bound(bound) if bound.leaving.is_none() => {

@@ -1,6 +1,6 @@
 //! Another policy for the same books.
 //!
-//! Judging every pod anew may take a while, and nobody should wait for it: [`Ledger::to_judge`] gives out what they show,
+//! Judging every pod anew may take a while, and nobody should wait for it: [`Ledger::to_classify`] gives out what they show,
 //! someone judges them beside the lock, and [`Ledger::set_policy`] changes everything in one step, judging itself only who came
 //! in between. So every decision is made by one policy or by the other.
 
@@ -17,7 +17,7 @@ pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 
 impl Ledger {
     /// What all pods show.
-    pub fn to_judge(&self) -> Vec<Arc<PodTraits>> {
+    pub fn to_classify(&self) -> Vec<Arc<PodTraits>> {
         self.entries.in_no_order().map(|(_, entry)| entry.demand.traits.clone()).collect()
     }
 
@@ -49,7 +49,7 @@ impl Ledger {
             self.note_age(name);
             self.refresh(name);
         }
-        self.settle_turns();
+        self.requeue_all();
     }
 
     /// The labels of a node, by which it is in a pool.
@@ -72,6 +72,6 @@ impl Ledger {
         if let Some(PodPhase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             bound.started = bound.started.min(started);
         }
-        self.note_stake(uid);
+        self.note_disruption_info(uid);
     }
 }

@@ -41,23 +41,23 @@ pub struct CandidateSurvey<'l> {
 impl Ledger {
     /// The node with everyone on it who may be evicted for the one whose claim it is; `None` if it may not be placed there at
     /// all.
-    pub fn room_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
+    pub fn candidate_for(&self, claim: &Preemptor, node: &NodeName) -> Option<PreemptionCandidate> {
         let demand = &self.entries.get(claim.uid.as_ref()?)?.demand;
-        self.rooms_for_demand(claim, demand, [node]).pop()
+        self.candidates_for_demand(claim, demand, [node]).pop()
     }
 
     /// The same of many nodes; those where it may not be placed are left out.
-    pub fn rooms_for<'n>(
+    pub fn candidates_for<'n>(
         &self,
         claim: &Preemptor,
         nodes: impl IntoIterator<Item = &'n NodeName>,
     ) -> Vec<PreemptionCandidate> {
         let entry = claim.uid.as_ref().and_then(|uid| self.entries.get(uid));
-        entry.map_or_else(Vec::new, |entry| self.rooms_for_demand(claim, &entry.demand, nodes))
+        entry.map_or_else(Vec::new, |entry| self.candidates_for_demand(claim, &entry.demand, nodes))
     }
 
     /// The same, if the pod asked for this instead.
-    pub fn rooms_for_demand<'n>(
+    pub fn candidates_for_demand<'n>(
         &self,
         claim: &Preemptor,
         demand: &Demand,
@@ -76,7 +76,7 @@ impl Ledger {
     }
 
     /// Why a pod does not leave for the one whose claim it is, if it asked for this; `None` if it may be evicted.
-    pub fn why_stays(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
+    pub fn keep_reason_of(&self, claim: &Preemptor, demand: &Demand, uid: &PodUid) -> Option<KeepReason> {
         let mut survey = CandidateSurvey::new(self, claim, demand);
         let Some(entry) = self.entries.get(uid) else { return Some(KeepReason::NotBound) };
         let Some(book) = entry.node().and_then(|node| self.books.get(node)) else {
@@ -85,7 +85,7 @@ impl Ledger {
         let wanted = book.most_used_by(demand);
         self.stays(uid, entry, demand, wanted, claim)
             .or_else(|| self.resident(uid, entry, book).is_none().then_some(KeepReason::Unplaced))
-            .or_else(|| survey.group_stays(entry, wanted))
+            .or_else(|| survey.group_is_kept(entry, wanted))
     }
 
     /// A pod as part of what its node holds, if it is placed there.
@@ -130,7 +130,7 @@ impl Ledger {
     }
 
     /// With its price for `preemptor`.
-    pub(super) fn priced(
+    pub(super) fn with_eviction_cost(
         &self,
         uid: &PodUid,
         entry: &PodState,
@@ -138,10 +138,10 @@ impl Ledger {
         preemptor: &Demand,
         claim: &Preemptor,
     ) -> Option<PotentialVictim> {
-        Some(self.with_price(self.resident(uid, entry, book)?, entry, book, preemptor, claim))
+        Some(self.with_cost(self.resident(uid, entry, book)?, entry, book, preemptor, claim))
     }
 
-    fn with_price(
+    fn with_cost(
         &self,
         resident: PotentialVictim,
         entry: &PodState,
@@ -159,7 +159,7 @@ impl Ledger {
     }
 
     /// What the pod's tenant may have, and has beside this pod.
-    pub(super) fn tenant_room(&self, uid: &PodUid) -> TenantQuota {
+    pub(super) fn tenant_quota(&self, uid: &PodUid) -> TenantQuota {
         let of = || {
             let id = self.entries.get(uid)?.demand.tenant?;
             let tenant = self.policy.tenant(id)?;
@@ -194,7 +194,7 @@ impl<'l> CandidateSurvey<'l> {
     /// A node with everyone on it who may be evicted; `None` if the pod may not be placed there at all.
     pub fn room(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
         let Self { ledger, claim, demand, .. } = *self;
-        let book = ledger.books.get(node).filter(|book| book.can_be_cleared_for(demand))?;
+        let book = ledger.books.get(node).filter(|book| book.can_be_emptied_for(demand))?;
         let asks = claim.uid.as_ref()?;
         let gpus = match book.pods.contains(asks) {
             true => book.gpus_without(asks, &ledger.entries, &ledger.policy),
@@ -248,7 +248,7 @@ impl<'l> CandidateSurvey<'l> {
             return;
         }
         let Some(gang) = self.gang(room, places, entry, wanted) else { return };
-        let resident = ledger.with_price(resident(), entry, book, demand, claim);
+        let resident = ledger.with_cost(resident(), entry, book, demand, claim);
         let over = self.budgets_over(entry);
         let budgets = over.into_iter().map(|budget| places.budget(budget)).collect();
         room.candidates.push(PotentialVictim { budgets, gang, ..resident });
@@ -285,7 +285,7 @@ impl<'l> CandidateSurvey<'l> {
         Some(Some(place))
     }
 
-    fn group_stays(&mut self, entry: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
+    fn group_is_kept(&mut self, entry: &'l PodState, wanted: TenantUsage) -> Option<KeepReason> {
         let key = self.group_of(entry)?;
         let may_reclaim = self.claim.tenancy.may_reclaim(wanted);
         match self.leavers(key) {
@@ -303,14 +303,14 @@ impl<'l> CandidateSurvey<'l> {
 
     fn leavers(&mut self, key: &'l GroupKey) -> &Result<GroupVictims, KeepReason> {
         if !self.groups.contains_key(key) {
-            let leavers = self.find_leavers(key).ok_or_else(|| KeepReason::Group(key.clone()));
+            let leavers = self.find_group_victims(key).ok_or_else(|| KeepReason::Group(key.clone()));
             self.groups.insert(key, leavers);
         }
         &self.groups[key]
     }
 
     /// All members that are there and not leaving already; `None` if one of them stays.
-    fn find_leavers(&self, key: &GroupKey) -> Option<GroupVictims> {
+    fn find_group_victims(&self, key: &GroupKey) -> Option<GroupVictims> {
         let Self { ledger, claim, demand, .. } = *self;
         let mut leavers = GroupVictims { members: Vec::new(), is_reclaimed: false };
         for uid in ledger.members_of(key) {
@@ -326,7 +326,7 @@ impl<'l> CandidateSurvey<'l> {
             }
             leavers.is_reclaimed |= claim.tenancy.bond(uid, entry) == TenantHold::Borrowed;
             let book = ledger.books.get(entry.node()?)?;
-            let resident = ledger.priced(uid, entry, book, demand, claim)?;
+            let resident = ledger.with_eviction_cost(uid, entry, book, demand, claim)?;
             leavers.members.push((resident, self.budgets_over(entry)));
         }
         Some(leavers)

@@ -77,7 +77,7 @@ impl CandidateFixture {
     /// Who leaves for one of 36 GiB.
     fn ask(&mut self, rules: BudgetRules) -> Option<VictimSet> {
         self.see("asks", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
-        let rooms = self.ledger.rooms_for(&self.ledger.claim(&uid("asks")), [&node("a"), &node("b")]);
+        let rooms = self.ledger.candidates_for(&self.ledger.claim(&uid("asks")), [&node("a"), &node("b")]);
         cheapest(&rooms, &demand(36, 10), rules, SearchEffort::UNLIMITED)
     }
 
@@ -101,13 +101,13 @@ impl CandidateFixture {
 
     fn loss(&mut self, name: &str) -> PodEvictionCost {
         self.ask(BudgetRules::Violate);
-        let room = self.ledger.room_for(&self.ledger.claim(&uid("asks")), &node("a")).unwrap();
+        let room = self.ledger.candidate_for(&self.ledger.claim(&uid("asks")), &node("a")).unwrap();
         room.candidates.iter().find(|one| one.uid == uid(name)).unwrap().loss
     }
 
     fn why(&self, name: &str) -> Option<KeepReason> {
         let claim = self.ledger.claim(&uid("asks"));
-        self.ledger.why_stays(&claim, &demand(36, 10), &uid(name))
+        self.ledger.keep_reason_of(&claim, &demand(36, 10), &uid(name))
     }
 }
 
@@ -133,7 +133,7 @@ fn nobody_is_evicted_where_room_is_coming_anyway() {
     assert_eq!(set.longest_grace, Millis::seconds(20));
     assert_eq!(bench.hold(&set, set.everyone()), Ok(()));
     // Its room is promised now.
-    bench.ledger.drop_hold(&uid("asks"));
+    bench.ledger.release_reservation(&uid("asks"));
     // Thirty seconds of slack after its grace it is not counted on any more, and still nobody's victim.
     bench.ledger.set_now(NOW + Millis::seconds(51));
     assert_eq!(bench.leavers(), three("cheap", "", ""));
@@ -172,7 +172,7 @@ fn who_may_not_preempt_asks_nobody_to_leave() {
     let meek = Demand { may_preempt: false, ..demand(36, 10) };
     bench.see("meek", meek.clone(), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("meek"));
-    assert!(bench.ledger.room_for(&claim, &node("a")).unwrap().candidates.is_empty());
+    assert!(bench.ledger.candidate_for(&claim, &node("a")).unwrap().candidates.is_empty());
     let hold = Reservation {
         node: node("a"),
         devices: Arc::from([GpuUuid::parse("GPU-a").unwrap()]),
@@ -202,9 +202,12 @@ fn a_group_leaves_whole_or_not_at_all() {
     bench.see("later", demand(36, 10), ObservedPhase::Waiting(ObservedWaiting::default()), shown());
     let claim = bench.ledger.claim(&uid("later"));
     for name in ["a", "b"] {
-        assert!(bench.ledger.room_for(&claim, &node(name)).unwrap().candidates.is_empty());
+        assert!(bench.ledger.candidate_for(&claim, &node(name)).unwrap().candidates.is_empty());
     }
-    assert_eq!(bench.ledger.why_stays(&claim, &demand(36, 10), &uid("g-2")), Some(KeepReason::SpokenFor));
+    assert_eq!(
+        bench.ledger.keep_reason_of(&claim, &demand(36, 10), &uid("g-2")),
+        Some(KeepReason::SpokenFor)
+    );
 }
 
 #[test]
@@ -244,7 +247,7 @@ fn no_set_overdraws_a_budget_unless_it_may_and_budgets_nobody_can_read_forbid_al
     bench.ledger.set_budget(budget("two", 9));
     assert_eq!(bench.leavers(), None);
     bench.ledger.remove_budget("default", "two");
-    bench.ledger.set_budget_sight(BudgetVisibility::Forbidden);
+    bench.ledger.set_budget_visibility(BudgetVisibility::Forbidden);
     assert_eq!(bench.leavers(), None);
 }
 
@@ -341,7 +344,7 @@ fn of_pods_that_cost_the_same_the_one_with_less_deletion_cost_leaves() {
 fn a_node_is_cleared_of_those_of_lower_priority_who_may_leave_some_day() {
     let mut bench = CandidateFixture::new(Policy::default());
     let spare = |cores: u64| Some(HostResources { cpu: MilliCpu(cores * 1000), memory: Bytes::ZERO });
-    bench.ledger.set_spare(&node("a"), spare(3));
+    bench.ledger.set_free_host(&node("a"), spare(3));
     let companion = spare(4).unwrap();
     bench.bound_with("low", "a", Demand { companion, ..demand(36, -5) }, shown());
     bench.bound_with("high", "a", demand(18, 100), shown());

@@ -15,14 +15,14 @@ use std::ops::Index;
 use std::sync::Arc;
 
 /// So many that a shelf of a large cluster has some hundreds of entries, and few enough to be counted in a microsecond.
-const SHELVES: usize = 256;
+const SHARDS: usize = 256;
 
 type PodShard = FxHashMap<PodUid, Arc<PodState>>;
 
 /// All pods, by UID.
 #[derive(Debug, Clone)]
 pub(super) struct PodStates {
-    shelves: Box<[Arc<PodShard>]>,
+    shards: Box<[Arc<PodShard>]>,
 }
 
 /// All nodes' pages, in order of name.
@@ -33,33 +33,33 @@ pub(super) struct NodeStates {
 
 impl Default for PodStates {
     fn default() -> Self {
-        Self { shelves: std::iter::repeat_with(Arc::default).take(SHELVES).collect() }
+        Self { shards: std::iter::repeat_with(Arc::default).take(SHARDS).collect() }
     }
 }
 
 #[cfg(test)]
 thread_local! {
     /// How many entries this thread has looked at: what a step costs, whatever the machine.
-    pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+    pub static PODS_PER_RUN: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 fn look() {
     #[cfg(test)]
-    LOOKED_AT.set(LOOKED_AT.get() + 1);
+    PODS_PER_RUN.set(PODS_PER_RUN.get() + 1);
 }
 
 impl PodStates {
     pub fn get(&self, uid: &PodUid) -> Option<&PodState> {
         look();
-        self.shelves[shelf_of(uid)].get(uid).map(|entry| &**entry)
+        self.shards[shard_of(uid)].get(uid).map(|entry| &**entry)
     }
 
     pub fn contains_key(&self, uid: &PodUid) -> bool {
-        self.shelves[shelf_of(uid)].contains_key(uid)
+        self.shards[shard_of(uid)].contains_key(uid)
     }
 
     pub fn get_mut(&mut self, uid: &PodUid) -> Option<&mut PodState> {
-        let shelf = &mut self.shelves[shelf_of(uid)];
+        let shelf = &mut self.shards[shard_of(uid)];
         // Whoever is not there is not worth a copy.
         if !shelf.contains_key(uid) {
             return None;
@@ -68,16 +68,16 @@ impl PodStates {
     }
 
     pub fn get_or_insert(&mut self, uid: PodUid, entry: PodState) -> &mut PodState {
-        let shelf = Arc::make_mut(&mut self.shelves[shelf_of(&uid)]);
+        let shelf = Arc::make_mut(&mut self.shards[shard_of(&uid)]);
         Arc::make_mut(shelf.entry(uid).or_insert_with(|| Arc::new(entry)))
     }
 
     pub fn insert(&mut self, uid: PodUid, entry: PodState) {
-        Arc::make_mut(&mut self.shelves[shelf_of(&uid)]).insert(uid, Arc::new(entry));
+        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, Arc::new(entry));
     }
 
     pub fn remove(&mut self, uid: &PodUid) {
-        let shelf = &mut self.shelves[shelf_of(uid)];
+        let shelf = &mut self.shards[shard_of(uid)];
         if shelf.contains_key(uid) {
             Arc::make_mut(shelf).remove(uid);
         }
@@ -86,7 +86,7 @@ impl PodStates {
     /// Everyone, in no order: for sums, and for what is put into an order afterwards.
     #[expect(clippy::disallowed_methods, reason = "the name says that there is no order")]
     pub fn in_no_order(&self) -> impl Iterator<Item = (&PodUid, &PodState)> {
-        self.shelves
+        self.shards
             .iter()
             .flat_map(|shelf| shelf.iter())
             .inspect(|_| look())
@@ -99,7 +99,7 @@ impl PodStates {
         reason = "each is changed by itself, and nothing follows from their order"
     )]
     pub fn change_each(&mut self, mut change: impl FnMut(&mut PodState)) {
-        for shelf in &mut self.shelves {
+        for shelf in &mut self.shards {
             Arc::make_mut(shelf).values_mut().for_each(|entry| change(Arc::make_mut(entry)));
         }
     }
@@ -114,8 +114,8 @@ impl Index<&PodUid> for PodStates {
 }
 
 /// By bits of the hash that the shelf itself does not go by.
-fn shelf_of(uid: &PodUid) -> usize {
-    (FxBuildHasher.hash_one(uid) >> 40) as usize % SHELVES
+fn shard_of(uid: &PodUid) -> usize {
+    (FxBuildHasher.hash_one(uid) >> 40) as usize % SHARDS
 }
 
 impl NodeStates {
@@ -216,14 +216,14 @@ mod tests {
         let mut entries = filled(1000);
         let copy = entries.clone();
         let shared = |entries: &PodStates| {
-            let shelves = entries.shelves.iter().zip(copy.shelves.iter());
-            shelves.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
+            let shards = entries.shards.iter().zip(copy.shards.iter());
+            shards.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
         };
         assert!(entries.get_mut(&uid(5000)).is_none());
         entries.remove(&uid(5000));
-        assert_eq!(shared(&entries), SHELVES);
+        assert_eq!(shared(&entries), SHARDS);
         try_again(&mut entries, 7);
-        assert_eq!(shared(&entries), SHELVES - 1);
+        assert_eq!(shared(&entries), SHARDS - 1);
         let all = || copy.in_no_order().map(|(uid, entry)| (uid, std::ptr::from_ref(entry)));
         let same = all().filter(|(uid, entry)| std::ptr::from_ref(&entries[*uid]) == *entry).count();
         assert_eq!(same, 999);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn shelves_fill_evenly() {
-        let most = filled(10_000).shelves.iter().map(|shelf| shelf.len()).max().unwrap();
+        let most = filled(10_000).shards.iter().map(|shelf| shelf.len()).max().unwrap();
         assert!(most < 100, "of 39 on the average one has {most}");
     }
 }

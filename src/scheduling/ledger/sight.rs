@@ -134,10 +134,10 @@ impl Ledger {
             self.nodes_changed = true;
             self.epoch += 1;
             self.generation += 1;
-            self.drop_hints_on(name);
+            self.drop_soft_reservations_on(name);
             self.refresh(name);
-            self.end_holds_on(name, |_, _| true);
-            self.forget_empty_book(name);
+            self.expire_reservations_on(name, |_, _| true);
+            self.forget_empty_node_state(name);
         }
     }
 
@@ -154,38 +154,38 @@ impl Ledger {
             ObservedPhase::Waiting(ObservedWaiting { hold, gate, nominated }) => {
                 let hold = self.believed(&uid, hold);
                 let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
-                self.see_waiting(seen.uid, seen.key, seen.demand, hold.clone());
+                self.observe_waiting(seen.uid, seen.key, seen.demand, hold.clone());
                 if !held_before {
                     self.look_for_victims(&uid);
                 }
-                self.note_hold_shown(&uid, hold.as_ref());
-                self.note_deadline_shown(&uid, hold.as_ref());
-                self.note_gate(&uid, gate, nominated);
+                self.observe_reservation(&uid, hold.as_ref());
+                self.observe_deadline(&uid, hold.as_ref());
+                self.observe_scheduling_gate(&uid, gate, nominated);
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
                 let bound = BoundPod::new(node, devices, self.now);
-                let remark = self.see_bound(seen.uid, seen.key, seen.demand, bound, starting);
+                let remark = self.observe_bound(seen.uid, seen.key, seen.demand, bound, starting);
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
                 let stamp = seen.shown.as_ref().map(|shown| shown.stamp).unwrap_or_default();
-                if remark == PodWarning::Nothing { remark_of(stamp) } else { remark }
+                if remark == PodWarning::Nothing { warning_of(stamp) } else { remark }
             }
         };
         if let Some(shown) = &seen.shown {
-            self.take_stake(&uid, shown);
+            self.take_disruption_info(&uid, shown);
         }
         remark
     }
 
     /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
-    fn take_stake(&mut self, uid: &PodUid, shown: &ObservedDisruptionInfo) {
+    fn take_disruption_info(&mut self, uid: &PodUid, shown: &ObservedDisruptionInfo) {
         let now = self.now;
         let Some(entry) = self.entries.get(uid) else { return };
         let stake = shown.at(now);
         if !stake.is_like(&entry.stake) {
-            self.set_stake(uid, stake);
+            self.set_disruption_info(uid, stake);
         }
         let Some(entry) = self.entries.get_mut(uid) else { return };
         if let (PodPhase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
@@ -193,7 +193,7 @@ impl Ledger {
             let by = leaving.by(now);
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
         }
-        self.note_stake(uid);
+        self.note_disruption_info(uid);
     }
 
     /// The pod is gone or finished; what it held is free.
@@ -211,10 +211,10 @@ impl Ledger {
     }
 
     /// Brings the node's page to what the pod has at stake now.
-    pub(super) fn note_stake(&mut self, uid: &PodUid) {
+    pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
         let Some(entry) = self.entries.get(uid) else { return };
         if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
-            book.note_stake(uid, entry);
+            book.note_disruption_info(uid, entry);
         }
     }
 
@@ -228,7 +228,7 @@ impl Ledger {
         }
     }
 
-    pub(super) fn end_holds_on(
+    pub(super) fn expire_reservations_on(
         &mut self,
         name: &NodeName,
         is_broken: impl Fn(&NodeState, &Reservation) -> bool,
@@ -241,11 +241,11 @@ impl Ledger {
         let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
         for uid in broken {
             let hold = self.entries[&uid].hold().cloned();
-            self.set_hold(&uid, hold.map(|hold| Reservation { deadline: Moment::default(), ..hold }));
+            self.set_reservation(&uid, hold.map(|hold| Reservation { deadline: Moment::default(), ..hold }));
         }
     }
 
-    fn see_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Reservation>) {
+    fn observe_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Reservation>) {
         let (now, latest, leads) = (self.now, self.latest_deadline(), self.leader.is_some());
         match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
@@ -273,14 +273,14 @@ impl Ledger {
     }
 
     /// The API server has the pod's hold.
-    fn note_hold_shown(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
+    fn observe_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
         let Some(shown) = shown else { return };
         if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
             waiting.hold_shown |= waiting.hold.is_some() && !is_news(shown, waiting);
         }
     }
 
-    fn note_gate(&mut self, uid: &PodUid, gate: SchedulingGate, nominated: Option<NodeName>) {
+    fn observe_scheduling_gate(&mut self, uid: &PodUid, gate: SchedulingGate, nominated: Option<NodeName>) {
         let now = self.now;
         let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) else {
             return;
@@ -289,10 +289,10 @@ impl Ledger {
             (waiting.since, waiting.sought) = (now, None);
         }
         (waiting.gate, waiting.nominated) = (gate, nominated);
-        self.settle_turn(uid);
+        self.requeue(uid);
     }
 
-    fn see_bound(
+    fn observe_bound(
         &mut self,
         uid: PodUid,
         key: PodKey,
@@ -342,7 +342,7 @@ impl Ledger {
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
         if opens <= self.now {
-            return self.open_gate(uid);
+            return self.open_start_gate(uid);
         }
         self.change(uid, |entries| {
             if let Some(starting) = entries.get_mut(uid).and_then(|entry| entry.starting.as_mut()) {
@@ -352,7 +352,7 @@ impl Ledger {
     }
 
     /// Others may start on the pod's GPUs.
-    pub(super) fn open_gate(&mut self, uid: &PodUid) {
+    pub(super) fn open_start_gate(&mut self, uid: &PodUid) {
         self.change(uid, |entries| {
             if let Some(entry) = entries.get_mut(uid) {
                 entry.starting = None;
@@ -361,7 +361,7 @@ impl Ledger {
     }
 }
 
-fn remark_of(stamp: CheckpointAge) -> PodWarning {
+fn warning_of(stamp: CheckpointAge) -> PodWarning {
     match stamp {
         CheckpointAge::Unreadable => PodWarning::CheckpointUnreadable,
         stamp if stamp.is_ahead() => PodWarning::CheckpointAhead,

@@ -62,7 +62,7 @@ fn bind(ledger: &mut Ledger, name: &str, demand: Demand) -> Arc<[GpuUuid]> {
     placement.devices
 }
 
-fn see_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> PodWarning {
+fn observe_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Option<&[&str]>) -> PodWarning {
     let devices = devices.map(|uuids| uuids.iter().map(|uuid| GpuUuid::parse(uuid).unwrap()).collect());
     let key = PodKey::parse("default", name).unwrap();
     ledger.see(PodObservation {
@@ -137,7 +137,7 @@ fn an_exclusive_pod_is_charged_the_whole_gpu_and_granted_it() {
 #[test]
 fn a_pod_bound_by_someone_else_is_charged_on_every_gpu() {
     let mut ledger = ledger();
-    assert_eq!(see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), PodWarning::Unplaced);
+    assert_eq!(observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None), PodWarning::Unplaced);
     assert_eq!(free_gib(&mut ledger), [42, 42]);
     assert_eq!(ledger.totals().unplaced, 1);
 }
@@ -147,10 +147,10 @@ fn an_edited_record_changes_nothing_and_is_reported() {
     let mut ledger = ledger();
     let devices = bind(&mut ledger, "a", demand(30, Sharing::Shared, 0));
     assert_eq!(devices[0].as_str(), "GPU-a");
-    let same = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-a"]));
-    let devices = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-b"]));
-    let removed = see_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None);
-    let amount = see_bound(&mut ledger, "a", demand(1, Sharing::Shared, 0), Some(&["GPU-a"]));
+    let same = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-a"]));
+    let devices = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), Some(&["GPU-b"]));
+    let removed = observe_bound(&mut ledger, "a", demand(30, Sharing::Shared, 0), None);
+    let amount = observe_bound(&mut ledger, "a", demand(1, Sharing::Shared, 0), Some(&["GPU-a"]));
     assert_eq!(
         [same, devices, removed, amount],
         [PodWarning::Nothing, PodWarning::DevicesEdited, PodWarning::DevicesEdited, PodWarning::DemandEdited]
@@ -202,7 +202,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
         Err(AssumeConflict::AlreadyHolds { node: node_name("n") })
     );
     assert_eq!(free_gib(&mut ledger), [12, 2], "the hold reserves what its victim does not have already");
-    let waiting = ledger.own_room(&uid("urgent")).unwrap().1;
+    let waiting = ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(waiting, Err(Misfit::VictimsLeaving { remaining: 1 }));
     assert!(ledger.assume(&uid("urgent"), &node_name("n")).is_err());
 
@@ -210,7 +210,7 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     assert_eq!(free_gib(&mut ledger), [12, 2]);
     wait(&mut ledger, "thief", demand(60, Sharing::Shared, 0));
     assert!(ledger.assume(&uid("thief"), &node_name("n")).is_err());
-    assert_eq!(ledger.own_room(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
+    assert_eq!(ledger.reserved_placement(&uid("urgent")).unwrap().1, Ok(GpuSet::one(0)));
     assert!(matches!(ledger.assume(&uid("urgent"), &node_name("n")), Ok(AssumeResult::New(_))));
     assert_eq!(free_gib(&mut ledger), [12, 2]);
 }
@@ -236,7 +236,7 @@ fn one_pod_is_the_victim_of_one_hold() {
     }
     hold(&mut ledger, "one", &["victim"]).unwrap();
     assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
-    assert!(ledger.room_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
+    assert!(ledger.candidate_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn gpus_known_by_index_become_the_reported_ones() {
 #[test]
 fn after_a_restart_pods_are_charged_everywhere_until_the_agent_reports() {
     let mut ledger = Ledger::new(Arc::new(Policy::default()));
-    see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
+    observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
     ledger.set_node(&node_name("n"), NodeKind::Stowage, Some(gpus(&["index-0", "index-1"])));
     assert_eq!(free_gib(&mut ledger), [32, 32]);
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a", "GPU-b"])).unwrap();
@@ -383,7 +383,7 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     ledger.assume(&uid("a"), &node_name("n")).unwrap();
-    let remark = see_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
+    let remark = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
     assert_eq!((remark, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
 }
 

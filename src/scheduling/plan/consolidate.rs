@@ -48,11 +48,11 @@ impl PlanningState<'_> {
 
     /// Holds the room, if everyone who leaves it has a place elsewhere; nothing otherwise.
     fn move_all(&mut self, pod: &PendingPod, kind: &DemandKey, set: &VictimSet) -> Option<PlannedPlacement> {
-        let place = self.hold_set_by_moving(pod, kind, set)?;
+        let place = self.reserve_set_by_moving(pod, kind, set)?;
         if set.evicted().all(|victim| self.settle_elsewhere(pod, victim).is_some()) {
             return Some(place);
         }
-        self.drop_hold(&place);
+        self.release_reservation(&place);
         None
     }
 
@@ -74,7 +74,7 @@ impl PlanningState<'_> {
             since: self.ledger.now(),
             share: 0,
         };
-        let (place, gpus) = self.seat_for(&demand, &DemandKey::successor_of(&demand, wants))?;
+        let (place, gpus) = self.best_node_for(&demand, &DemandKey::successor_of(&demand, wants))?;
         let waiting = ObservedWaiting { gate: SchedulingGate::Open, ..ObservedWaiting::default() };
         self.ledger.see(PodObservation {
             uid: successor.clone(),
@@ -84,7 +84,7 @@ impl PlanningState<'_> {
             shown: None,
         });
         let snapshot = self.ledger.snapshot();
-        if self.hold_at(&pending, &snapshot, place, gpus).is_none() {
+        if self.reserve_at(&pending, &snapshot, place, gpus).is_none() {
             self.ledger.release(&successor);
             return None;
         }
@@ -93,7 +93,7 @@ impl PlanningState<'_> {
     }
 
     /// The best place that is free now for a pod that is not in the queue.
-    fn seat_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
+    fn best_node_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
         let question = kind.question(self.stock);

@@ -23,7 +23,7 @@ use std::rc::Rc;
 pub(super) struct CandidateCache {
     kind: Option<DemandKey>,
     /// As the first search for a pod of the kind began. What has been held since makes no node cheaper.
-    prospects: Vec<NodeCostBound>,
+    cost_bounds: Vec<NodeCostBound>,
     rooms: KnownRooms,
 }
 
@@ -66,8 +66,8 @@ impl CandidateCache {
     /// As much of it as holds for a pod of this kind.
     fn for_kind(self, kind: &DemandKey, ledger: &Ledger, claim: &Preemptor) -> Self {
         if !self.is_of(kind) {
-            let prospects = ledger.prospects(claim, kind.demand());
-            return Self { kind: Some(kind.clone()), prospects, rooms: KnownRooms::new() };
+            let cost_bounds = ledger.cost_bounds(claim, kind.demand());
+            return Self { kind: Some(kind.clone()), cost_bounds, rooms: KnownRooms::new() };
         }
         // As a tenant's use grows its pods are spared less, wherever they are: a prospect's floor is below that, a room's is not.
         let rooms = if ledger.policy().tenants().is_empty() { self.rooms } else { KnownRooms::new() };
@@ -131,8 +131,8 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     fn accepts(&mut self, set: &VictimSet) -> bool {
         let Self { looking, pod, .. } = self;
         let can_be_held =
-            |hold: Reservation| looking.ledger.check_hold(looking.claim, &pod.uid, &hold).is_ok();
-        looking.is_enough(set) && hold_of(looking.ledger, set).is_some_and(can_be_held)
+            |hold: Reservation| looking.ledger.check_reservation(looking.claim, &pod.uid, &hold).is_ok();
+        looking.is_enough(set) && reservation_for(looking.ledger, set).is_some_and(can_be_held)
     }
 
     fn goes_on(&mut self, steps: u32) -> bool {
@@ -155,7 +155,7 @@ impl PlanningState<'_> {
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
                 self.search(pod, kind, &claim, Some((larger, &reserved)));
-            if let Some(place) = set.and_then(|set| self.hold_set(pod, &set)) {
+            if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set)) {
                 return Ok(place);
             }
             if !is_limited {
@@ -165,7 +165,7 @@ impl PlanningState<'_> {
         let set = self.search(pod, kind, &claim, None).set.ok_or(None)?;
         match self.ledger.exceeded_by(&set.everyone(), &reserved) {
             // A search that is cut short may miss it.
-            None => self.hold_set(pod, &set).ok_or(None),
+            None => self.reserve_set(pod, &set).ok_or(None),
             Some((scope, limit)) => {
                 if limit.needs_an_empty_minute() {
                     self.ledger.reserve_scope(scope.clone(), &pod.uid);
@@ -181,7 +181,7 @@ impl PlanningState<'_> {
             self.spend_on_all_nodes();
         }
         let soonest = self.soonest.get_or_insert_with(|| self.ledger.soonest()).clone();
-        self.ledger.claim_by(&pod.uid, soonest)
+        self.ledger.preemptor_by(&pod.uid, soonest)
     }
 
     fn know(&mut self, kind: &DemandKey, claim: &Preemptor) {
@@ -214,18 +214,18 @@ impl PlanningState<'_> {
             allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
             pace: self.pace,
         };
-        let prospects = known.prospects.iter().cloned();
+        let cost_bounds = known.cost_bounds.iter().cloned();
         let found =
-            preempt::find_among(prospects, &pod.demand, BudgetRules::Keep, SearchEffort::default(), rooms);
+            preempt::find_among(cost_bounds, &pod.demand, BudgetRules::Keep, SearchEffort::default(), rooms);
         self.known = known;
         found
     }
 
-    fn hold_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
-        self.hold(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
+    fn reserve_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
+        self.hold(pod, reservation_for(&self.ledger, set)?, set.price, set.exact)
     }
 
-    pub(super) fn hold_set_by_moving(
+    pub(super) fn reserve_set_by_moving(
         &mut self,
         pod: &PendingPod,
         kind: &DemandKey,
@@ -234,7 +234,7 @@ impl PlanningState<'_> {
         let snapshot = self.ledger.snapshot();
         let claim = Preemptor::default();
         self.looking(kind, &snapshot, &pod.demand, &claim).is_enough(set).then_some(())?;
-        self.hold_by_moving(pod, hold_of(&self.ledger, set)?, set.price, set.exact)
+        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.price, set.exact)
     }
 
     pub(super) fn looking<'l>(
@@ -249,7 +249,7 @@ impl PlanningState<'_> {
     }
 }
 
-fn hold_of(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
+fn reservation_for(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     let node = ledger.node(&set.node)?;
     Some(Reservation {
         node: set.node.clone(),

@@ -81,7 +81,7 @@ impl PlanningState<'_> {
         if places.len() >= wanted {
             return Ok(places);
         }
-        places.iter().for_each(|place| self.drop_hold(place));
+        places.iter().for_each(|place| self.release_reservation(place));
         let limit = match why {
             Some(WaitReason::EvictionLimit(limit)) => Some(limit),
             _ => None,
@@ -122,7 +122,7 @@ impl PlanningState<'_> {
             let before = places.len();
             let snapshot = self.ledger.snapshot();
             let held =
-                seats.iter().filter_map(|(pod, gpus)| self.hold_at(rest[*pod], &snapshot, node, *gpus));
+                seats.iter().filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
             places.extend(held);
             if places.len() == before {
                 break;
@@ -164,12 +164,12 @@ impl PlanningState<'_> {
             let seats = seats(node, snapshot.worth(), &pods, island);
             let held: Vec<PlannedPlacement> = seats
                 .iter()
-                .filter_map(|(pod, gpus)| self.hold_at(pods[*pod], &snapshot, place, *gpus))
+                .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
                 .collect();
             if held.len() == pods.len() {
                 return held;
             }
-            held.iter().for_each(|place| self.drop_hold(place));
+            held.iter().for_each(|place| self.release_reservation(place));
         }
         Vec::new()
     }

@@ -103,7 +103,7 @@ impl PlannedPlacement {
     pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
         match self.by {
             EvictionRight::Preemption => ledger.hold(&self.uid, self.hold.clone()),
-            EvictionRight::Moves => ledger.hold_by_moving(&self.uid, self.hold.clone()),
+            EvictionRight::Moves => ledger.reserve_by_moving(&self.uid, self.hold.clone()),
         }
     }
 }

@@ -101,7 +101,7 @@ fn relieve(
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
-    let room = ledger.rooms_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
+    let room = ledger.candidates_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
     // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;

@@ -194,7 +194,7 @@ impl<'a> PlanningState<'a> {
             is_allowed(allowance, &snapshot.nodes()[*place].gpus, &pod.demand, *gpus)
         };
         let found = self.ranking(kind, &snapshot).free().find(is_within);
-        if let Some(place) = found.and_then(|(place, gpus)| self.hold_at(pod, &snapshot, place, gpus)) {
+        if let Some(place) = found.and_then(|(place, gpus)| self.reserve_at(pod, &snapshot, place, gpus)) {
             return Ok(place);
         }
         let why = self.why(pod, kind, allowance);
@@ -205,7 +205,7 @@ impl<'a> PlanningState<'a> {
     }
 
     /// Holds these GPUs, which are free.
-    pub fn hold_at(
+    pub fn reserve_at(
         &mut self,
         pod: &PendingPod,
         snapshot: &Snapshot,
@@ -241,7 +241,7 @@ impl<'a> PlanningState<'a> {
     }
 
     /// The same; its victims are moved.
-    pub fn hold_by_moving(
+    pub fn reserve_by_moving(
         &mut self,
         pod: &PendingPod,
         hold: Reservation,
@@ -276,8 +276,8 @@ impl<'a> PlanningState<'a> {
     }
 
     /// The reverse.
-    pub fn drop_hold(&mut self, place: &PlannedPlacement) {
-        self.ledger.drop_hold(&place.uid);
+    pub fn release_reservation(&mut self, place: &PlannedPlacement) {
+        self.ledger.release_reservation(&place.uid);
         self.places = self.places.saturating_sub(1);
         self.ledger.take_back_ordered(&place.hold.victims);
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {

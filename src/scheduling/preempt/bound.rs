@@ -44,14 +44,14 @@ struct FreedShare {
 
 impl GpuShortfall {
     /// `None` if not even all units together are enough.
-    pub fn of_seat(
+    pub fn of_gpu(
         place: usize,
         gpu: &Gpu,
         demand: &Demand,
         units: &[VictimUnit<'_>],
         base: EvictionCost,
     ) -> Option<Self> {
-        Self::of(place, seat_need(gpu, demand), units, base, |unit| {
+        Self::of(place, gpu_need(gpu, demand), units, base, |unit| {
             let there = unit.residents.iter().filter(|resident| resident.gpus.contains(place));
             there.map(|resident| relief(resident, gpu, demand)).fold(0, u64::saturating_add)
         })
@@ -162,7 +162,7 @@ pub fn sum_need(lack: &GpuShortfall, freed: &Shortfall) -> u64 {
 }
 
 /// What must be given back on a seat at least: bytes, or the number of tenants for one who wants no other.
-pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
+pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
@@ -174,26 +174,24 @@ pub fn seat_need(gpu: &Gpu, demand: &Demand) -> u64 {
 /// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
 pub fn floor(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
     let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
-    let mut floors: Vec<EvictionCost> = seats.filter_map(|place| seat_floor(room, place, demand)).collect();
+    let mut floors: Vec<EvictionCost> =
+        seats.filter_map(|place| gpu_cost_floor(room, place, demand)).collect();
     floors.sort_unstable();
     let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
     Some(EvictionCost { violations: room.violations, ..last })
 }
 
-fn seat_floor(room: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
+fn gpu_cost_floor(room: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
     let gpu = &room.gpus[place];
     let awaited = room.awaited.iter().map(|resident| (resident, EvictionCost::default()));
     let candidates =
         room.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
     let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
-    least_on_seat(
-        seat_need(gpu, demand),
-        there.map(|(resident, price)| (relief(resident, gpu, demand), price)),
-    )
+    least_on_gpu(gpu_need(gpu, demand), there.map(|(resident, price)| (relief(resident, gpu, demand), price)))
 }
 
 /// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
-pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
+pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost)>) -> Option<EvictionCost> {
     if need == 0 {
         return Some(EvictionCost::default());
     }
@@ -216,7 +214,7 @@ pub fn least_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCos
 
 /// No more than the pods that must be evicted to cover the need on a seat, by those who give back so much each; who leaves anyway is
 /// not evicted.
-pub fn least_pods_on_seat(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
+pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>) -> u32 {
     let (mut left, mut largest) = (need, 1);
     for (amount, leaves_anyway) in who_goes {
         match leaves_anyway {

@@ -77,27 +77,27 @@ pub fn seen(room: PreemptionCandidate, demand: &Demand) -> Option<ExaminedCandid
 }
 
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
-/// first by name. `prospects` stand in order; only those that could be cheapest are looked at.
+/// first by name. `cost_bounds` stand in order; only those that could be cheapest are looked at.
 pub fn cheapest_among<R: CandidateSource>(
-    prospects: impl IntoIterator<Item = NodeCostBound>,
+    cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
     rules: BudgetRules,
     effort: SearchEffort,
     rooms: R,
 ) -> Option<VictimSet> {
-    find_among(prospects, demand, rules, effort, rooms).set
+    find_among(cost_bounds, demand, rules, effort, rooms).set
 }
 
 /// The same, with what was left out.
 pub fn find_among<R: CandidateSource>(
-    prospects: impl IntoIterator<Item = NodeCostBound>,
+    cost_bounds: impl IntoIterator<Item = NodeCostBound>,
     demand: &Demand,
     rules: BudgetRules,
     effort: SearchEffort,
     mut rooms: R,
 ) -> VictimSearchResult {
     let mut search = Search::new(effort);
-    let mut distant = prospects.into_iter().peekable();
+    let mut distant = cost_bounds.into_iter().peekable();
     // Rooms that have been looked at, and what they cost at least by what is known now.
     let mut seen: Vec<Option<R::Candidate>> = Vec::new();
     let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
@@ -127,7 +127,7 @@ pub fn find_among<R: CandidateSource>(
             break;
         }
         let before = search.steps();
-        try_room(&mut search, room.borrow(), demand, rules, &mut rooms);
+        try_candidate(&mut search, room.borrow(), demand, rules, &mut rooms);
         if !rooms.goes_on(search.steps() - before) {
             return VictimSearchResult { set: None, is_limited: false };
         }
@@ -144,7 +144,7 @@ fn is_within(prospect: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> boo
     least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&prospect.node))
 }
 
-fn try_room<R: CandidateSource>(
+fn try_candidate<R: CandidateSource>(
     search: &mut Search,
     room: &PreemptionCandidate,
     demand: &Demand,
@@ -159,7 +159,7 @@ fn try_room<R: CandidateSource>(
             if !case.is_limited {
                 rooms.learn(&room.node, Some(case.least));
             }
-            search.try_room(&case);
+            search.try_candidate(&case);
             if search.best_on(&room.node).is_some_and(|set| !rooms.accepts(set)) {
                 search.reject_best();
             }
@@ -176,10 +176,10 @@ pub fn cheapest(
 ) -> Option<VictimSet> {
     let known = rooms.iter().filter_map(|room| Some((&room.node, (floor(room, demand)?, room))));
     let known: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = known.collect();
-    let mut prospects: Vec<NodeCostBound> =
+    let mut cost_bounds: Vec<NodeCostBound> =
         known.iter().map(|(node, (floor, _))| prospect(node, *floor)).collect();
-    prospects.sort_unstable();
-    cheapest_among(prospects, demand, rules, effort, |node: &NodeName| known.get(node).copied())
+    cost_bounds.sort_unstable();
+    cheapest_among(cost_bounds, demand, rules, effort, |node: &NodeName| known.get(node).copied())
 }
 
 fn prospect(node: &NodeName, floor: EvictionCost) -> NodeCostBound {

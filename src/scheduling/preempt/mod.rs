@@ -13,7 +13,7 @@ mod search;
 mod unit;
 
 pub use allowance::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
-pub use bound::{least_on_seat, least_pods_on_seat, seat_need};
+pub use bound::{gpu_need, least_on_gpu, least_pods_on_gpu};
 pub use lazy::{
     CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
     find_among, seen,
@@ -21,7 +21,7 @@ pub use lazy::{
 pub use price::{EvictionCost, PodEvictionCost, QuotaStatus};
 pub use room::{
     ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
-    settle_bars,
+    settle_class_exclusions,
 };
 
 use super::device::GpuSet;

@@ -157,7 +157,11 @@ impl Shortfall {
 }
 
 /// Lets in whom nobody bars any more.
-pub fn settle_bars(bars: &[ClassExclusion], state: &mut [Gpu], has_left: impl Fn(&PodUid) -> bool) {
+pub fn settle_class_exclusions(
+    bars: &[ClassExclusion],
+    state: &mut [Gpu],
+    has_left: impl Fn(&PodUid) -> bool,
+) {
     if bars.is_empty() {
         return;
     }

@@ -3,9 +3,9 @@
 //!
 //! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
 
-use super::bound::{GpuShortfall, seat_need, sum_need};
+use super::bound::{GpuShortfall, gpu_need, sum_need};
 use super::price::EvictionCost;
-use super::room::{Shortfall, settle_bars};
+use super::room::{Shortfall, settle_class_exclusions};
 use super::unit::{VictimProblem, VictimUnit};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
@@ -40,7 +40,7 @@ struct SearchBranch<'a> {
     seats: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
     /// How many of `order` are on the seats.
-    on_seats: usize,
+    on_gpus: usize,
     /// By unit: not decided yet.
     open: Vec<bool>,
     chosen: Vec<u32>,
@@ -91,11 +91,11 @@ impl Search {
         self.best = self.before.take();
     }
 
-    pub fn try_room(&mut self, case: &VictimProblem<'_>) {
+    pub fn try_candidate(&mut self, case: &VictimProblem<'_>) {
         self.is_limited |= case.is_limited;
         if self.beats(case.least, &case.room.node) {
             let mut visit = CandidateSearch { search: self, case, steps: 0 };
-            let _ = visit.for_each_seats(&case.seats, &mut Vec::new());
+            let _ = visit.for_each_gpu_set(&case.seats, &mut Vec::new());
         }
     }
 
@@ -113,28 +113,28 @@ impl Search {
 
 impl<'a> CandidateSearch<'_, 'a> {
     /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
-    fn for_each_seats(
+    fn for_each_gpu_set(
         &mut self,
         seats: &'a [GpuShortfall],
         chosen: &mut Vec<&'a GpuShortfall>,
     ) -> ControlFlow<()> {
         let missing = self.case.demand.gpus as usize - chosen.len();
         if missing == 0 {
-            return self.try_seats(chosen);
+            return self.try_gpu_set(chosen);
         }
         for (place, seat) in seats.iter().enumerate().take((seats.len() + 1).saturating_sub(missing)) {
             if !self.search.beats(seat.least, &self.case.room.node) {
                 break;
             }
             chosen.push(seat);
-            let flow = self.for_each_seats(&seats[place + 1..], chosen);
+            let flow = self.for_each_gpu_set(&seats[place + 1..], chosen);
             chosen.pop();
             flow?;
         }
         ControlFlow::Continue(())
     }
 
-    fn try_seats(&mut self, seats: &[&'a GpuShortfall]) -> ControlFlow<()> {
+    fn try_gpu_set(&mut self, seats: &[&'a GpuShortfall]) -> ControlFlow<()> {
         let mut branch = SearchBranch::new(self.case, seats);
         self.descend(&mut branch, 0);
         if self.is_spent() {
@@ -172,7 +172,7 @@ impl<'a> CandidateSearch<'_, 'a> {
             return;
         }
         // Past those on the seats, the rest can only help to cover sums.
-        if next >= branch.on_seats && !branch.has_seats(self.case, &branch.state) {
+        if next >= branch.on_gpus && !branch.has_gpu_candidates(self.case, &branch.state) {
             return;
         }
         self.take(branch, next);
@@ -245,13 +245,13 @@ impl<'a> SearchBranch<'a> {
         let all = 0..case.units.len() as u32;
         let (mut order, mut others): (Vec<u32>, Vec<u32>) =
             all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
-        let on_seats = order.len();
+        let on_gpus = order.len();
         order.append(&mut others);
         Self {
             gpus,
             seats: seats.to_vec(),
             order,
-            on_seats,
+            on_gpus,
             open: vec![true; case.units.len()],
             chosen: Vec::new(),
             state: case.room.gpus.clone(),
@@ -284,7 +284,7 @@ impl<'a> SearchBranch<'a> {
         unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
         *evicted_here += unit.evicted_here();
         self.price = EvictionCost { violations: case.violations(covered), ..self.price.and(unit.price) };
-        self.settle_bars(case);
+        self.settle_class_exclusions(case);
     }
 
     fn put_back(
@@ -297,22 +297,22 @@ impl<'a> SearchBranch<'a> {
         }
         self.chosen.pop();
         (self.price, self.sums) = (price, sums);
-        self.settle_bars(case);
+        self.settle_class_exclusions(case);
     }
 
-    fn settle_bars(&mut self, case: &VictimProblem<'_>) {
+    fn settle_class_exclusions(&mut self, case: &VictimProblem<'_>) {
         let Self { chosen, state, .. } = self;
         let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
-        settle_bars(&case.room.bars, state, leaves);
+        settle_class_exclusions(&case.room.bars, state, leaves);
     }
 
     fn is_enough(&self, case: &VictimProblem<'_>) -> bool {
-        self.has_seats(case, &self.state)
+        self.has_gpu_candidates(case, &self.state)
             && case.room.shortfall.is_covered_by(&self.sums.freed)
             && self.is_allowed(case, self.sums.given_back)
     }
 
-    fn has_seats(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
+    fn has_gpu_candidates(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
         self.gpus.iter().all(|place| state[place].has_room(case.demand))
     }
 
@@ -324,13 +324,13 @@ impl<'a> SearchBranch<'a> {
     /// The least that a set costs which is chosen on from here; `None` if none would be enough.
     fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
         let open = |unit: usize| self.open[unit];
-        let of_seat = |seat: &&GpuShortfall| {
-            seat.least(seat_need(&self.state[seat.place], case.demand), self.price, open)
+        let of_gpu = |seat: &&GpuShortfall| {
+            seat.least(gpu_need(&self.state[seat.place], case.demand), self.price, open)
         };
         let of_sum = |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.price, open);
         let mut least = self.price;
         for seat in &self.seats {
-            least = least.max(of_seat(seat)?);
+            least = least.max(of_gpu(seat)?);
         }
         for sum in &case.sums.all {
             least = least.max(of_sum(sum)?);
@@ -344,7 +344,7 @@ impl<'a> SearchBranch<'a> {
             return 0;
         }
         let open = |unit: usize| self.open[unit];
-        let need = |seat: &GpuShortfall| seat_need(&self.state[seat.place], case.demand);
+        let need = |seat: &GpuShortfall| gpu_need(&self.state[seat.place], case.demand);
         let more = self.seats.iter().map(|seat| seat.least_pods(&case.units, need(seat), open)).sum();
         self.sums.evicted_here + case.spread(more)
     }
@@ -364,8 +364,10 @@ impl<'a> SearchBranch<'a> {
             given_back += unit.given_back;
         }
         let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
-        settle_bars(&case.room.bars, &mut state, |uid| chosen().chain(rest()).any(|unit| unit.has(uid)));
-        self.has_seats(case, &state)
+        settle_class_exclusions(&case.room.bars, &mut state, |uid| {
+            chosen().chain(rest()).any(|unit| unit.has(uid))
+        });
+        self.has_gpu_candidates(case, &state)
             && case.room.shortfall.is_covered_by(&freed)
             && self.is_allowed(case, given_back)
     }

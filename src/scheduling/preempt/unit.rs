@@ -5,7 +5,9 @@ use super::BudgetRules;
 use super::allowance::{EvictionAllowance, ScopeKey};
 use super::bound::{GpuShortfall, SumShortfalls};
 use super::price::EvictionCost;
-use super::room::{PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_bars};
+use super::room::{
+    PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_class_exclusions,
+};
 use crate::ids::PodUid;
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::usable;
@@ -101,7 +103,7 @@ impl<'a> VictimProblem<'a> {
         let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].has_room(demand);
         let seats = (0..emptied.len()).filter(could_do);
         let mut seats: Vec<GpuShortfall> = seats
-            .filter_map(|place| GpuShortfall::of_seat(place, &room.gpus[place], demand, &units, base))
+            .filter_map(|place| GpuShortfall::of_gpu(place, &room.gpus[place], demand, &units, base))
             .collect();
         seats.sort_by_key(|seat| (seat.least, seat.place));
         let sums = SumShortfalls::of_sums(&room.shortfall, &units, base)?;
@@ -119,15 +121,15 @@ impl<'a> VictimProblem<'a> {
         if self.left_here == u32::MAX {
             return 0;
         }
-        let mut on_seats: Vec<u32> =
+        let mut on_gpus: Vec<u32> =
             self.seats.iter().map(|seat| seat.least_pods(&self.units, seat.need, |_| true)).collect();
-        on_seats.sort_unstable();
-        self.spread(on_seats.iter().take(self.demand.gpus as usize).sum())
+        on_gpus.sort_unstable();
+        self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
     }
 
     /// At least how many pods leave, if so many leave each of some seats: one may be on several.
-    pub fn spread(&self, on_seats: u32) -> u32 {
-        on_seats.div_ceil(self.widest)
+    pub fn spread(&self, on_gpus: u32) -> u32 {
+        on_gpus.div_ceil(self.widest)
     }
 
     /// How much budgets are overdrawn when so many leave that each covers.
@@ -277,6 +279,6 @@ fn emptied(room: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
     let mut state = room.gpus.clone();
     units.iter().for_each(|unit| unit.discharge(&mut state));
     let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));
-    settle_bars(&room.bars, &mut state, leaves);
+    settle_class_exclusions(&room.bars, &mut state, leaves);
     state
 }

@@ -126,7 +126,7 @@ impl AllowanceFixture {
     /// A resident on one GPU, if there is room for it.
     fn settle(&mut self, name: &str, pod: &RatedPod, on: usize, g: u32) {
         let pod = RatedPod { gpus: 1, ..pod.clone() };
-        if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_space(&self.demand(&pod)) {
+        if !self.ledger.node(&node(on)).unwrap().gpus[g as usize].has_free_vram(&self.demand(&pod)) {
             return;
         }
         let devices = Some(Arc::from([gpu(on, g)]));
@@ -208,7 +208,7 @@ impl AllowanceFixture {
                         victims: victims.clone().into(),
                         deadline: self.ledger.now() + Millis::seconds(60),
                     };
-                    if self.ledger.check_hold(&claim, waiting, &hold).is_ok() {
+                    if self.ledger.check_reservation(&claim, waiting, &hold).is_ok() {
                         sets.push(victims);
                     }
                 }

@@ -148,12 +148,12 @@ proptest! {
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
         let (worth, node) = (PackingModel::default(), node("n", gpus.clone()));
-        let outlook = worth.outlook(node.site());
-        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), worth.appraise(&outlook, &demand)];
+        let node_summary = worth.node_summary(node.site());
+        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), worth.evaluate(&node_summary, &demand)];
         let chosen = pack::choose_by(&alone, GpuSet::ALL);
         prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
-        for appraisal in [alone, alike] {
-            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&appraisal.compare(), choice.gpus)));
+        for evaluation in [alone, alike] {
+            prop_assert_eq!(chosen, chosen.map(|choice| GpuChoice::of(&evaluation.compare(), choice.gpus)));
         }
     }
 
@@ -190,20 +190,20 @@ proptest! {
         let snapshot = Snapshot::new(1, 1, nodes);
         let failed = NodeName::parse(&names[failed % names.len()]).unwrap();
         let attempt = ScheduleAttempt {
-            limit, just_failed: Some(&failed), own_room: None, policy: &Policy::default(), allowance: TenantLimit::default(),
+            limit, just_failed: Some(&failed), reserved_placement: None, policy: &Policy::default(), allowance: TenantLimit::default(),
         };
         let list = shortlist(&snapshot, &demand, names.iter().map(String::as_str), attempt);
 
         let mut all: Vec<_> = snapshot.nodes().iter().filter_map(|node| {
             let gpus = fit(node, &demand).ok()?;
             let contended = gpus.iter().any(|g| pack::is_contended(&node.gpus[g], &demand));
-            let bustle = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
+            let engine_load_level = gpus.iter().map(|g| bustle_by_the_book(&node.gpus[g], &demand)).max().unwrap();
             let left: u64 = gpus.iter().map(|g| node.gpus[g].free().0 - demand.per_gpu.0).sum();
             let whole: u64 = gpus.iter().map(|g| node.gpus[g].capacity.0).sum();
             // The default weights of KV headroom, packing and topology; nothing else differs between these nodes.
             let islands: Vec<_> = gpus.iter().map(|g| node.gpus[g].island).collect();
             let is_together = islands.len() == 1 || islands.iter().all(|island| island.is_some() && *island == islands[0]);
-            let cost = 40 * 500 * u64::from(bustle) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
+            let cost = 40 * 500 * u64::from(engine_load_level) + left * 1000 / whole.max(1) + if is_together { 0 } else { 5 * 1000 };
             Some((node.name == failed, contended, cost, left, node.free(), node.name.clone()))
         }).collect();
         all.sort();
@@ -242,12 +242,12 @@ fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fa
     let (demand, policy) = (demand_of(10, 1, Sharing::Shared, 0), Policy::default());
     let snapshot = Snapshot::new(1, 1, vec![node("tight", vec![gpu(60)]), node("roomy", vec![gpu(1)])]);
     let roomy = NodeName::parse("roomy").unwrap();
-    let own_room = ReservedPlacement { node: &roomy, verdict: Ok(GpuSet::one(0)) };
-    let best = |own_room: Option<ReservedPlacement<'_>>| {
+    let reserved_placement = ReservedPlacement { node: &roomy, verdict: Ok(GpuSet::one(0)) };
+    let best = |reserved_placement: Option<ReservedPlacement<'_>>| {
         let attempt = ScheduleAttempt {
             limit: 1,
-            just_failed: own_room.map(|own| own.node),
-            own_room,
+            just_failed: reserved_placement.map(|own| own.node),
+            reserved_placement,
             policy: &policy,
             allowance: TenantLimit::default(),
         };
@@ -258,5 +258,5 @@ fn room_of_its_own_goes_before_a_better_node_and_before_one_that_did_not_just_fa
             .collect::<Vec<_>>()
     };
     assert_eq!(best(None), ["tight"]);
-    assert_eq!(best(Some(own_room)), ["roomy"]);
+    assert_eq!(best(Some(reserved_placement)), ["roomy"]);
 }

@@ -9,11 +9,11 @@ use crate::scheduling::audit::audit;
 use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::memo::ScoreCache;
 use crate::scheduling::plugin::PluginShare;
 use crate::scheduling::policy::TenantLimit;
 use crate::scheduling::rank::{ScheduleAttempt, shortlist};
 use crate::scheduling::request::{Demand, Sharing};
+use crate::scheduling::score_cache::ScoreCache;
 use crate::scheduling::snapshot::Snapshot;
 use bench::LedgerHistory;
 use proptest::prelude::*;
@@ -38,7 +38,7 @@ proptest! {
 
     #[test]
     fn what_is_remembered_of_nodes_is_what_they_would_say_anew(steps in prop::collection::vec(step(), 1..60)) {
-        let (mut bench, mut memo) = (LedgerHistory::new(), ScoreCache::default());
+        let (mut bench, mut score_cache) = (LedgerHistory::new(), ScoreCache::default());
         let demands = [(11, 1, Sharing::Shared), (30, 2, Sharing::Shared), (40, 1, Sharing::Exclusive)];
         let demands = demands.map(|(vram, gpus, sharing)| demand_of(vram, gpus, sharing, 0));
         for step in &steps {
@@ -46,13 +46,13 @@ proptest! {
             let (snapshot, policy) = (bench.ledger.snapshot(), bench.ledger.policy().clone());
             let names = ["node-2", "node-0", "node-1"];
             let failed = name(1);
-            let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), own_room: None, policy: &policy, allowance: TenantLimit::default() };
+            let attempt = ScheduleAttempt { limit: 2, just_failed: Some(&failed), reserved_placement: None, policy: &policy, allowance: TenantLimit::default() };
             for demand in &demands {
                 // Made of the nodes alone, it has nothing summed up.
                 let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
-                    .with_worth(Arc::new(snapshot.worth().clone()));
+                    .with_packing_model(Arc::new(snapshot.worth().clone()));
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
-                prop_assert_eq!(memo.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}", step);
+                prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}", step);
             }
         }
     }

@@ -177,7 +177,7 @@ impl PlanFixture {
         let demand = demand(&pod);
         let view = self.ledger.node(&node(on)).unwrap();
         let used: u64 = self.on(on).map(|other| other.cpu).sum();
-        if !view.gpus[gpu as usize].has_space(&demand) || used + pod.cpu > CPU {
+        if !view.gpus[gpu as usize].has_free_vram(&demand) || used + pod.cpu > CPU {
             return;
         }
         let devices = Some(Arc::from([GpuUuid::parse(&format!("GPU-{on}-{gpu}")).unwrap()]));
@@ -406,17 +406,17 @@ proptest! {
         let waiting = bench.pods.keys().filter(|uid| bench.ledger.entry(uid).unwrap().node().is_none());
         for uid in waiting {
             let (demand, claim) = (&bench.ledger.entry(uid).unwrap().demand, bench.ledger.claim(uid));
-            let rooms = bench.ledger.rooms_for(&claim, &nodes);
-            let prospects = bench.ledger.prospects(&claim, demand);
+            let rooms = bench.ledger.candidates_for(&claim, &nodes);
+            let cost_bounds = bench.ledger.cost_bounds(&claim, demand);
             for room in &rooms {
                 if let Some(set) = cheapest_victims(room, demand, BudgetRules::Keep) {
-                    let floor = prospects.iter().find(|prospect| prospect.node == room.node).map(|found| found.floor);
+                    let floor = cost_bounds.iter().find(|prospect| prospect.node == room.node).map(|found| found.floor);
                     prop_assert!(floor.is_some_and(|floor| floor <= set.price), "{:?} {:?}", floor, set);
                 }
             }
             let mut survey = bench.ledger.survey(&claim, demand);
             let look = |node: &NodeName| seen(survey.room(node)?, demand);
-            let lazily = cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
+            let lazily = cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
             prop_assert_eq!(lazily, cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
         }
     }

@@ -217,7 +217,7 @@ impl TenantFixture {
     fn hold(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
         let claim = self.ledger.claim(&uid(pod));
-        let Some(room) = self.ledger.room_for(&claim, &name(node)) else { return };
+        let Some(room) = self.ledger.candidate_for(&claim, &name(node)) else { return };
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
             let victim = self.ledger.entry(&candidate.uid).unwrap();
@@ -367,7 +367,7 @@ fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_ro
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
         let claim = bench.ledger.claim(&uid(pod));
-        bench.ledger.room_for(&claim, &name(1)).unwrap().candidates.len()
+        bench.ledger.candidate_for(&claim, &name(1)).unwrap().candidates.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

@@ -7,7 +7,8 @@ use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::policy::{ClassId, ClassSet, TenantLimit, TenantUsage};
 use crate::scheduling::preempt::{
     BudgetRules, ClassExclusion, EvictionCost, PodEvictionCost, PotentialVictim, PreemptionCandidate,
-    QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest, settle_bars,
+    QuotaStatus, SearchEffort, Shortfall, TenantQuota, VictimGroup, VictimSet, cheapest,
+    settle_class_exclusions,
 };
 use crate::scheduling::reading::EngineLoad;
 use crate::scheduling::request::{Demand, HostResources, Sharing};
@@ -184,7 +185,7 @@ impl VictimCluster {
             violations,
             ..PreemptionCandidate::new(NodeName::parse(&format!("node-{node}")).unwrap(), self.gpus(node))
         };
-        settle_bars(&room.bars, &mut room.gpus, |_| false);
+        settle_class_exclusions(&room.bars, &mut room.gpus, |_| false);
         room
     }
 

@@ -232,7 +232,7 @@ impl<'a> FilterQuery<'a> {
             return FilterVerdict::Refuses(FilterReason::UnknownNode);
         };
         let (coming, unseen) = self.coming(page, beside.coming);
-        let repelled = self.is_shut(machine) || coming.iter().any(|other| self.is_repelled_by(other));
+        let repelled = self.is_ruled_out(machine) || coming.iter().any(|other| self.is_repelled_by(other));
         let unjudged = repelled.then_some(UnsupportedRule::RepelledByAnother).or(unseen);
         let (taken, ports) = (page.taken(beside.leaving, &coming), page.ports(beside.leaving, &coming));
         judge(self.wants, NodeOccupancy { machine, taken: &taken, ports, unjudged })
@@ -264,7 +264,7 @@ impl<'a> FilterQuery<'a> {
         (seen, unseen.then_some(UnsupportedRule::UnseenNeighbour))
     }
 
-    fn is_shut(&self, machine: &FilterNode) -> bool {
+    fn is_ruled_out(&self, machine: &FilterNode) -> bool {
         let is_there = |topology: &str, values: &BTreeSet<&str>| {
             machine.labels.get(topology).is_some_and(|value| values.contains(&**value))
         };

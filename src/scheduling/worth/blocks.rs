@@ -34,11 +34,16 @@ pub struct GpuBlock {
 impl GpuBlock {
     /// The blocks that the pods seen lately want most. `demand` is what a wish takes, in GPUs.
     pub fn wanted(mix: &DemandHistory, demand: impl Fn(&DemandShape) -> f64) -> Vec<Self> {
-        let all: f64 = mix.wishes().map(|(wish, count)| demand(wish) * f64::from(count)).sum();
+        let all: f64 =
+            mix.demand_shapes().map(|(demand_shape, count)| demand(demand_shape) * f64::from(count)).sum();
         let mut pods: BTreeMap<u32, Vec<CpuWant>> = BTreeMap::new();
-        for (wish, count) in mix.wishes().filter(|(wish, _)| wish.gpus > 1) {
-            let share = demand(wish) * f64::from(count) / all.max(f64::MIN_POSITIVE);
-            pods.entry(wish.gpus).or_default().push(CpuWant { cpu: wish.companion.cpu, count, share });
+        for (demand_shape, count) in mix.demand_shapes().filter(|(demand_shape, _)| demand_shape.gpus > 1) {
+            let share = demand(demand_shape) * f64::from(count) / all.max(f64::MIN_POSITIVE);
+            pods.entry(demand_shape.gpus).or_default().push(CpuWant {
+                cpu: demand_shape.companion.cpu,
+                count,
+                share,
+            });
         }
         let mut pods: Vec<(u32, Vec<CpuWant>)> = pods.into_iter().collect();
         let share = |wants: &[CpuWant]| wants.iter().map(|want| want.share).sum::<f64>();
@@ -124,7 +129,7 @@ mod tests {
     #[test]
     fn of_each_number_of_gpus_there_is_a_block_for_the_median_pod_and_one_for_the_largest() {
         let mix = mix(&[(1, 4), (1, 4), (4, 32), (4, 32), (4, 64), (2, 8), (2, 8)]);
-        let blocks = GpuBlock::wanted(&mix, |wish| f64::from(wish.gpus));
+        let blocks = GpuBlock::wanted(&mix, |demand_shape| f64::from(demand_shape.gpus));
         let said: Vec<_> = blocks.iter().map(|b| (b.gpus, b.cpu, (b.share * 18.0).round() as u32)).collect();
         assert_eq!(said, [(4, 32.0, 12), (4, 64.0, 4), (2, 8.0, 4)]);
     }

@@ -49,10 +49,10 @@ pub fn hundredths(part: f64) -> usize {
 }
 
 /// The share of a capacity that a wish takes; `None` if it is too large for it.
-pub fn share_of(wish: &DemandShape, capacity: Bytes) -> Option<f64> {
-    let share = wish.per_gpu.0 as f64 / capacity.0.max(1) as f64;
-    match wish.sharing {
-        _ if wish.per_gpu > capacity => None,
+pub fn share_of(demand_shape: &DemandShape, capacity: Bytes) -> Option<f64> {
+    let share = demand_shape.per_gpu.0 as f64 / capacity.0.max(1) as f64;
+    match demand_shape.sharing {
+        _ if demand_shape.per_gpu > capacity => None,
         Sharing::Exclusive => Some(1.0),
         Sharing::Shared => Some(share),
     }
@@ -66,9 +66,9 @@ fn size(share: f64) -> usize {
 /// The curve of worth of GPUs with this capacity.
 pub fn curve(mix: &DemandHistory, capacity: Bytes) -> ValueCurve {
     let mut counts: BTreeMap<usize, f64> = BTreeMap::new();
-    for (wish, count) in mix.wishes() {
-        if let Some(share) = share_of(wish, capacity) {
-            *counts.entry(size(share)).or_default() += f64::from(count) * f64::from(wish.gpus);
+    for (demand_shape, count) in mix.demand_shapes() {
+        if let Some(share) = share_of(demand_shape, capacity) {
+            *counts.entry(size(share)).or_default() += f64::from(count) * f64::from(demand_shape.gpus);
         }
     }
     let wanted: Vec<WantedSize> =
@@ -83,7 +83,9 @@ pub struct CpuLevels(Vec<f64>);
 impl CpuLevels {
     pub fn of(mix: &DemandHistory) -> Self {
         let mut counts: BTreeMap<MilliCpu, u32> = BTreeMap::new();
-        mix.wishes().for_each(|(wish, count)| *counts.entry(wish.companion.cpu).or_default() += count);
+        mix.demand_shapes().for_each(|(demand_shape, count)| {
+            *counts.entry(demand_shape.companion.cpu).or_default() += count
+        });
         let each = (mix.len() as u32).div_ceil(LEVELS as u32).max(1);
         let last = counts.keys().next_back().copied();
         let mut levels = Vec::new();
@@ -130,19 +132,23 @@ pub struct ServableShare {
 
 impl ServableShare {
     pub fn of(mix: &DemandHistory, levels: &CpuLevels, model: &GpuModel, capacity: Bytes) -> Self {
-        let has_groups = mix.wishes().any(|(wish, _)| wish.gpus > 1);
+        let has_groups = mix.demand_shapes().any(|(demand_shape, _)| demand_shape.gpus > 1);
         let groups = if has_groups { levels.all() + 1 } else { 0 };
         let mut usable = Self {
             by_part: vec![[0.0; GRID + 1]; levels.all() + 1],
             by_group: vec![[0.0; GROUPS + 1]; groups],
         };
         let all = mix.len().max(1) as f64;
-        for (wish, count) in mix.wishes().filter(|(wish, _)| may_run_on(wish, model)) {
-            let Some(share) = share_of(wish, capacity) else { continue };
-            let level = levels.needed_for(wish.companion.cpu);
+        for (demand_shape, count) in
+            mix.demand_shapes().filter(|(demand_shape, _)| may_run_on(demand_shape, model))
+        {
+            let Some(share) = share_of(demand_shape, capacity) else { continue };
+            let level = levels.needed_for(demand_shape.companion.cpu);
             let weight = f64::from(count) / all;
-            match (wish.gpus, wish.sharing) {
-                (2.., Sharing::Exclusive) => usable.by_group[level][GROUPS.min(wish.gpus as usize)] += weight,
+            match (demand_shape.gpus, demand_shape.sharing) {
+                (2.., Sharing::Exclusive) => {
+                    usable.by_group[level][GROUPS.min(demand_shape.gpus as usize)] += weight
+                }
                 _ => usable.by_part[level][size(share)] += weight,
             }
         }
@@ -166,8 +172,8 @@ impl ServableShare {
     }
 }
 
-pub fn may_run_on(wish: &DemandShape, model: &GpuModel) -> bool {
-    wish.models.is_empty() || wish.models.contains(model)
+pub fn may_run_on(demand_shape: &DemandShape, model: &GpuModel) -> bool {
+    demand_shape.models.is_empty() || demand_shape.models.contains(model)
 }
 
 fn add_up(row: &mut [f64]) {

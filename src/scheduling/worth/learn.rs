@@ -26,11 +26,14 @@ impl PackingModel {
             return Self { learned_at, ..Self::default() };
         }
         let setting = PotentialWeights::at(mix.departures_per_arrival(), mix.turned_away());
-        let demand = |wish: &DemandShape| free.taken_by(wish);
+        let demand = |demand_shape: &DemandShape| free.taken_by(demand_shape);
         let levels = CpuLevels::of(mix);
-        let brought = |part: fn(&DemandShape) -> f64| {
-            HostDemand::of(mix.wishes().map(|(wish, count)| (demand(wish), part(wish), f64::from(count))))
-        };
+        let brought =
+            |part: fn(&DemandShape) -> f64| {
+                HostDemand::of(mix.demand_shapes().map(|(demand_shape, count)| {
+                    (demand(demand_shape), part(demand_shape), f64::from(count))
+                }))
+            };
         let blocks = GpuBlock::wanted(mix, demand);
         let turning_over = free.all() + setting.turnover * (free.capacity - free.all());
         let price = |block: GpuBlock| {
@@ -38,8 +41,10 @@ impl PackingModel {
             (block, setting.blocks * block.price(free.all(), turning_over, there))
         };
         let blocks = blocks.into_iter().map(price).filter(|(_, price)| *price > 0.0).collect();
-        let (cpu, memory) =
-            (brought(|wish| wish.companion.cpu.0 as f64), brought(|wish| wish.companion.memory.0 as f64));
+        let (cpu, memory) = (
+            brought(|demand_shape| demand_shape.companion.cpu.0 as f64),
+            brought(|demand_shape| demand_shape.companion.memory.0 as f64),
+        );
         let kinds = kinds(mix, &free, &levels);
         Self {
             generation: 0,
@@ -101,10 +106,10 @@ impl FreeGpus {
     }
 
     /// What a wish takes. One that wants GPUs whole is taken to get the smallest that hold it.
-    fn taken_by(&self, wish: &DemandShape) -> f64 {
-        let smallest = self.capacities.range(wish.per_gpu..).next().unwrap_or(&self.largest);
-        let share = share_of(wish, *smallest).unwrap_or(1.0);
-        share * self.scale(*smallest) * f64::from(wish.gpus)
+    fn taken_by(&self, demand_shape: &DemandShape) -> f64 {
+        let smallest = self.capacities.range(demand_shape.per_gpu..).next().unwrap_or(&self.largest);
+        let share = share_of(demand_shape, *smallest).unwrap_or(1.0);
+        share * self.scale(*smallest) * f64::from(demand_shape.gpus)
     }
 
     /// What is free on these models.
@@ -136,10 +141,14 @@ fn kinds(mix: &DemandHistory, free: &FreeGpus, levels: &CpuLevels) -> Vec<GpuKin
 
 /// R·d_s ÷ free(s), for each set of models that pods insist on.
 fn insisting(mix: &DemandHistory, free: &FreeGpus) -> Vec<(Arc<[GpuModel]>, f64)> {
-    let all: f64 = mix.wishes().map(|(wish, count)| free.taken_by(wish) * f64::from(count)).sum();
+    let all: f64 =
+        mix.demand_shapes().map(|(demand_shape, count)| free.taken_by(demand_shape) * f64::from(count)).sum();
     let mut demand: BTreeMap<Arc<[GpuModel]>, f64> = BTreeMap::new();
-    for (wish, count) in mix.wishes().filter(|(wish, _)| !wish.models.is_empty()) {
-        *demand.entry(wish.models.clone()).or_default() += free.taken_by(wish) * f64::from(count);
+    for (demand_shape, count) in
+        mix.demand_shapes().filter(|(demand_shape, _)| !demand_shape.models.is_empty())
+    {
+        *demand.entry(demand_shape.models.clone()).or_default() +=
+            free.taken_by(demand_shape) * f64::from(count);
     }
     let pressure = |(models, taken): (Arc<[GpuModel]>, f64)| {
         let there = free.on(&models).max(f64::MIN_POSITIVE);

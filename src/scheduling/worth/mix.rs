@@ -66,7 +66,7 @@ pub struct DemandHistory {
 /// And what happened between this one and the next.
 #[derive(Debug, Clone)]
 struct RememberedArrival {
-    wish: Arc<DemandShape>,
+    demand_shape: Arc<DemandShape>,
     /// How many pods ended.
     departures: u32,
     /// What those asked for who were refused, and gave up.
@@ -103,17 +103,17 @@ impl DemandHistory {
     }
 
     /// A pod was seen for the first time.
-    pub fn arrive(&mut self, wish: DemandShape) {
+    pub fn arrive(&mut self, demand_shape: DemandShape) {
         if self.latest.len() == self.window {
             self.forget_oldest();
         }
-        let wish = match self.counts.get_key_value(&wish) {
+        let demand_shape = match self.counts.get_key_value(&demand_shape) {
             Some((known, _)) => known.clone(),
-            None => Arc::new(wish),
+            None => Arc::new(demand_shape),
         };
-        *self.counts.entry(wish.clone()).or_default() += 1;
-        self.asked += wish.vram();
-        self.latest.push_back(RememberedArrival { wish, departures: 0, turned_away: Bytes::ZERO });
+        *self.counts.entry(demand_shape.clone()).or_default() += 1;
+        self.asked += demand_shape.vram();
+        self.latest.push_back(RememberedArrival { demand_shape, departures: 0, turned_away: Bytes::ZERO });
         self.arrivals += 1;
     }
 
@@ -159,8 +159,8 @@ impl DemandHistory {
     }
 
     /// Each wish, and how often it was seen; in order.
-    pub fn wishes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
-        self.counts.iter().map(|(wish, count)| (&**wish, *count))
+    pub fn demand_shapes(&self) -> impl Iterator<Item = (&DemandShape, u32)> + Clone {
+        self.counts.iter().map(|(demand_shape, count)| (&**demand_shape, *count))
     }
 
     /// How many pods ended for each that came.
@@ -174,16 +174,17 @@ impl DemandHistory {
     }
 
     fn forget_oldest(&mut self) {
-        let Some(RememberedArrival { wish, departures, turned_away }) = self.latest.pop_front() else {
+        let Some(RememberedArrival { demand_shape, departures, turned_away }) = self.latest.pop_front()
+        else {
             return;
         };
         self.departures -= u64::from(departures);
         self.turned_away = self.turned_away.minus(turned_away);
-        self.asked = self.asked.minus(wish.vram());
-        if let Some(count) = self.counts.get_mut(&wish) {
+        self.asked = self.asked.minus(demand_shape.vram());
+        if let Some(count) = self.counts.get_mut(&demand_shape) {
             *count -= 1;
             if *count == 0 {
-                self.counts.remove(&wish);
+                self.counts.remove(&demand_shape);
             }
         }
     }
@@ -193,7 +194,7 @@ impl DemandHistory {
 mod tests {
     use super::*;
 
-    fn wish(gib: u64) -> DemandShape {
+    fn demand_shape(gib: u64) -> DemandShape {
         DemandShape {
             per_gpu: Bytes::gib(gib),
             gpus: 1,
@@ -204,17 +205,17 @@ mod tests {
     }
 
     fn seen(mix: &DemandHistory) -> Vec<(u64, u32)> {
-        mix.wishes().map(|(wish, count)| (wish.per_gpu.0 >> 30, count)).collect()
+        mix.demand_shapes().map(|(demand_shape, count)| (demand_shape.per_gpu.0 >> 30, count)).collect()
     }
 
     #[test]
     fn the_oldest_are_forgotten_and_their_departures_with_them() {
         let mut mix = DemandHistory::of_last(3);
-        mix.arrive(wish(10));
+        mix.arrive(demand_shape(10));
         mix.depart();
         mix.depart();
         for gib in [20, 10, 20] {
-            mix.arrive(wish(gib));
+            mix.arrive(demand_shape(gib));
         }
         assert_eq!(seen(&mix), [(10, 1), (20, 2)]);
         assert_eq!((mix.len(), mix.arrivals(), mix.departures_per_arrival()), (3, 4, 0.0));
@@ -225,7 +226,7 @@ mod tests {
         let mut mix = DemandHistory::default();
         let (mut learned_at, mut due) = (0, Vec::new());
         for _ in 0..400 {
-            mix.arrive(wish(1));
+            mix.arrive(demand_shape(1));
             if mix.is_due(learned_at) {
                 learned_at = mix.arrivals();
                 due.push(learned_at);
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn a_smaller_window_forgets_at_once() {
         let mut mix = DemandHistory::default();
-        (1..=5).for_each(|gib| mix.arrive(wish(gib)));
+        (1..=5).for_each(|gib| mix.arrive(demand_shape(gib)));
         mix.set_window(2);
         assert_eq!(seen(&mix), [(4, 1), (5, 1)]);
     }
@@ -245,11 +246,11 @@ mod tests {
     #[test]
     fn what_was_asked_for_in_vain_is_forgotten_with_those_who_came_then() {
         let mut mix = DemandHistory::of_last(2);
-        mix.arrive(DemandShape { gpus: 3, ..wish(10) });
+        mix.arrive(DemandShape { gpus: 3, ..demand_shape(10) });
         mix.turn_away(Bytes::gib(30));
-        mix.arrive(wish(10));
+        mix.arrive(demand_shape(10));
         assert_eq!(mix.turned_away(), 0.75);
-        mix.arrive(wish(10));
+        mix.arrive(demand_shape(10));
         assert_eq!(mix.turned_away(), 0.0);
         assert_eq!(mix.with_waiting(Bytes::gib(5)).turned_away(), 0.25);
     }
@@ -258,7 +259,7 @@ mod tests {
     fn who_ends_before_anybody_came_is_not_counted() {
         let mut mix = DemandHistory::default();
         mix.depart();
-        mix.arrive(wish(1));
+        mix.arrive(demand_shape(1));
         mix.depart();
         assert_eq!(mix.departures_per_arrival(), 1.0);
     }

@@ -1,7 +1,7 @@
 //! What free VRAM is worth: the packing policy, learned from the demand seen lately.
 //!
 //! A GPU with 6 GiB free is not worth 6 GiB if nobody asks for so little. [`mix`] remembers what pods asked for, [`cutting`] finds
-//! what each free part could still be cut into, [`outlook`] sums a node up by that, and [`potential`] says how much of a cluster's
+//! what each free part could still be cut into, [`node_summary`] sums a node up by that, and [`potential`] says how much of a cluster's
 //! free GPU is *not* worth anything: the place that adds least to it is the best.
 //!
 //! ```text
@@ -22,12 +22,12 @@ pub mod cutting;
 pub mod kind;
 mod learn;
 pub mod mix;
-pub mod outlook;
+pub mod node_summary;
 pub mod potential;
 pub mod setting;
 
 pub use mix::{DemandHistory, DemandShape, EVERY};
-pub use outlook::NodeSummary;
+pub use node_summary::NodeSummary;
 pub use potential::{ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost};
 
 use blocks::GpuBlock;

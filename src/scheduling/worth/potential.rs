@@ -11,7 +11,7 @@
 
 use super::cutting::GRID;
 use super::kind::free_for_others;
-use super::outlook::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
+use super::node_summary::{GpuGroup, GpuSums, HostHeadroom, NodeBefore, NodeSummary, NodeSums};
 use super::{LearnedDemand, PackingModel};
 use crate::scheduling::device::{Device, Gpu, GpuSet};
 use crate::scheduling::request::{Demand, HostResources, Sharing};
@@ -60,16 +60,16 @@ pub struct EqualGpus<'a> {
     pub gpu: &'a Gpu,
     pub places: GpuSet,
     /// `None` for one GPU of which nothing else is known.
-    lot: Option<&'a GpuGroup>,
+    gpu_group: Option<&'a GpuGroup>,
 }
 
 impl<'a> EqualGpus<'a> {
     pub fn alone((place, gpu): (usize, &'a Gpu)) -> Self {
-        Self { gpu, places: GpuSet::one(place), lot: None }
+        Self { gpu, places: GpuSet::one(place), gpu_group: None }
     }
 
-    pub fn of(lot: &'a GpuGroup) -> Self {
-        Self { gpu: &lot.gpu, places: lot.places, lot: Some(lot) }
+    pub fn of(gpu_group: &'a GpuGroup) -> Self {
+        Self { gpu: &gpu_group.gpu, places: gpu_group.places, gpu_group: Some(gpu_group) }
     }
 
     /// Those at these places.
@@ -82,7 +82,7 @@ impl<'a> EqualGpus<'a> {
 #[derive(Debug, Clone, Copy)]
 struct LearnedNode<'a> {
     learned: &'a LearnedDemand,
-    outlook: &'a NodeSummary,
+    node_summary: &'a NodeSummary,
     before: &'a NodeBefore,
 }
 
@@ -90,7 +90,7 @@ struct LearnedNode<'a> {
 /// choose; many have no room.
 #[derive(Debug)]
 pub struct ChoiceCosts<'a> {
-    appraisal: &'a NodeEvaluation<'a>,
+    evaluation: &'a NodeEvaluation<'a>,
     known: Option<(LearnedNode<'a>, NodeWithoutHost)>,
 }
 
@@ -109,23 +109,27 @@ struct NodeWithoutHost {
 impl PackingModel {
     /// A node that this worth has summed up, to be looked at for this demand.
     #[inline]
-    pub fn appraise<'a>(&'a self, outlook: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
-        let known = self.known(outlook).filter(|_| !demand.asks_plugin());
-        NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(outlook), known }
+    pub fn evaluate<'a>(&'a self, node_summary: &'a NodeSummary, demand: &'a Demand) -> NodeEvaluation<'a> {
+        let known = self.known(node_summary).filter(|_| !demand.asks_plugin());
+        NodeEvaluation { demand, gpus: EvaluatedGpus::Alike(node_summary), known }
     }
 
     /// What is lost if a pod without a GPU takes this from a node; `None` if nothing was learned, or nobody knows what the node
     /// has.
-    pub fn loss_of_company(&self, outlook: &NodeSummary, taken: HostResources) -> Option<PackingCost> {
-        let known = self.known(outlook).filter(|known| known.before.spare.is_some())?;
+    pub fn packing_cost_of_host(
+        &self,
+        node_summary: &NodeSummary,
+        taken: HostResources,
+    ) -> Option<PackingCost> {
+        let known = self.known(node_summary).filter(|known| known.before.spare.is_some())?;
         let beside = known.beside(taken);
         let NodeSums { sums, .. } = beside.standing(known.before);
         Some(fixed(known.learned.loss(&beside, sums, beside.blocks, 0.0)))
     }
 
-    fn known<'a>(&'a self, outlook: &'a NodeSummary) -> Option<LearnedNode<'a>> {
-        let (learned, before) = self.learned.as_ref().zip(outlook.before.as_ref())?;
-        Some(LearnedNode { learned, outlook, before })
+    fn known<'a>(&'a self, node_summary: &'a NodeSummary) -> Option<LearnedNode<'a>> {
+        let (learned, before) = self.learned.as_ref().zip(node_summary.before.as_ref())?;
+        Some(LearnedNode { learned, node_summary, before })
     }
 }
 
@@ -148,7 +152,7 @@ impl<'a> NodeEvaluation<'a> {
     pub fn gpu(&self, place: usize) -> &'a Gpu {
         match self.gpus {
             EvaluatedGpus::Alone(gpus) => &gpus[place],
-            EvaluatedGpus::Alike(outlook) => &outlook.lot_of(place).gpu,
+            EvaluatedGpus::Alike(node_summary) => &node_summary.gpu_group_of(place).gpu,
         }
     }
 
@@ -156,14 +160,14 @@ impl<'a> NodeEvaluation<'a> {
     pub fn free(&self) -> Bytes {
         match self.gpus {
             EvaluatedGpus::Alone(gpus) => gpus.iter().map(Gpu::free).sum(),
-            EvaluatedGpus::Alike(outlook) => outlook.free(),
+            EvaluatedGpus::Alike(node_summary) => node_summary.free(),
         }
     }
 
     /// For one that has a choice to make.
     pub fn compare(&'a self) -> ChoiceCosts<'a> {
         let known = self.known.map(|known| (known, known.beside(self.demand.companion)));
-        ChoiceCosts { appraisal: self, known }
+        ChoiceCosts { evaluation: self, known }
     }
 
     /// The same on a scale from 0 to 1,000: what of the chosen GPUs stays free, or a measure that grows with the loss.
@@ -179,28 +183,29 @@ impl<'a> NodeEvaluation<'a> {
 
     /// Of what stays free on these GPUs, what is of no use to the pods seen lately; `None` if nothing was learned.
     pub fn useless(&self, chosen: GpuSet) -> Option<Bytes> {
-        let LearnedNode { learned, outlook, .. } = self.known.as_ref()?;
-        Some(chosen.iter().map(|place| learned.useless(outlook.lot_of(place), self.demand)).sum())
+        let LearnedNode { learned, node_summary, .. } = self.known.as_ref()?;
+        Some(chosen.iter().map(|place| learned.useless(node_summary.gpu_group_of(place), self.demand)).sum())
     }
 }
 
 impl<'a> ChoiceCosts<'a> {
     /// The node that it is about.
-    pub fn appraisal(&self) -> &'a NodeEvaluation<'a> {
-        self.appraisal
+    pub fn evaluation(&self) -> &'a NodeEvaluation<'a> {
+        self.evaluation
     }
 
     /// What is lost if the demand gets these.
     pub fn of(&self, chosen: GpuSet) -> PackingCost {
-        let NodeEvaluation { demand, .. } = self.appraisal;
+        let NodeEvaluation { demand, .. } = self.evaluation;
         match &self.known {
             Some((known, beside)) => {
-                let lots = known.outlook.lots().iter().filter(|lot| lot.places.meets(chosen));
-                let taken = lots.map(|lot| (lot, lot.places.and(chosen).len()));
-                fixed(known.loss_of(beside, chosen, taken, demand))
+                let lots =
+                    known.node_summary.lots().iter().filter(|gpu_group| gpu_group.places.meets(chosen));
+                let taken = lots.map(|gpu_group| (gpu_group, gpu_group.places.and(chosen).len()));
+                fixed(known.packing_cost_of(beside, chosen, taken, demand))
             }
             None => {
-                let left = |place| self.appraisal.gpu(place).free().minus(demand.per_gpu);
+                let left = |place| self.evaluation.gpu(place).free().minus(demand.per_gpu);
                 left_over(chosen.iter().map(left).sum())
             }
         }
@@ -208,11 +213,14 @@ impl<'a> ChoiceCosts<'a> {
 
     /// What is lost if the demand gets one of these, whichever.
     pub fn of_one(&self, alike: EqualGpus<'_>) -> PackingCost {
-        let NodeEvaluation { demand, .. } = self.appraisal;
-        match (&self.known, alike.lot) {
-            (Some((known, beside)), Some(lot)) => {
-                fixed(known.loss_of(beside, lot.places.lowest(), std::iter::once((lot, 1)), demand))
-            }
+        let NodeEvaluation { demand, .. } = self.evaluation;
+        match (&self.known, alike.gpu_group) {
+            (Some((known, beside)), Some(gpu_group)) => fixed(known.packing_cost_of(
+                beside,
+                gpu_group.places.lowest(),
+                std::iter::once((gpu_group, 1)),
+                demand,
+            )),
             _ => left_over(alike.gpu.free().minus(demand.per_gpu)),
         }
     }
@@ -247,47 +255,51 @@ impl NodeWithoutHost {
 impl LearnedNode<'_> {
     /// The node with this much less of CPU and memory.
     fn beside(&self, taken: HostResources) -> NodeWithoutHost {
-        let Self { learned, outlook, before } = self;
+        let Self { learned, node_summary, before } = self;
         let spare = before.spare.map(|spare| spare.without(HostHeadroom::of(taken)));
         let is_level = spare.is_none_or(|spare| learned.levels.is_served(before.standing.level, spare.cpu));
         let cpu_left = spare.map_or(0.0, |spare| spare.cpu);
         NodeWithoutHost {
             spare,
-            standing: (!is_level).then(|| learned.standing(spare, outlook.lots())),
+            standing: (!is_level).then(|| learned.standing(spare, node_summary.lots())),
             blocks: learned.blocks(before.standing.whole, spare),
             base: before.blocks - before.potential + learned.setting.tie * 0.5 / LARGE_NODE.0 * cpu_left,
         }
     }
 
     /// What is lost if the demand gets these GPUs: `taken` says how many of each lot that is.
-    fn loss_of<'a>(
+    fn packing_cost_of<'a>(
         &self,
         beside: &NodeWithoutHost,
         chosen: GpuSet,
         taken: impl Iterator<Item = (&'a GpuGroup, u32)>,
         demand: &Demand,
     ) -> f64 {
-        let Self { learned, outlook, before } = self;
+        let Self { learned, node_summary, before } = self;
         let NodeSums { level, whole, mut sums } = *beside.standing(before);
         let (mut still_whole, mut scarcity) = (whole, 0.0);
-        for (lot, count) in taken {
-            let kind = &learned.kinds[usize::from(lot.part.kind)];
-            let left = lot.part.left_by(demand, kind);
-            let was =
-                if beside.standing.is_none() { lot.sums } else { GpuSums::of(kind, lot.part, level, whole) };
+        for (gpu_group, count) in taken {
+            let kind = &learned.kinds[usize::from(gpu_group.part.kind)];
+            let left = gpu_group.part.left_by(demand, kind);
+            let was = if beside.standing.is_none() {
+                gpu_group.sums
+            } else {
+                GpuSums::of(kind, gpu_group.part, level, whole)
+            };
             let is = GpuSums::of(kind, left, level, whole);
             // What has to be looked up is added last: nothing waits for it before.
             sums.add(-f64::from(count), was);
             sums.add(f64::from(count), is);
             scarcity += f64::from(count) * kind.scarcity * (was.free - is.free);
-            if lot.part.is_whole() && !left.is_whole() {
+            if gpu_group.part.is_whole() && !left.is_whole() {
                 still_whole -= count;
             }
         }
         if still_whole == whole {
             return learned.loss(beside, &sums, beside.blocks, scarcity);
         }
-        let others = outlook.lots().iter().map(|lot| (lot, lot.places.without(chosen)));
+        let others =
+            node_summary.lots().iter().map(|gpu_group| (gpu_group, gpu_group.places.without(chosen)));
         sums.stuck += learned.stuck_with_fewer(others, level, whole, still_whole);
         learned.loss(beside, &sums, learned.blocks(still_whole, beside.spare), scarcity)
     }
@@ -310,21 +322,21 @@ impl LearnedDemand {
         before: u32,
         after: u32,
     ) -> f64 {
-        let of = |(lot, others): (&GpuGroup, GpuSet)| {
-            let usable = &self.kinds[usize::from(lot.part.kind)].usable;
+        let of = |(gpu_group, others): (&GpuGroup, GpuSet)| {
+            let usable = &self.kinds[usize::from(gpu_group.part.kind)].usable;
             let fewer = usable.in_groups(level, before) - usable.in_groups(level, after);
-            f64::from(others.len()) * lot.sums.free * fewer
+            f64::from(others.len()) * gpu_group.sums.free * fewer
         };
-        others.filter(|(lot, _)| lot.part.is_whole()).map(of).sum()
+        others.filter(|(gpu_group, _)| gpu_group.part.is_whole()).map(of).sum()
     }
 
     /// Of what the demand leaves of a GPU. A rest below one hundredth counts with it.
-    fn useless(&self, lot: &GpuGroup, demand: &Demand) -> Bytes {
-        let kind = &self.kinds[usize::from(lot.part.kind)];
-        let part = usize::from(lot.part.left_by(demand, kind).hundredths);
+    fn useless(&self, gpu_group: &GpuGroup, demand: &Demand) -> Bytes {
+        let kind = &self.kinds[usize::from(gpu_group.part.kind)];
+        let part = usize::from(gpu_group.part.left_by(demand, kind).hundredths);
         let of_use = (part - kind.curve.useless(part)) as u64;
         let left = match demand.sharing {
-            Sharing::Shared => free_for_others(&lot.gpu).minus(demand.per_gpu),
+            Sharing::Shared => free_for_others(&gpu_group.gpu).minus(demand.per_gpu),
             Sharing::Exclusive => Bytes::ZERO,
         };
         left.minus(Bytes((u128::from(kind.capacity.0) * u128::from(of_use) / GRID as u128) as u64))
@@ -366,9 +378,9 @@ mod tests {
             let models = [("H100", 1000), ("H200", 1400), ("L4", 400), ("T4", 300)];
             let machine = EmptyNode::of(&models, cpu).with(&charged);
             let demand = if milli > 900 { whole(gpus) } else { beside(shared(milli), wanted_cpu) };
-            let outlook = worth.outlook(machine.site());
-            let appraisal = worth.appraise(&outlook, &demand);
-            let seats = (0..4).filter(|place| machine.gpus[*place].has_space(&demand));
+            let node_summary = worth.node_summary(machine.site());
+            let evaluation = worth.evaluate(&node_summary, &demand);
+            let seats = (0..4).filter(|place| machine.gpus[*place].has_free_vram(&demand));
             let chosen: GpuSet = seats.take(demand.gpus as usize).collect();
             let mut after = machine.clone();
             chosen.iter().for_each(|place| after.gpus[place].charge(demand.per_gpu, demand.sharing));
@@ -379,7 +391,7 @@ mod tests {
             after.spare = machine.spare.map(left);
             let known = worth.learned.as_ref().unwrap();
             let [seen, fresh] =
-                [&machine, &after].map(|machine| worth.outlook(machine.site()).before.unwrap());
+                [&machine, &after].map(|machine| worth.node_summary(machine.site()).before.unwrap());
             // Nobody insists on a model: all of the loss but φ is ties and blocks.
             let cpu_left = after.spare.map(|spare| spare.cpu.0 as f64);
             let tie = 0.5 * cpu_left.unwrap_or_default() / LARGE_NODE.0
@@ -390,7 +402,7 @@ mod tests {
             };
             let broken = on(seen.standing.whole, cpu.map(|cpu| cpu as f64)) - on(fresh.standing.whole, cpu_left);
             let expected = fresh.potential - seen.potential + known.setting.tie * tie + broken;
-            let told = appraisal.compare().of(chosen).0 as f64 / UNIT;
+            let told = evaluation.compare().of(chosen).0 as f64 / UNIT;
             prop_assert!((told - expected).abs() < 1e-8, "{} {}", told, expected);
         }
     }

@@ -64,9 +64,9 @@ impl EmptyNode {
     }
 
     fn chosen(&self, worth: &PackingModel, demand: &Demand) -> Option<(PackingCost, GpuSet)> {
-        let outlook = worth.outlook(self.site());
-        let appraisal = worth.appraise(&outlook, demand);
-        let choice = pack::choose_by(&appraisal, GpuSet::ALL)?;
+        let node_summary = worth.node_summary(self.site());
+        let evaluation = worth.evaluate(&node_summary, demand);
+        let choice = pack::choose_by(&evaluation, GpuSet::ALL)?;
         Some((choice.loss, choice.gpus))
     }
 }
@@ -203,8 +203,8 @@ fn pods_without_a_gpu_go_where_the_gpus_are_taken() {
     ];
     let worth = learned(&mix(pods), &machines);
     let taken = HostResources { cpu: MilliCpu(6000), memory: Bytes::ZERO };
-    let [free, full] =
-        [0, 1].map(|place| worth.loss_of_company(&worth.outlook(machines[place].site()), taken).unwrap());
+    let [free, full] = [0, 1]
+        .map(|place| worth.packing_cost_of_host(&worth.node_summary(machines[place].site()), taken).unwrap());
     assert!(full < free, "{full:?} {free:?}");
 }
 
@@ -267,16 +267,16 @@ proptest! {
         let machine = EmptyNode::of(&gpus, Some(50_000)).with(&charged);
         let mixed = mix(sizes.into_iter().map(shared).chain([whole(2)]));
         let worth = if is_learning { learned(&mixed, std::slice::from_ref(&machine)) } else { PackingModel::default() };
-        let (demand, outlook) = (shared(milli), worth.outlook(machine.site()));
-        let appraisal = worth.appraise(&outlook, &demand);
-        let seats = (0..8).filter(|place| machine.gpus[*place].has_space(&demand));
-        let best = seats.map(|place| (appraisal.compare().of(GpuSet::one(place)), place)).min();
-        let chosen = pack::choose_by(&appraisal, GpuSet::ALL).map(|choice| (choice.loss, choice.gpus));
+        let (demand, node_summary) = (shared(milli), worth.node_summary(machine.site()));
+        let evaluation = worth.evaluate(&node_summary, &demand);
+        let seats = (0..8).filter(|place| machine.gpus[*place].has_free_vram(&demand));
+        let best = seats.map(|place| (evaluation.compare().of(GpuSet::one(place)), place)).min();
+        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| (choice.loss, choice.gpus));
         prop_assert_eq!(chosen, best.map(|(loss, place)| (loss, GpuSet::one(place))));
         prop_assert_eq!(chosen, machine.chosen(&worth, &demand));
-        let places: Vec<usize> = outlook.lots().iter().flat_map(|lot| lot.places.iter()).collect();
+        let places: Vec<usize> = node_summary.lots().iter().flat_map(|gpu_group| gpu_group.places.iter()).collect();
         prop_assert_eq!(places.len(), 8);
-        prop_assert!((0..8).all(|place| *appraisal.gpu(place) == machine.gpus[place]));
+        prop_assert!((0..8).all(|place| *evaluation.gpu(place) == machine.gpus[place]));
     }
 }
 
@@ -302,9 +302,9 @@ proptest! {
         let mixed = mix(sizes.into_iter().map(shared).chain([whole(2), whole(4)]));
         let worth = learned(&mixed, std::slice::from_ref(&machine));
         let demand = if milli > 900 { whole(wanted) } else { demand_of(milli, wanted, Sharing::Shared, 0) };
-        let outlook = worth.outlook(machine.site());
-        let appraisal = worth.appraise(&outlook, &demand);
-        let comparison = appraisal.compare();
+        let node_summary = worth.node_summary(machine.site());
+        let evaluation = worth.evaluate(&node_summary, &demand);
+        let comparison = evaluation.compare();
         let is_promised = |place: usize| {
             let gpu = &machine.gpus[place];
             match demand.sharing {
@@ -323,9 +323,9 @@ proptest! {
         let sets = (0u32..1 << 7).filter(|bits| bits.count_ones() == wanted);
         let best = sets
             .map(|bits| (0..7).filter(|place| bits >> place & 1 == 1).collect::<GpuSet>())
-            .filter(|set| set.iter().all(|place| machine.gpus[place].has_space(&demand)))
+            .filter(|set| set.iter().all(|place| machine.gpus[place].has_free_vram(&demand)))
             .min_by_key(cost);
-        let chosen = pack::choose_by(&appraisal, GpuSet::ALL).map(|choice| choice.gpus);
+        let chosen = pack::choose_by(&evaluation, GpuSet::ALL).map(|choice| choice.gpus);
         prop_assert_eq!(chosen, best);
     }
 }

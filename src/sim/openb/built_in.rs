@@ -76,6 +76,6 @@ mod tests {
         let made = trace();
         assert_eq!(made, trace());
         assert_eq!(SHAPES.iter().map(|shape| shape.share).sum::<u32>(), 100);
-        assert!(made.pods.iter().all(|pod| made.nodes.iter().any(|node| node.could_hold(pod))));
+        assert!(made.pods.iter().all(|pod| made.nodes.iter().any(|node| node.could_fit(pod))));
     }
 }

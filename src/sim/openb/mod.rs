@@ -144,13 +144,13 @@ impl Trace {
     /// Pods that no node could hold even if it were empty: those of a model that they accept are all too small. The published
     /// runs have such pods, and never place them.
     pub fn never_placed(&self) -> impl Iterator<Item = &TracePod> {
-        self.pods.iter().filter(|pod| !self.nodes.iter().any(|node| node.could_hold(pod)))
+        self.pods.iter().filter(|pod| !self.nodes.iter().any(|node| node.could_fit(pod)))
     }
 }
 
 impl TraceNode {
     /// Whether the pod could run here if nobody else did.
-    pub fn could_hold(&self, pod: &TracePod) -> bool {
+    pub fn could_fit(&self, pod: &TracePod) -> bool {
         self.is_accepted_by(pod) && self.is_large_enough_for(pod)
     }
 

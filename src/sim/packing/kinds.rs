@@ -76,8 +76,8 @@ impl PlayedTrace {
     }
 
     /// Whether a pod of the kind could run on any node if nobody else did.
-    pub fn could_hold(&self, kind: &PodKind) -> bool {
-        self.sites.iter().any(|site| site.could_hold(kind))
+    pub fn could_fit(&self, kind: &PodKind) -> bool {
+        self.sites.iter().any(|site| site.could_fit(kind))
     }
 
     /// Of all GPUs, in thousandths of one.
@@ -88,7 +88,7 @@ impl PlayedTrace {
 
 impl PlayedNode {
     /// Whether a pod of the kind could run here if nobody else did.
-    pub fn could_hold(&self, kind: &PodKind) -> bool {
+    pub fn could_fit(&self, kind: &PodKind) -> bool {
         kind.models[self.model]
             && kind.gpus <= self.gpus
             && kind.cpu <= self.cpu

@@ -7,7 +7,7 @@ use crate::scheduling::device::GpuSet;
 use crate::scheduling::ledger::{Ledger, PodPhase};
 use crate::scheduling::pack;
 use crate::scheduling::preempt::{
-    self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, discharge, settle_bars,
+    self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, discharge, settle_class_exclusions,
 };
 use crate::scheduling::request::Demand;
 use crate::units::{Millis, Moment};
@@ -164,7 +164,7 @@ fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a
 pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
     let mut gpus = room.gpus.clone();
     leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
-    settle_bars(&room.bars, &mut gpus, |uid| leave.iter().any(|one| one.resident.uid == *uid));
+    settle_class_exclusions(&room.bars, &mut gpus, |uid| leave.iter().any(|one| one.resident.uid == *uid));
     pack::choose(&gpus, demand, GpuSet::ALL)
 }
 

@@ -138,7 +138,7 @@ const NOW: Moment = Moment(10_000_000);
 impl Scene {
     fn of(nodes: &[(&str, u32)]) -> Self {
         let mut ledger = Ledger::new(Arc::new(Policy::default()));
-        ledger.set_budget_sight(BudgetVisibility::Complete);
+        ledger.set_budget_visibility(BudgetVisibility::Complete);
         ledger.set_now(NOW);
         let mut names = Vec::new();
         for (name, gpus) in nodes {
@@ -170,7 +170,7 @@ impl Scene {
     fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
         self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
         let claim = self.ledger.claim(&PodUid::parse("asks").unwrap());
-        let rooms = self.ledger.rooms_for(&claim, &self.nodes);
+        let rooms = self.ledger.candidates_for(&claim, &self.nodes);
         let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
         let VictimChoice { node, mut evicted, .. } = chosen;
         evicted.sort();

@@ -85,7 +85,7 @@ impl<'w> PreemptionRun<'w> {
         let policy = Arc::new(Policy::default());
         let mut ledger = Ledger::new(policy.clone());
         // Nobody wrote a budget, and everybody knows it.
-        ledger.set_budget_sight(BudgetVisibility::Complete);
+        ledger.set_budget_visibility(BudgetVisibility::Complete);
         workload.nodes.iter().for_each(|(name, gpus)| add_node(&mut ledger, name, *gpus));
         let mut events = EventQueue::default();
         for (job, Job { comes, .. }) in workload.jobs.iter().enumerate() {
@@ -169,7 +169,7 @@ impl<'w> PreemptionRun<'w> {
         let attempt = ScheduleAttempt {
             limit: 1,
             just_failed: None,
-            own_room: None,
+            reserved_placement: None,
             policy: &self.policy,
             allowance: TenantLimit::default(),
         };
@@ -203,7 +203,7 @@ impl<'w> PreemptionRun<'w> {
     /// Room is held for the pod, and whoever is in the way is evicted; false if nobody's leaving would be enough.
     fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
         let claim = self.ledger.claim(uid);
-        let rooms = self.ledger.rooms_for(&claim, self.workload.nodes.iter().map(|(name, _)| name));
+        let rooms = self.ledger.candidates_for(&claim, self.workload.nodes.iter().map(|(name, _)| name));
         let demand = &self.demands[&self.kind(job)];
         let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
         let Some(hold) = self.hold(&choice) else { return false };

@@ -22,7 +22,7 @@ use stowage::scheduling::policy::{Class, Policy, Protection};
 use stowage::service::Service;
 use stowage::units::Millis;
 
-const HOLD: &str = contract::HOLD_CONDITION;
+const HOLD: &str = contract::RESERVED_CONDITION;
 const OURS_ALONE: &str = "only Stowage writes them";
 
 /// A cluster with the manifests applied; its owner, and Stowage.
@@ -187,7 +187,8 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
 }
 
 async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
-    let lift = async |name: &str, uid: &PodUid| cluster.control_plane.lift_gate(&key(name), uid).await;
+    let lift =
+        async |name: &str, uid: &PodUid| cluster.control_plane.remove_scheduling_gate(&key(name), uid).await;
     for (name, gates, left) in [
         ("gated-1", vec![contract::PLAN_GATE], vec![]),
         ("gated-2", vec!["example.com/quota", contract::PLAN_GATE], vec!["example.com/quota"]),
@@ -253,7 +254,7 @@ async fn nobody_else_holds_or_plans(cluster: &InstalledCluster) {
         let refused = cluster.status_by(owner, "forged", condition(kind)).await.unwrap_err();
         assert!(refused.contains(OURS_ALONE), "{refused}");
     }
-    cluster.write("forged", &uid, StatusChange::end_hold()).await.unwrap();
+    cluster.write("forged", &uid, StatusChange::end_reservation()).await.unwrap();
     let change = json!({ "conditions": [{ "type": HOLD, "status": "True" }] });
     let removal = json!({ "conditions": [{ "$patch": "delete", "type": HOLD }] });
     for forged in [change, removal] {

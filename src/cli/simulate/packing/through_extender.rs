@@ -222,7 +222,11 @@ impl ControlPlane for AlwaysWritten {
         Box::pin(ready(EvictionOutcome::Refused { message }))
     }
 
-    fn lift_gate<'a>(&'a self, _: &'a PodKey, _: &'a PodUid) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
+    fn remove_scheduling_gate<'a>(
+        &'a self,
+        _: &'a PodKey,
+        _: &'a PodUid,
+    ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
         Box::pin(ready(Ok(())))
     }
 

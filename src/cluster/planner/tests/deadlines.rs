@@ -6,12 +6,12 @@ use crate::scheduling::decision::Reservation;
 use crate::service::Tenure;
 use tokio::sync::oneshot;
 
-fn hold_of(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.ledger().held_by(&uid(name)).unwrap().hold
+fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
+    bench.service.ledger().reservation_of(&uid(name)).unwrap().hold
 }
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
-    let deadline = hold_of(bench, name).deadline;
+    let deadline = reservation_for(bench, name).deadline;
     deadline.since(bench.service.ledger().now())
 }
 
@@ -56,12 +56,12 @@ async fn a_pod_that_is_told_late_has_time_to_be_bound_and_the_api_server_knows()
 async fn who_is_told_again_is_not_given_more_time() {
     let mut bench = late().await;
     bench.tick().await;
-    let deadline = hold_of(&bench, "serving").deadline;
+    let deadline = reservation_for(&bench, "serving").deadline;
     for _ in 0..3 {
         bench.pass(4);
         bench.tick().await;
     }
-    assert_eq!(hold_of(&bench, "serving").deadline, deadline);
+    assert_eq!(reservation_for(&bench, "serving").deadline, deadline);
 }
 
 #[tokio::test]

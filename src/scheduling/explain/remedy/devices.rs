@@ -1,7 +1,7 @@
 //! What would have to change for a pod that asks a device plugin: fewer devices, some that come free, or another node.
 
 use super::request::with_devices;
-use super::{GpuCandidate, RemedyChange, best_seat, seat};
+use super::{GpuCandidate, RemedyChange, best_gpu_candidate, seat};
 use crate::ids::NodeName;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::nodes::NodeOutline;
@@ -23,7 +23,7 @@ fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyC
     let most = open.filter_map(|node| node.share_of(resource)).map(PluginShare::left).max()?;
     let devices = most.min(asked - 1);
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
-    let (place, gpus) = best_seat(facts, &other, facts.allowance).filter(|_| devices > 0)?;
+    let (place, gpus) = best_gpu_candidate(facts, &other, facts.allowance).filter(|_| devices > 0)?;
     let seat = seat(&facts.snapshot.nodes()[place], gpus);
     Some(RemedyChange::FewerDevices { seat, resource: resource.to_string(), devices, instead_of: asked })
 }

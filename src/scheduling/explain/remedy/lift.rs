@@ -111,14 +111,15 @@ impl LiftedObstacle {
         };
         let class = || facts.policy.class(facts.demand().class).name.clone();
         Some(match self {
-            Self::Gate => return soonest_gate(books, facts, found),
+            Self::Gate => return earliest_start_gate(books, facts, found),
             Self::Pressure => return calmest(books, facts, found),
             Self::Bars => {
-                let barring = |place: usize| known.on(&node.devices, place, facts).barring(facts.demand());
+                let excluding =
+                    |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
                 RemedyChange::ShareClasses {
                     seat,
                     class: class(),
-                    by: gpus.iter().flat_map(barring).collect(),
+                    by: gpus.iter().flat_map(excluding).collect(),
                     nodes,
                 }
             }
@@ -155,7 +156,11 @@ fn empty(gpu: &mut Gpu) {
 }
 
 /// Where the last engine that is in the way has started soonest.
-fn soonest_gate(books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+fn earliest_start_gate(
+    books: &mut impl LedgerAccess,
+    facts: &Facts,
+    found: &LiftedNodes,
+) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
         let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));

@@ -252,8 +252,9 @@ fn seats(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet>
 }
 
 /// The best place in the cluster for such a demand.
-fn best_seat(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
-    let attempt = crate::scheduling::rank::ScheduleAttempt { allowance, own_room: None, ..facts.attempt(1) };
+fn best_gpu_candidate(facts: &Facts, demand: &Demand, allowance: TenantLimit) -> Option<(usize, GpuSet)> {
+    let attempt =
+        crate::scheduling::rank::ScheduleAttempt { allowance, reserved_placement: None, ..facts.attempt(1) };
     let names: Vec<&str> =
         facts.open_places().map(|place| facts.snapshot.nodes()[place].name.as_str()).collect();
     let list = shortlist(&facts.snapshot, demand, names.into_iter(), attempt);
@@ -287,7 +288,7 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
     if facts.allowance == TenantLimit::default() {
         return None;
     }
-    let (place, gpus) = best_seat(facts, demand, TenantLimit::default())?;
+    let (place, gpus) = best_gpu_candidate(facts, demand, TenantLimit::default())?;
     let node = &facts.snapshot.nodes()[place];
     // Of a device plugin nobody knows which: each counts whole.
     let devices = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(demand.gpus) * 1000 };

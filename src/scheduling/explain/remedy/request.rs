@@ -1,7 +1,7 @@
 //! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
 //! another class, so it is judged anew.
 
-use super::{RemedyChange, best_seat, seat, seats, wants_empty};
+use super::{RemedyChange, best_gpu_candidate, seat, seats, wants_empty};
 use crate::scheduling::device::Gpu;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::who::asked_vram;
@@ -70,7 +70,7 @@ fn other_count(facts: &Facts) -> Option<RemedyChange> {
     let fewer = COUNTS.into_iter().rev().filter(|count| *count < demand.gpus);
     more.chain(fewer).find_map(|gpus| {
         let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
-        let (place, chosen) = best_seat(facts, &other, facts.allowance)?;
+        let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
         let seat = seat(&facts.snapshot.nodes()[place], chosen);
         Some(RemedyChange::OtherCount { seat, gpus, instead_of: demand.gpus })
     })
@@ -82,30 +82,30 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
         return None;
     }
     let shared = with(demand, &facts.policy, asked_vram(demand), demand.gpus, Sharing::Shared);
-    let (place, gpus) = best_seat(facts, &shared, facts.allowance)?;
+    let (place, gpus) = best_gpu_candidate(facts, &shared, facts.allowance)?;
     Some(RemedyChange::Share { seat: seat(&facts.snapshot.nodes()[place], gpus) })
 }
 
 /// The same pod, asking for this instead.
 fn with(demand: &Demand, policy: &Policy, vram: Bytes, gpus: u32, sharing: Sharing) -> Demand {
     let traits = PodTraits { vram, gpus, sharing, ..(*demand.traits).clone() };
-    rejudged(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
+    reclassified(Demand { per_gpu: vram.split(gpus), gpus, sharing, ..demand.clone() }, traits, policy)
 }
 
 /// The same pod, asking a device plugin for so many.
 pub fn with_devices(demand: &Demand, policy: &Policy, resource: &PluginResource, count: u32) -> Demand {
     let traits = PodTraits { gpus: count, ..(*demand.traits).clone() };
     let ask = Ask::Plugin { resource: resource.clone(), count };
-    rejudged(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
+    reclassified(Demand { ask, gpus: count, ..demand.clone() }, traits, policy)
 }
 
 /// The same pod with another priority.
 pub fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand {
     let traits = PodTraits { priority, ..(*demand.traits).clone() };
-    rejudged(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
+    reclassified(Demand { priority, may_preempt: true, ..demand.clone() }, traits, policy)
 }
 
-fn rejudged(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
+fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
     demand.take(policy.judge(&traits));
     demand.traits = Arc::new(traits);
     demand

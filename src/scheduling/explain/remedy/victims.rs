@@ -60,7 +60,7 @@ fn cheapest(
     let found = places.filter_map(|place| {
         let name = &nodes[place].name;
         let (room, missing) = books.look(|ledger: &mut Ledger| {
-            let room = ledger.rooms_for_demand(&facts.claim, demand, [name]).pop()?;
+            let room = ledger.candidates_for_demand(&facts.claim, demand, [name]).pop()?;
             Some((room, demand.vram().minus(ledger.sum_left_on(name))))
         })?;
         // What the scheduler itself must see freed, which counts by the node's sum.

@@ -67,7 +67,7 @@ impl MeasurementFixture {
         placement.devices.iter().map(|uuid| uuid.to_string()).collect()
     }
 
-    fn see_bound(&mut self, name: &str, gib: u64, devices: Option<&[&str]>, starting: bool) {
+    fn observe_bound(&mut self, name: &str, gib: u64, devices: Option<&[&str]>, starting: bool) {
         self.ledger.set_now(self.now);
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());

@@ -100,7 +100,7 @@ fn b10_the_minute_is_kept_empty_for_the_one_that_needs_it_and_not_for_ever() {
     let plan = plan_within(cluster.ledger.clone(), &roomy(&cluster.ledger), &pending, PlanBounds::NONE);
     plan.reserved.into_iter().for_each(|(scope, uid)| cluster.ledger.reserve_scope(scope, &uid));
     // The large one is not due now, and another one of no higher priority asks.
-    cluster.ledger.note_sought(&uid("large"), cluster.ledger.generation());
+    cluster.ledger.note_no_placement(&uid("large"), cluster.ledger.generation());
     assert_eq!(cluster.plan(), ["small waits: eviction-limit"]);
     cluster.gated("urgent", shared(40, 200));
     assert_eq!(cluster.plan()[0], "urgent on n after job-00");

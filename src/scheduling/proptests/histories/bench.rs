@@ -99,7 +99,7 @@ impl LedgerHistory {
                     ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, shown: None });
                 }
             }
-            LedgerStep::Started(pod) => self.see_bound(pod, None),
+            LedgerStep::Started(pod) => self.observe_bound(pod, None),
             LedgerStep::Show(pod, group, do_not_disrupt, is_leaving) => {
                 let group = group.map(|group| GroupKey {
                     namespace: "default".into(),
@@ -112,7 +112,7 @@ impl LedgerHistory {
                     leaving: is_leaving.then_some(leaving),
                     ..ObservedDisruptionInfo::default()
                 };
-                self.see_bound(pod, Some(shown));
+                self.observe_bound(pod, Some(shown));
             }
             LedgerStep::Read(node, age, ref attributed, ref used) => {
                 let reading = reading(node, self.now.before(Millis(age)), attributed, used);
@@ -141,7 +141,7 @@ impl LedgerHistory {
             }
             LedgerStep::Spare(node, cpu) => {
                 let spare = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
-                ledger.set_spare(&name(node), Some(spare));
+                ledger.set_free_host(&name(node), Some(spare));
             }
             LedgerStep::Learn => {
                 let mut mix = DemandHistory::clone(ledger.mix());
@@ -150,12 +150,12 @@ impl LedgerHistory {
                     mix.arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
                 });
                 let worth = PackingModel::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
-                ledger.set_worth(worth);
+                ledger.set_packing_model(worth);
             }
         }
     }
 
-    fn see_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
+    fn observe_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
         let entry = self.ledger.entry(&uid(pod)).cloned();
         if let Some(PodState { key, demand, phase: PodPhase::Bound(bound), .. }) = entry {
             let (node, devices) = (bound.node, bound.devices);
@@ -298,7 +298,7 @@ impl LedgerHistory {
 
     fn hold(&mut self, pod: u8, node: u8) {
         let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.room_for(&self.ledger.claim(&uid(pod)), &name(node)) else {
+        let Some(room) = self.ledger.candidate_for(&self.ledger.claim(&uid(pod)), &name(node)) else {
             return;
         };
         for candidate in &room.candidates {

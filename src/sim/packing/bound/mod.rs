@@ -103,7 +103,7 @@ pub struct ObservedPlacer<'p> {
 
 impl<'p> ObservedPlacer<'p> {
     pub fn new(setting: &'p PlayedTrace, placer: Box<dyn Placer + 'p>) -> Self {
-        let until = |kind| if setting.could_hold(kind) { None } else { Some(0) };
+        let until = |kind| if setting.could_fit(kind) { None } else { Some(0) };
         Self { setting, placer, came: 0, until: setting.kinds.iter().map(until).collect() }
     }
 
@@ -128,7 +128,7 @@ impl Placer for ObservedPlacer<'_> {
         match &placed {
             Some(placed) if placed.evicted.is_empty() => {}
             Some(_) => self.stop(|_| true),
-            None if !self.setting.could_hold(kind) => {}
+            None if !self.setting.could_fit(kind) => {}
             None => self.stop(|other| other.models == kind.models),
         }
         self.came += 1;

@@ -43,7 +43,7 @@ const DEAREST: f64 = 1000.0;
 /// GPUs that can be allocated at most when so many of each kind have come.
 pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved> {
     let mut problem = Problem::new(OptimizationDirection::Minimize);
-    let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_hold(&setting.kinds[*kind]);
+    let plays = |kind: &usize| asked.came[*kind] > 0.0 && setting.could_fit(&setting.kinds[*kind]);
     let kinds: Vec<usize> = (0..setting.kinds.len()).filter(plays).collect();
     let prices: Vec<(usize, KindPrices)> =
         kinds.iter().map(|kind| (*kind, KindPrices::new(&mut problem, asked, *kind))).collect();
@@ -54,7 +54,7 @@ pub fn most(setting: &PlayedTrace, asked: &DemandAtLoad) -> Result<f64, Unsolved
             &mut problem,
             site,
             count,
-            kinds.filter(|(kind, _)| site.could_hold(kind)),
+            kinds.filter(|(kind, _)| site.could_fit(kind)),
         ));
     }
     let solution = solved(problem.solve()?)?;

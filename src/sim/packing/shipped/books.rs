@@ -36,7 +36,7 @@ pub fn names(setting: &PlayedTrace, ranks: &[usize]) -> Vec<NodeName> {
 /// The nodes with their GPUs, under these names.
 pub fn fill(ledger: &mut Ledger, setting: &PlayedTrace, ranks: &[usize], names: &[NodeName]) {
     // Nobody wrote a budget, and everybody knows it.
-    ledger.set_budget_sight(BudgetVisibility::Complete);
+    ledger.set_budget_visibility(BudgetVisibility::Complete);
     for (rank, site) in ranks.iter().enumerate() {
         let site = &setting.sites[*site];
         let device = |index: u32| Device {

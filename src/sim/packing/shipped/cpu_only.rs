@@ -85,8 +85,8 @@ impl<'s> CpuOnly<'s> {
         let loss = |rank: &usize| {
             let (node, worth) = (&snapshot.nodes()[*rank], snapshot.worth());
             match self.cleared(ledger, node, *rank, standing) {
-                Some(cleared) => worth.loss_of_company(&worth.outlook(cleared.site(node)), taken),
-                None => worth.loss_of_company(snapshot.outlook(*rank), taken),
+                Some(cleared) => worth.packing_cost_of_host(&worth.node_summary(cleared.site(node)), taken),
+                None => worth.packing_cost_of_host(snapshot.node_summary(*rank), taken),
             }
         };
         super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))

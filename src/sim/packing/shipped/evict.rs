@@ -51,8 +51,8 @@ impl Shipped<'_> {
     fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
         let demand = &self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?.demand;
         let claim = self.ledger.claim(uid);
-        let mut prospects = self.ledger.prospects(&claim, demand);
-        prospects.retain(|prospect| kind.models[cluster.nodes()[self.rank_of(&prospect.node)].model]);
+        let mut cost_bounds = self.ledger.cost_bounds(&claim, demand);
+        cost_bounds.retain(|prospect| kind.models[cluster.nodes()[self.rank_of(&prospect.node)].model]);
         let mut survey = self.ledger.survey(&claim, demand);
         let look = |node: &NodeName| {
             let mut room = survey.room(node)?;
@@ -61,7 +61,7 @@ impl Shipped<'_> {
             room.shortfall.companion = self.cpu_only.evictable.lack_without(rank, lack);
             preempt::seen(room, demand)
         };
-        preempt::cheapest_among(prospects, demand, BudgetRules::Keep, SearchEffort::default(), look)
+        preempt::cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), look)
     }
 }
 

@@ -29,13 +29,17 @@ impl Knowledge {
     pub fn of_all(setting: &PlayedTrace) -> Self {
         let window = u16::try_from(setting.pods.len()).unwrap_or(u16::MAX);
         let policy = Policy::default();
-        let wishes: Vec<Option<DemandShape>> = setting
+        let demand_shapes: Vec<Option<DemandShape>> = setting
             .kinds
             .iter()
             .map(|kind| DemandShape::of(&books::demands(setting, kind, &policy)?[0]))
             .collect();
         let mut mix = DemandHistory::of_last(window);
-        setting.pods.iter().filter_map(|pod| wishes[pod.kind].clone()).for_each(|wish| mix.arrive(wish));
+        setting
+            .pods
+            .iter()
+            .filter_map(|pod| demand_shapes[pod.kind].clone())
+            .for_each(|demand_shape| mix.arrive(demand_shape));
         Self::Told { mix: Arc::new(mix), next_at: 0 }
     }
 }
@@ -65,14 +69,14 @@ impl SimulatedUpkeep {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
                 let spare = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
-                ledger.set_spare(&names[rank], Some(spare));
+                ledger.set_free_host(&names[rank], Some(spare));
             }
         }
     }
 
     fn learn(&mut self, ledger: &mut Ledger) {
         let mix = match &mut self.knowledge {
-            Knowledge::Learned if ledger.is_worth_due() => Arc::new(ledger.mix_to_learn()),
+            Knowledge::Learned if ledger.is_packing_model_due() => Arc::new(ledger.demand_history_to_learn()),
             Knowledge::Learned => return,
             Knowledge::Told { mix, next_at } if *next_at <= ledger.mix().arrivals() => {
                 *next_at = ledger.mix().arrivals() + EVERY;
@@ -84,6 +88,6 @@ impl SimulatedUpkeep {
         let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
         // The ledger copies one that somebody still reads.
         drop(snapshot);
-        ledger.set_worth(worth);
+        ledger.set_packing_model(worth);
     }
 }

@@ -19,10 +19,10 @@ use super::placer::{Placed, Placer, PodArrival};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Placement;
 use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting};
-use crate::scheduling::memo::ScoreCache;
 use crate::scheduling::policy::{Policy, TenantLimit};
 use crate::scheduling::rank::ScheduleAttempt;
 use crate::scheduling::request::Demand;
+use crate::scheduling::score_cache::ScoreCache;
 use crate::sim::openb::Qos;
 use crate::units::Millis;
 use cpu_only::CpuOnly;
@@ -63,7 +63,7 @@ pub struct Shipped<'s> {
     demands: Vec<Option<[Demand; 3]>>,
     cpu_only: CpuOnly<'s>,
     upkeep: SimulatedUpkeep,
-    memo: ScoreCache,
+    score_cache: ScoreCache,
 }
 
 /// What a pod is to the others.
@@ -117,7 +117,7 @@ impl<'s> Shipped<'s> {
             setting,
             cpu_only: CpuOnly::new(setting, cpu_rule).with(eviction),
             upkeep: SimulatedUpkeep::knowing(knowledge),
-            memo: ScoreCache::default(),
+            score_cache: ScoreCache::default(),
         }
     }
 
@@ -142,11 +142,11 @@ impl<'s> Shipped<'s> {
         let attempt = ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
             just_failed: None,
-            own_room: None,
+            reserved_placement: None,
             policy: &self.policy,
             allowance: TenantLimit::default(),
         };
-        let list = self.memo.shortlist(&snapshot, demand, names.into_iter(), attempt);
+        let list = self.score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt);
         list.best.first().map(|best| snapshot.nodes()[best.node].name.clone())
     }
 

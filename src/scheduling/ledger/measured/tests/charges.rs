@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn a_pod_above_its_grant_takes_from_what_is_free_and_one_below_gives_nothing() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("greedy", 20, Some(&["GPU-a"]), false);
-    bench.see_bound("modest", 20, Some(&["GPU-b"]), false);
+    bench.observe_bound("greedy", 20, Some(&["GPU-a"]), false);
+    bench.observe_bound("modest", 20, Some(&["GPU-b"]), false);
     bench.read([(26, &[("greedy", 26)]), (3, &[("modest", 3)])]);
     assert_eq!(bench.free(), [64, 70]);
 }
@@ -26,7 +26,7 @@ fn vram_that_nobody_explains_is_believed_after_three_reports_in_a_row() {
 #[test]
 fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
     (0..4).for_each(|_| bench.read([(25, &[]), (0, &[])]));
     assert_eq!(bench.free(), [60, 90]);
 }
@@ -35,7 +35,7 @@ fn what_a_pod_was_promised_explains_what_its_processes_are_not_known_to_have() {
 fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
     let mut bench = MeasurementFixture::new();
     (0..3).for_each(|_| bench.read([(10, &[]), (0, &[])]));
-    bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
     assert_eq!(bench.free(), [50, 90]);
     bench.read([(10, &[]), (0, &[])]);
     assert_eq!(bench.free(), [60, 90], "from now on it may be the pod's");
@@ -44,7 +44,7 @@ fn a_report_sampled_before_a_pod_was_bound_is_not_explained_by_it() {
 #[test]
 fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_it_runs() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("stray", 30, None, false);
+    bench.observe_bound("stray", 30, None, false);
     assert_eq!(bench.free(), [60, 60]);
     bench.read([(0, &[]), (28, &[("stray", 28)])]);
     assert_eq!(bench.free(), [90, 60]);
@@ -55,7 +55,7 @@ fn a_pod_that_nothing_records_is_charged_everywhere_until_an_agent_shows_where_i
 #[test]
 fn a_pod_on_another_gpu_than_its_binding_says_counts_on_both() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("drifted", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("drifted", 30, Some(&["GPU-a"]), false);
     bench.read([(0, &[]), (28, &[("drifted", 28)])]);
     assert_eq!(bench.free(), [60, 62]);
 }

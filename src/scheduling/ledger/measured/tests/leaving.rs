@@ -18,7 +18,7 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     };
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.ledger.release(&uid("job"));
-    let verdict = |bench: &MeasurementFixture| bench.ledger.own_room(&uid("urgent")).unwrap().1;
+    let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(
         verdict(&bench),
         Err(Misfit::VictimsLeaving { remaining: 1 }),
@@ -111,9 +111,12 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.ledger.hold(&uid("urgent"), hold).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
-    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_err(), "it may have allocated since");
+    assert!(
+        bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_err(),
+        "it may have allocated since"
+    );
     bench.read([(0, &[]), (80, &[("other", 80)])]);
-    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_ok());
+    assert!(bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_ok());
 }
 
 #[test]
@@ -123,7 +126,7 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.room_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
+    let room = bench.ledger.candidate_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
     let found = cheapest_victims(&room, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);

@@ -11,7 +11,7 @@ fn two_engines_do_not_start_on_one_gpu_at_once() {
     let refused = Misfit::EngineStarting { starting: 2, asked: 1 };
     assert_eq!(bench.verdict(&third), Err(refused));
     assert_eq!(bench.bind("job", 20, -1), ["GPU-a"], "a class that is not of engines may join");
-    bench.see_bound("first", 20, Some(&["GPU-a"]), false);
+    bench.observe_bound("first", 20, Some(&["GPU-a"]), false);
     assert_eq!(bench.verdict(&third), Ok(()));
 }
 
@@ -46,8 +46,8 @@ fn a_start_gate_opens_when_the_pod_is_released_or_its_binding_fails() {
 #[test]
 fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("engine", 30, Some(&["GPU-a"]), false);
-    bench.see_bound("other", 85, Some(&["GPU-b"]), false);
+    bench.observe_bound("engine", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     let serving = bench.wait("serving", 20, 0);
     let job = bench.wait("job", 20, -1);
     let full = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
@@ -68,7 +68,7 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
 #[test]
 fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("tenant", 30, Some(&["GPU-a"]), false);
+    bench.observe_bound("tenant", 30, Some(&["GPU-a"]), false);
     let first = bench.wait("first", 20, 0);
     let second = bench.wait("second", 20, 0);
     let snapshot = bench.ledger.snapshot();
@@ -97,5 +97,8 @@ fn no_engine_starts_where_room_is_held_for_one() {
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
     bench.ledger.release(&uid("job"));
-    assert!(bench.ledger.own_room(&uid("urgent")).unwrap().1.is_ok(), "its own start is not in its way");
+    assert!(
+        bench.ledger.reserved_placement(&uid("urgent")).unwrap().1.is_ok(),
+        "its own start is not in its way"
+    );
 }

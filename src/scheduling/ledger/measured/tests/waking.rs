@@ -6,7 +6,7 @@ use crate::scheduling::ledger::SchedulingGate;
 #[test]
 fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
     let mut bench = MeasurementFixture::new();
-    bench.see_bound("other", 85, Some(&["GPU-b"]), false);
+    bench.observe_bound("other", 85, Some(&["GPU-b"]), false);
     bench.read([(70, &[]), (85, &[("other", 85)])]);
     (0..3).for_each(|_| bench.read([(70, &[]), (85, &[("other", 85)])]));
     for name in ["a", "b", "c"] {
@@ -25,7 +25,7 @@ fn of_those_who_were_refused_as_many_are_woken_as_would_fit() {
         "two engines cannot start there at once, and the first comes first"
     );
     assert!(woken(&mut bench).is_empty(), "the seat is for the one who was woken");
-    bench.ledger.drop_hold(&uid("c"));
+    bench.ledger.release_reservation(&uid("c"));
     bench.ledger.begin_attempt(&uid("c"));
     bench.pass(4);
     bench.read([(0, &[]), (85, &[("other", 85)])]);
@@ -80,7 +80,7 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
         bench.pass(2);
         let generation = bench.ledger.generation();
         for pod in bench.ledger.pending(4) {
-            bench.ledger.note_sought(&pod.uid, generation);
+            bench.ledger.note_no_placement(&pod.uid, generation);
             seen.insert(pod.uid);
         }
     }

@@ -83,7 +83,7 @@ pub(super) struct GpuSums {
 
 impl PackingModel {
     /// The node, summed up.
-    pub fn outlook(&self, site: NodeGpus<'_>) -> NodeSummary {
+    pub fn node_summary(&self, site: NodeGpus<'_>) -> NodeSummary {
         let learned = self.learned.as_ref();
         let mut lots = lots(site, learned);
         let before = learned.map(|learned| learned.before(site.spare.map(HostHeadroom::of), &mut lots));
@@ -102,8 +102,8 @@ impl NodeSummary {
     }
 
     /// The lot of the GPU at this place.
-    pub(super) fn lot_of(&self, place: usize) -> &GpuGroup {
-        let is_it = |lot: &&GpuGroup| lot.places.contains(place);
+    pub(super) fn gpu_group_of(&self, place: usize) -> &GpuGroup {
+        let is_it = |gpu_group: &&GpuGroup| gpu_group.places.contains(place);
         self.lots.iter().find(is_it).expect("every GPU of a node is in one of its lots")
     }
 }
@@ -115,8 +115,8 @@ fn lots(site: NodeGpus<'_>, learned: Option<&LearnedDemand>) -> Vec<GpuGroup> {
             let kind = learned.kind_of(gpu, site.devices.get(place));
             FreePart::of(&learned.kinds[usize::from(kind)], kind, free_for_others(gpu))
         });
-        match lots.iter_mut().find(|lot| lot.gpu == *gpu && lot.part == part) {
-            Some(lot) => lot.places.insert(place),
+        match lots.iter_mut().find(|gpu_group| gpu_group.gpu == *gpu && gpu_group.part == part) {
+            Some(gpu_group) => gpu_group.places.insert(place),
             None => {
                 lots.push(GpuGroup { gpu: *gpu, places: GpuSet::one(place), part, sums: GpuSums::default() })
             }
@@ -149,8 +149,8 @@ impl FreePart {
 impl LearnedDemand {
     fn before(&self, spare: Option<HostHeadroom>, lots: &mut [GpuGroup]) -> NodeBefore {
         let standing = self.standing(spare, lots);
-        for lot in lots {
-            lot.sums = self.sums_of(lot.part, standing.level, standing.whole);
+        for gpu_group in lots {
+            gpu_group.sums = self.sums_of(gpu_group.part, standing.level, standing.whole);
         }
         let (potential, blocks) = (self.potential(&standing.sums, spare), self.blocks(standing.whole, spare));
         NodeBefore { spare, standing, potential, blocks }
@@ -159,10 +159,14 @@ impl LearnedDemand {
     /// These GPUs beside this much CPU and memory.
     pub(super) fn standing(&self, spare: Option<HostHeadroom>, lots: &[GpuGroup]) -> NodeSums {
         let level = spare.map_or(self.levels.all(), |spare| self.levels.served_by(spare.cpu));
-        let whole = lots.iter().filter(|lot| lot.part.is_whole()).map(|lot| lot.places.len()).sum();
+        let whole = lots
+            .iter()
+            .filter(|gpu_group| gpu_group.part.is_whole())
+            .map(|gpu_group| gpu_group.places.len())
+            .sum();
         let mut sums = GpuSums::default();
-        for lot in lots {
-            sums.add(f64::from(lot.places.len()), self.sums_of(lot.part, level, whole));
+        for gpu_group in lots {
+            sums.add(f64::from(gpu_group.places.len()), self.sums_of(gpu_group.part, level, whole));
         }
         NodeSums { level, whole, sums }
     }

@@ -10,20 +10,24 @@ use std::ops::Bound;
 
 impl ClusterIndex {
     /// The next of them in order of UID, after one or from the first, at most so many.
-    pub fn strays_after(&self, after: Option<&PodUid>, limit: usize) -> Vec<(PodUid, PodKey, WaitReason)> {
+    pub fn unplannable_pods_after(
+        &self,
+        after: Option<&PodUid>,
+        limit: usize,
+    ) -> Vec<(PodUid, PodKey, WaitReason)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = self.strays.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
+        let next = self.unplannable_pods.range::<PodUid, _>((from, Bound::Unbounded)).take(limit);
         next.map(|(uid, (key, why))| (uid.clone(), key.clone(), *why)).collect()
     }
 
-    pub(super) fn note_stray(&mut self, uid: &PodUid, key: &PodKey, pod: &Pod, is_unknown: bool) {
+    pub(super) fn note_unplannable_pod(&mut self, uid: &PodUid, key: &PodKey, pod: &Pod, is_unknown: bool) {
         let is_over = contract::is_finished(pod) || pod.metadata.deletion_timestamp.is_some();
         if !is_unknown || is_over || !contract::gates(pod).only_ours() {
-            self.strays.remove(uid);
+            self.unplannable_pods.remove(uid);
             return;
         }
         let why =
             if contract::asks_for_gpu(pod) { WaitReason::NotUnderstood } else { WaitReason::AsksForNoGpu };
-        self.strays.insert(uid.clone(), (key.clone(), why));
+        self.unplannable_pods.insert(uid.clone(), (key.clone(), why));
     }
 }

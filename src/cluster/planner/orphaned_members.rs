@@ -29,33 +29,33 @@ pub struct OrphanedMember {
 }
 
 impl Planner {
-    pub(super) fn have_remnant_leave(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
+    pub(super) fn evict_orphaned_member(&mut self, uid: PodUid, key: PodKey, group: &GroupKey) {
         let (group, since) = (group.clone(), self.now());
         let remnant = OrphanedMember { key, group, since, is_ordered: false, attempt: RetryState::default() };
-        self.remnants.entry(uid).or_insert(remnant);
+        self.orphaned_members.entry(uid).or_insert(remnant);
     }
 
-    pub(super) fn see_remnants_off(&mut self) {
+    pub(super) fn advance_orphaned_members(&mut self) {
         let now = self.now();
-        for uid in self.remnants.keys().cloned().collect::<Vec<_>>() {
+        for uid in self.orphaned_members.keys().cloned().collect::<Vec<_>>() {
             self.see_off(&uid, now);
         }
     }
 
     fn see_off(&mut self, uid: &PodUid, now: Moment) {
-        let Some(remnant) = self.remnants.get_mut(uid) else { return };
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
         let mut ledger = self.service.ledger();
         let is_there = ledger
             .entry(uid)
             .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
         // Another member may have been bound in the missing one's place.
         if !is_there || broken(&ledger, &remnant.group).is_none() {
-            self.remnants.remove(uid);
+            self.orphaned_members.remove(uid);
             return;
         }
         if remnant.since + GIVEN_UP_AFTER <= now {
             drop(ledger);
-            return self.keep_remnant(uid, "nothing let it leave in time");
+            return self.keep_orphaned_member(uid, "nothing let it leave in time");
         }
         let one = std::slice::from_ref(uid);
         if !remnant.attempt.is_due(now) || !(remnant.is_ordered || ledger.may_order(one)) {
@@ -74,16 +74,22 @@ impl Planner {
         });
     }
 
-    pub(super) fn note_remnant(&mut self, uid: &PodUid, key: &PodKey, outcome: EvictionOutcome, now: Moment) {
-        let Some(remnant) = self.remnants.get_mut(uid) else { return };
+    pub(super) fn note_orphaned_member(
+        &mut self,
+        uid: &PodUid,
+        key: &PodKey,
+        outcome: EvictionOutcome,
+        now: Moment,
+    ) {
+        let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
         if let Err(message) = tried(&mut remnant.attempt, key, outcome, now, PAUSES) {
-            self.keep_remnant(uid, &message);
+            self.keep_orphaned_member(uid, &message);
         }
     }
 
-    fn keep_remnant(&mut self, uid: &PodUid, because: &str) {
-        let Some(OrphanedMember { key, group, .. }) = self.remnants.remove(uid) else { return };
+    fn keep_orphaned_member(&mut self, uid: &PodUid, because: &str) {
+        let Some(OrphanedMember { key, group, .. }) = self.orphaned_members.remove(uid) else { return };
         warn!(pod = %key, %group, because, "it stays, though its group is not whole");
-        self.say_that_it_stays(uid, &key);
+        self.clear_eviction_condition(uid, &key);
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Bound;
 /// A pod that was let through shows without its gate soon; if not, it is let through again.
 const SHOWS_WITHIN: Millis = Millis::seconds(10);
 /// Looked at in one tick, however many there are.
-pub const STRAYS_AT_ONCE: usize = 256;
+pub const UNPLANNABLE_AT_ONCE: usize = 256;
 
 /// Since when each was let through, and the last that was looked at: the next tick goes on after it.
 #[derive(Debug, Default)]
@@ -28,16 +28,19 @@ impl ReleasedPods {
 
 impl Planner {
     /// After whom the next strays to look at come.
-    pub fn strays_after(&self) -> Option<&PodUid> {
+    pub fn unplannable_pods_after(&self) -> Option<&PodUid> {
         self.let_through.after.as_ref()
     }
 
-    /// `strays` are the next [`STRAYS_AT_ONCE`] there are; fewer, if there are no more.
-    pub fn let_through(&mut self, strays: Vec<(PodUid, PodKey, WaitReason)>) {
+    /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`] there are; fewer, if there are no more.
+    pub fn let_through(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) {
         let now = self.now();
-        let last = strays.last().filter(|_| strays.len() >= STRAYS_AT_ONCE).map(|(uid, ..)| uid.clone());
-        self.forget_let_through(&strays, last.as_ref());
-        for (uid, key, why) in strays {
+        let last = unplannable_pods
+            .last()
+            .filter(|_| unplannable_pods.len() >= UNPLANNABLE_AT_ONCE)
+            .map(|(uid, ..)| uid.clone());
+        self.forget_let_through(&unplannable_pods, last.as_ref());
+        for (uid, key, why) in unplannable_pods {
             let is_due = self.let_through.at.get(&uid).is_none_or(|at| *at + SHOWS_WITHIN <= now);
             if is_due && self.release(uid.clone(), key, why) {
                 self.let_through.at.insert(uid, now);
@@ -47,9 +50,13 @@ impl Planner {
     }
 
     /// Of those between the strays of the last tick and `last` who are none any more nothing is to be remembered.
-    fn forget_let_through(&mut self, strays: &[(PodUid, PodKey, WaitReason)], last: Option<&PodUid>) {
+    fn forget_let_through(
+        &mut self,
+        unplannable_pods: &[(PodUid, PodKey, WaitReason)],
+        last: Option<&PodUid>,
+    ) {
         let ReleasedPods { at, after } = &mut self.let_through;
-        let known: BTreeSet<&PodUid> = strays.iter().map(|(uid, ..)| uid).collect();
+        let known: BTreeSet<&PodUid> = unplannable_pods.iter().map(|(uid, ..)| uid).collect();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let until = last.map_or(Bound::Unbounded, Bound::Included);
         let gone =

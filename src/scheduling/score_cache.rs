@@ -190,7 +190,7 @@ mod tests {
         ScheduleAttempt {
             limit: 4,
             just_failed: None,
-            own_room: None,
+            reserved_placement: None,
             policy,
             allowance: TenantLimit::default(),
         }
@@ -215,15 +215,16 @@ mod tests {
     #[test]
     fn the_demand_that_was_asked_for_longest_ago_is_forgotten() {
         let (policy, snapshot) = (Policy::default(), cluster_of(1));
-        let mut memo = ScoreCache::default();
+        let mut score_cache = ScoreCache::default();
         let demand = |size: usize| demand_of(size as u64 + 1, 1, Sharing::Shared, 0);
-        let mut ask =
-            |size: usize| memo.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy));
+        let mut ask = |size: usize| {
+            score_cache.shortlist(&snapshot, &demand(size), ["n-0"].into_iter(), attempt(&policy))
+        };
         let most = *DEMANDS.end();
         (0..most).for_each(|size| drop(ask(size)));
         ask(0);
         ask(most);
-        let kept: Vec<u64> = memo.pages.iter().map(|page| page.key.per_gpu.0).collect();
+        let kept: Vec<u64> = score_cache.pages.iter().map(|page| page.key.per_gpu.0).collect();
         assert_eq!(kept.len(), most);
         assert!(kept.contains(&1) && !kept.contains(&2), "{kept:?}");
     }

@@ -7,23 +7,23 @@ use super::claim::Preemptor;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
 use crate::scheduling::policy::Preemptibility;
-use crate::scheduling::preempt::{EvictionCost, NodeCostBound, least_on_seat, least_pods_on_seat, seat_need};
+use crate::scheduling::preempt::{EvictionCost, NodeCostBound, gpu_need, least_on_gpu, least_pods_on_gpu};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::units::Bytes;
 
 impl Ledger {
     /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
     /// first. Who stays for another reason than priority and class is not looked for here.
-    pub fn prospects(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
-        let books = self.books.values().filter(|book| book.can_be_cleared_for(demand));
-        let mut prospects: Vec<NodeCostBound> = books
+    pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
+        let books = self.books.values().filter(|book| book.can_be_emptied_for(demand));
+        let mut cost_bounds: Vec<NodeCostBound> = books
             .filter_map(|book| {
                 let (floor, least_evicted) = self.floor(book, claim, demand)?;
                 Some(NodeCostBound { floor, node: book.view.name.clone(), least_evicted })
             })
             .collect();
-        prospects.sort_unstable();
-        prospects
+        cost_bounds.sort_unstable();
+        cost_bounds
     }
 
     /// The least price there, and the fewest pods that are evicted.
@@ -38,42 +38,39 @@ impl Ledger {
             false => &book.view.gpus,
         };
         let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
-        let seats = places.filter_map(|place| self.seat_floor(book, gpus, place, demand));
+        let seats = places.filter_map(|place| self.gpu_cost_floor(book, gpus, place, demand));
         let (mut floors, mut pods): (Vec<EvictionCost>, Vec<u32>) = seats.unzip();
         floors.sort_unstable();
         pods.sort_unstable();
         let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
         // One pod may be on several of the seats.
         let widest = book.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
-        let on_seats: u32 = pods.iter().take(demand.gpus as usize).sum();
-        Some((last, on_seats.div_ceil(widest)))
+        let on_gpus: u32 = pods.iter().take(demand.gpus as usize).sum();
+        Some((last, on_gpus.div_ceil(widest)))
     }
 
-    fn seat_floor(
+    fn gpu_cost_floor(
         &self,
         book: &NodeState,
         gpus: &[Gpu],
         place: usize,
         demand: &Demand,
     ) -> Option<(EvictionCost, u32)> {
-        let (gpu, need) = (&gpus[place], seat_need(&gpus[place], demand));
+        let (gpu, need) = (&gpus[place], gpu_need(&gpus[place], demand));
         let there = book.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
         let who_goes = || {
             let there = there.clone();
             there.filter_map(|tenant| {
-                let price = self.least_price(tenant, demand)?;
+                let price = self.lowest_cost(tenant, demand)?;
                 Some((most_given_back(tenant, gpu, demand), price, tenant.is_leaving))
             })
         };
-        let floor = least_on_seat(need, who_goes().map(|(amount, price, _)| (amount, price)))?;
-        Some((
-            floor,
-            least_pods_on_seat(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving))),
-        ))
+        let floor = least_on_gpu(need, who_goes().map(|(amount, price, _)| (amount, price)))?;
+        Some((floor, least_pods_on_gpu(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving)))))
     }
 
     /// No more than what one pod's leaving costs; `None` if it stays whatever else is known of it.
-    fn least_price(&self, tenant: &ResidentPod, preemptor: &Demand) -> Option<EvictionCost> {
+    fn lowest_cost(&self, tenant: &ResidentPod, preemptor: &Demand) -> Option<EvictionCost> {
         if tenant.is_leaving {
             return Some(EvictionCost::default());
         }
