@@ -4,17 +4,17 @@
 
 mod acts;
 mod budget;
+mod disruption_info;
+pub mod kube_filters;
 mod models;
-mod shown;
-mod stake;
-pub mod stock;
+mod observed;
 
 pub use acts::{
     CONDITIONS, EVICTED_CONDITION, Gates, PLAN_CONDITION, PLAN_GATE, evicted_condition, gates, nominated,
     plan_condition, without_our_gate,
 };
 pub use budget::budget;
-pub use shown::{observed_binding, observed_reservation};
+pub use observed::{observed_binding, observed_reservation};
 
 use crate::ids::{GpuModel, GpuUuid, InvalidName, LeaderEpoch, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::{Placement, Reservation};
@@ -95,15 +95,15 @@ pub fn identity(pod: &Pod) -> Result<(PodUid, PodKey), Unidentified> {
 
 /// What a pod asks for.
 pub fn demand(pod: &Pod, policy: &Policy) -> Result<Demand, RequestError> {
-    classified_demand(pod, |traits| policy.judge(traits))
+    classified_demand(pod, |traits| policy.classify(traits))
 }
 
 /// The same, with someone who may know such pods already to judge it.
 pub fn classified_demand(
     pod: &Pod,
-    judge: impl FnOnce(&PodTraits) -> Classification,
+    classify: impl FnOnce(&PodTraits) -> Classification,
 ) -> Result<Demand, RequestError> {
-    let demand = with_request(pod, |request| Demand::judged(request, judge))?;
+    let demand = with_request(pod, |request| Demand::classified(request, classify))?;
     Ok(Demand { models: models::gpu_models(pod), ..demand })
 }
 
@@ -124,27 +124,27 @@ pub fn waits_for_its_end(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some() && node.is_none_or(str::is_empty)
 }
 
-/// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `hold` is the one
+/// A pod as the ledger takes it, or `None` if it asks for no GPU or cannot be identified. `reservation` is the one
 /// its condition describes.
 ///
 /// A pod that waits and cannot be understood is left out: its filter request says why. One that is bound counts with
 /// all it could mean. For how long it has run is told by wall time, `now`.
-pub fn seen(
+pub fn observation(
     pod: &Pod,
     policy: &Policy,
-    hold: Option<Reservation>,
+    reservation: Option<Reservation>,
     now: jiff::Timestamp,
 ) -> Option<PodObservation> {
     if !asks_for_gpu(pod) || is_finished(pod) {
         return None;
     }
     let (uid, key) = identity(pod).ok()?;
-    let shown = Some(stake::shown(pod, now));
+    let observed = Some(disruption_info::observed(pod, now));
     let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) else {
         let demand = waiting_demand(pod, policy)?;
-        let hold = hold.filter(|_| !demand.asks_plugin());
-        let state = ObservedPhase::Waiting(ObservedWaiting { hold, ..waiting(pod) });
-        return Some(PodObservation { uid, key, demand, state, shown });
+        let reservation = reservation.filter(|_| !demand.asks_plugin());
+        let state = ObservedPhase::Waiting(ObservedWaiting { reservation, ..waiting(pod) });
+        return Some(PodObservation { uid, key, demand, state, observed });
     };
     let node = NodeName::parse(node).ok()?;
     let demand = demand(pod, policy).unwrap_or_else(|_| worst_case(pod, policy));
@@ -154,7 +154,7 @@ pub fn seen(
     let ran =
         pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|start| age(start.0, now));
     let state = ObservedPhase::Bound { node, devices, starting: is_starting(pod), ran };
-    Some(PodObservation { uid, key, demand, state, shown })
+    Some(PodObservation { uid, key, demand, state, observed })
 }
 
 /// What keeps a pod without a node from the scheduler, and where it is to go; without its hold.
@@ -165,7 +165,7 @@ pub fn waiting(pod: &Pod) -> ObservedWaiting {
         (true, false) => SchedulingGate::Planned,
         (false, false) => SchedulingGate::Open,
     };
-    ObservedWaiting { hold: None, gate, nominated: nominated(pod) }
+    ObservedWaiting { reservation: None, gate, nominated: nominated(pod) }
 }
 
 /// All that a pod could mean, for one that must be counted although it cannot be understood.

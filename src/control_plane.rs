@@ -63,7 +63,7 @@ pub trait ControlPlane: Send + Sync + 'static {
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>>;
 
     /// Tells whoever looks at the pod (an Event). Never waits; drops the notice rather than hold anyone up.
-    fn notify(&self, notice: PodEvent);
+    fn record_event(&self, event: PodEvent);
 }
 
 /// One pod, to be bound.

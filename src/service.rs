@@ -2,9 +2,9 @@
 //!
 //! It starts nothing and decides nothing; `serve` and `demo` put it together.
 
+mod classify;
 mod contact;
 mod gate;
-mod judge;
 mod ledger_guard;
 mod standing;
 
@@ -14,13 +14,13 @@ pub use ledger_guard::LedgerGuard;
 pub use standing::{PolicyStanding, PolicyStatus, RefusedPolicy};
 
 use crate::scheduling::conflicts::Conflicts;
+use crate::scheduling::kube_filters::ClusterFilters;
 use crate::scheduling::ledger::{Classifications, Ledger};
 use crate::scheduling::policy::{Classification, PodTraits, Policy};
 use crate::scheduling::score_cache::ScoreCache;
-use crate::scheduling::stock::ClusterFilters;
 use crate::telemetry::Metrics;
 use crate::units::{Millis, Moment};
-use judge::{Classifier, Remembered};
+use classify::{Classifier, Remembered};
 use parking_lot::{Mutex, MutexGuard};
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -28,10 +28,10 @@ use std::time::Duration;
 
 pub struct Service {
     ledger: Mutex<Ledger>,
-    stock: Mutex<ClusterFilters>,
+    kube_filters: Mutex<ClusterFilters>,
     score_cache: Mutex<ScoreCache>,
     conflicts: Mutex<Conflicts>,
-    judge: Classifier,
+    classify: Classifier,
     pub clock: Clock,
     pub gate: Leadership,
     pub standing: PolicyStanding,
@@ -60,9 +60,9 @@ impl Service {
         let (policy, metrics) = (Arc::new(policy), Metrics::new());
         metrics.policy.set_in_force(&policy);
         Arc::new(Self {
-            judge: Classifier::of(policy.clone()),
+            classify: Classifier::of(policy.clone()),
             ledger: Mutex::new(Ledger::new(policy)),
-            stock: Mutex::default(),
+            kube_filters: Mutex::default(),
             score_cache: Mutex::default(),
             conflicts: Mutex::default(),
             gate: Leadership::new(clock),
@@ -83,8 +83,8 @@ impl Service {
 
     /// The cluster as the stock scheduler's filters see it. Whoever asks about many nodes takes a snapshot, and never asks for
     /// the ledger while this is locked, or the other way round.
-    pub fn stock(&self) -> MutexGuard<'_, ClusterFilters> {
-        self.stock.lock()
+    pub fn kube_filters(&self) -> MutexGuard<'_, ClusterFilters> {
+        self.kube_filters.lock()
     }
 
     /// Verdicts that are still good. Take a page out of it, and put it back: nobody looks at nodes while this is locked.
@@ -98,26 +98,26 @@ impl Service {
     }
 
     /// What the policy in force makes of a pod.
-    pub fn judge(&self, traits: &PodTraits) -> Classification {
-        self.judge.judge(traits)
+    pub fn classify(&self, traits: &PodTraits) -> Classification {
+        self.classify.classify(traits)
     }
 
     /// Brings another policy into force, in one step; the pods are judged by it beforehand, so that nobody waits for that.
     /// Takes a while on a large cluster: not for a thread that answers requests.
     pub fn set_policy(&self, policy: Policy) {
         let traits = self.ledger().to_classify();
-        let mut judged = Classifications::default();
+        let mut classified = Classifications::default();
         for traits in traits {
-            judged.entry(traits).or_insert_with_key(|traits| policy.judge(traits));
+            classified.entry(traits).or_insert_with_key(|traits| policy.classify(traits));
         }
-        let remembered = Remembered::of(&judged);
+        let remembered = Remembered::of(&classified);
         let mut ledger = self.ledger();
-        ledger.set_policy(policy, &judged);
+        ledger.set_policy(policy, &classified);
         let policy = ledger.policy().clone();
         // Under the lock, all of it: two that change the policy at once must not leave a mixture.
         self.metrics.policy.set_in_force(&policy);
         self.standing.set_in_force(self.now());
-        self.judge.set(policy, remembered);
+        self.classify.set(policy, remembered);
     }
 
     /// What the Lease says of this replica. One that begins to lead lists everything anew before it acts.

@@ -227,8 +227,8 @@ impl Metrics {
             ("assumed", totals.assumed),
             ("bound", totals.bound),
             ("unplaced", totals.unplaced),
-            ("holding", totals.holds),
-            ("hinted", totals.hints),
+            ("holding", totals.reservations),
+            ("hinted", totals.soft_reservations),
         ] {
             self.ledger_pods.with_label_values(&[state]).set(count as i64);
         }

@@ -16,6 +16,7 @@ use stowage::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use stowage::scheduling::device::{Device, Health};
 use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use stowage::scheduling::node::{Node, NodeKind};
+use stowage::scheduling::packing_model::PackingModel;
 use stowage::scheduling::policy::{Policy, TenantLimit};
 use stowage::scheduling::rank::{self, ScheduleAttempt, Score, shortlist};
 use stowage::scheduling::request::{
@@ -23,7 +24,6 @@ use stowage::scheduling::request::{
 };
 use stowage::scheduling::score_cache::ScoreCache;
 use stowage::scheduling::snapshot::Snapshot;
-use stowage::scheduling::worth::PackingModel;
 use stowage::units::{Bytes, MilliCpu, Millis};
 
 const GPUS: u32 = 8;
@@ -78,10 +78,10 @@ impl PackedCluster {
             uid: uid.clone(),
             demand: demand.clone(),
             state: ObservedPhase::Waiting(ObservedWaiting::default()),
-            shown: None,
+            observed: None,
         });
         if self.ledger.assume(&uid, node).is_ok() {
-            let devices = self.ledger.entry(&uid).and_then(|entry| entry.devices().cloned());
+            let devices = self.ledger.pod_state(&uid).and_then(|entry| entry.devices().cloned());
             self.ledger.confirm(&uid, node, devices);
         }
     }
@@ -89,11 +89,12 @@ impl PackedCluster {
     fn learn(&mut self) {
         let snapshot = self.ledger.snapshot();
         let start = Instant::now();
-        let worth = PackingModel::learn(self.ledger.mix(), snapshot.nodes().iter().map(Node::site));
+        let packing_model =
+            PackingModel::learn(self.ledger.demand_history(), snapshot.nodes().iter().map(Node::node_gpus));
         println!("{:<32}{:>9.0} µs", "learning, off the request path", start.elapsed().as_secs_f64() * 1e6);
-        assert!(worth.is_learned());
+        assert!(packing_model.is_learned());
         drop(snapshot);
-        self.ledger.set_packing_model(worth);
+        self.ledger.set_packing_model(packing_model);
     }
 
     fn measure(&mut self, policy_name: &str, names: &[String]) {
@@ -103,7 +104,7 @@ impl PackedCluster {
         for round in 0..ROUNDS {
             let snapshot = self.ledger.snapshot();
             let policy = self.ledger.policy().clone();
-            let anew = Snapshot::clone(&snapshot).with_packing_model(self.ledger.worth().clone());
+            let anew = Snapshot::clone(&snapshot).with_packing_model(self.ledger.packing_model().clone());
             first.add(timed(|| best_of_all(&anew, &demand, &policy)));
             scoring.add(timed(|| best_of_all(&snapshot, &demand, &policy)));
             let fresh = shortlist(&anew, &demand, asked(names), attempt(&policy));
@@ -149,7 +150,7 @@ fn attempt(policy: &Policy) -> ScheduleAttempt<'_> {
 fn best_of_all(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Option<usize> {
     let mut best: Option<(Score, usize)> = None;
     for place in 0..snapshot.nodes().len() {
-        let Ok((score, _)) = rank::seat(snapshot, place, demand, policy) else { continue };
+        let Ok((score, _)) = rank::score_node(snapshot, place, demand, policy) else { continue };
         if best.is_none_or(|(best, _)| score < best) {
             best = Some((score, place));
         }

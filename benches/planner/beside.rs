@@ -18,10 +18,10 @@ use stowage::extender::request::RequestLimits;
 use stowage::extender::wire::ExtenderArgs;
 use stowage::extender::{Extender, filter};
 use stowage::ids::{PodKey, PodUid};
+use stowage::scheduling::kube_filters::Requirements;
 use stowage::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::policy::{Planning, Policy};
 use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
-use stowage::scheduling::stock::Requirements;
 use stowage::service::Service;
 use stowage::units::Millis;
 
@@ -109,13 +109,13 @@ fn gate(service: &Service, n: usize) {
         key,
         demand,
         state: ObservedPhase::Waiting(waiting),
-        shown: None,
+        observed: None,
     });
     drop(ledger);
-    service.stock().set_waiting(uid(n), Requirements::default());
+    service.kube_filters().set_waiting(uid(n), Requirements::default());
 }
 
 fn forget(service: &Service, n: usize) {
     service.ledger().release(&uid(n));
-    service.stock().remove_pod(&uid(n));
+    service.kube_filters().remove_pod(&uid(n));
 }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 use stowage::ids::{GpuModel, GpuUuid, ModelId, NodeName, OwnerUid, PodKey, PodUid};
 use stowage::scheduling::budget::DisruptionBudget;
 use stowage::scheduling::device::{Device, Health};
+use stowage::scheduling::disruption_info::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
+};
 use stowage::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use stowage::scheduling::loading::{ModelTier, NodeModel};
 use stowage::scheduling::node::NodeKind;
@@ -13,9 +16,6 @@ use stowage::scheduling::policy::{EvictionRates, Policy};
 use stowage::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use stowage::scheduling::request::{ContainerRequest, Demand, PodRequest};
 use stowage::scheduling::selector::{Requirement, Selector};
-use stowage::scheduling::stake::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo,
-};
 use stowage::sim::random::Random;
 use stowage::units::{Bytes, Millis, Moment};
 
@@ -95,7 +95,7 @@ impl FullCluster {
             kind: GroupKind::JobSet,
             name: format!("set-{}", n / 40).into(),
         });
-        let stake = DisruptionInfo {
+        let disruption_info = DisruptionInfo {
             group,
             owner: OwnerUid::parse(&format!("owner-{}", n / 8)).ok(),
             ..DisruptionInfo::default()
@@ -107,15 +107,15 @@ impl FullCluster {
         let ran = Some(minutes(&mut self.dice, 2880));
         let devices = Some(Arc::from([uuid(node, gpu)]));
         let state = ObservedPhase::Bound { node: self.nodes[node].clone(), devices, starting: false, ran };
-        let shown = Some(ObservedDisruptionInfo { stake, stamp, leaving: None });
-        self.ledger.see(PodObservation { uid: uid(n), key: key(n), demand, state, shown });
+        let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving: None });
+        self.ledger.see(PodObservation { uid: uid(n), key: key(n), demand, state, observed: shown });
     }
 
     /// A pod that waits for room.
     pub fn wait(&mut self, name: usize, vram: Bytes, gpus: u32, priority: i32) -> PodUid {
         let demand = self.demand(name, vram.0, gpus, priority, None);
         let state = ObservedPhase::Waiting(ObservedWaiting::default());
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
         uid(name)
     }
 
@@ -135,9 +135,9 @@ impl FullCluster {
             kind: GroupKind::Stowage,
             name: "group".into(),
         });
-        let stake = DisruptionInfo { group, group_size, ..DisruptionInfo::default() };
-        let shown = Some(ObservedDisruptionInfo { stake, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown });
+        let disruption_info = DisruptionInfo { group, group_size, ..DisruptionInfo::default() };
+        let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: shown });
     }
 
     fn demand(&self, n: usize, vram: u64, gpus: u32, priority: i32, model: Option<&str>) -> Demand {
@@ -162,7 +162,7 @@ impl FullCluster {
                 uuid: uuid(n, g),
                 used: Some(Bytes::ZERO),
                 attributed: Vec::new(),
-                pressure: EngineLoad::NONE,
+                engine_load: EngineLoad::NONE,
             };
             let models: BTreeSet<usize> = (0..6).map(|_| self.dice.below(40)).collect();
             let holding = |model: usize| NodeModel {

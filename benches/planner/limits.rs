@@ -5,14 +5,14 @@
 //! And how long one run takes when fifty thousand pods wait.
 
 use crate::cluster::{FullCluster, Waits};
-use crate::queues::stock;
+use crate::queues::kube_filters;
 use crate::samples::Samples;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
+use stowage::scheduling::kube_filters::FilterSnapshot;
 use stowage::scheduling::plan::{Plan, PlanBounds, PlanStep, WaitReason, plan_within};
 use stowage::scheduling::policy::{EvictionRates, Planning, Policy};
-use stowage::scheduling::stock::FilterSnapshot;
 use stowage::units::{Bytes, Millis};
 
 const FIRST: usize = 30_000_000;
@@ -51,18 +51,18 @@ fn refused(what: &str, nodes: usize, pods: usize, gpus: u32, helped: usize) {
     }
     drop(snapshot);
     cluster.pass(Millis::seconds(2));
-    let stock = stock(&cluster);
+    let kube_filters = kube_filters(&cluster);
     let (mut placed, mut told) = (BTreeSet::new(), BTreeMap::new());
     let (mut evicted, mut runs, mut took) = (0, Samples::default(), Duration::ZERO);
     while placed.len() + told.len() < pods {
-        let (plan, time) = one_run(&mut cluster, &stock);
+        let (plan, time) = one_run(&mut cluster, &kube_filters);
         assert!(!plan.steps.is_empty(), "each run comes a step further");
         runs.add(time);
         took += time;
         for step in &plan.steps {
             match step {
                 PlanStep::Place(places) => {
-                    evicted += places.iter().map(|place| place.hold.victims.len()).sum::<usize>();
+                    evicted += places.iter().map(|place| place.reservation.victims.len()).sum::<usize>();
                     placed.extend(places.iter().map(|place| place.uid.clone()));
                 }
                 PlanStep::Wait { uid, why, .. } => drop(told.insert(uid.clone(), *why)),
@@ -97,7 +97,7 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
         let vram = Bytes((40 << 30) + ((n % kinds) as u64 * (1 << 28)));
         cluster.gated(FIRST + n, vram, priority, Waits::Alone);
     }
-    let stock = stock(&cluster);
+    let kube_filters = kube_filters(&cluster);
     let (mut runs, mut locked, mut seen, mut steps) =
         (Samples::default(), Samples::default(), BTreeSet::new(), Samples::default());
     for _ in 0..60 {
@@ -106,7 +106,7 @@ fn many_wait(what: &str, kinds: usize, priority: i32) {
         let scratch = cluster.ledger.scratch();
         locked.add(start.elapsed());
         let start = Instant::now();
-        let plan = plan_within(scratch, &stock, &queue, bounds());
+        let plan = plan_within(scratch, &kube_filters, &queue, bounds());
         runs.add(start.elapsed());
         // Microseconds stand for steps here.
         steps.add(Duration::from_micros(plan.spent));
@@ -131,11 +131,11 @@ fn bounds() -> PlanBounds<'static> {
     PlanBounds { free: STEPS, evictions: STEPS, places: PLACES, is_stopped: &|| false }
 }
 
-fn one_run(cluster: &mut FullCluster, stock: &FilterSnapshot) -> (Plan, Duration) {
+fn one_run(cluster: &mut FullCluster, kube_filters: &FilterSnapshot) -> (Plan, Duration) {
     let start = Instant::now();
     let queue = cluster.ledger.pending(PODS_PER_RUN);
     let scratch = cluster.ledger.scratch();
-    let plan = plan_within(scratch, stock, &queue, bounds());
+    let plan = plan_within(scratch, kube_filters, &queue, bounds());
     (plan, start.elapsed())
 }
 
@@ -149,7 +149,7 @@ fn put_into_force(cluster: &mut FullCluster, plan: &Plan) {
             PlanStep::Place(places) => {
                 for place in places {
                     place.take(ledger).expect("nothing has changed since");
-                    ledger.note_ordered(&place.hold.victims);
+                    ledger.note_ordered(&place.reservation.victims);
                 }
             }
             PlanStep::Wake { uid, .. } => ledger.note_woken(uid),

@@ -63,19 +63,19 @@ fn time_decisions() {
         let vram = Bytes::gib(20 + dice.below(50) as u64);
         let gpus = 1 << dice.below(3);
         let uid = cluster.wait(FIRST_WAITING + n, vram.times(u64::from(gpus)), gpus, 100);
-        let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
+        let demand = cluster.ledger.pod_state(&uid).expect("it waits").demand.clone();
         let start = Instant::now();
-        let claim = cluster.ledger.claim(&uid);
+        let preemptor = cluster.ledger.preemptor(&uid);
         let claimed = start.elapsed();
-        let cost_bounds = cluster.ledger.cost_bounds(&claim, &demand);
+        let cost_bounds = cluster.ledger.cost_bounds(&preemptor, &demand);
         let gathered = start.elapsed();
-        let mut survey = cluster.ledger.survey(&claim, &demand);
+        let mut survey = cluster.ledger.survey(&preemptor, &demand);
         let set = cheapest_among(
             cost_bounds,
             &demand,
             BudgetRules::Keep,
             SearchEffort::default(),
-            |node: &NodeName| seen(survey.room(node)?, &demand),
+            |node: &NodeName| seen(survey.candidate(node)?, &demand),
         );
         let took = start.elapsed();
         if let Some(set) = &set {
@@ -110,24 +110,24 @@ fn time_decisions() {
 }
 
 fn decide(cluster: &FullCluster, uid: &PodUid) -> Option<VictimSet> {
-    let demand = &cluster.ledger.entry(uid)?.demand;
-    let claim = cluster.ledger.claim(uid);
-    let mut survey = cluster.ledger.survey(&claim, demand);
-    let cost_bounds = cluster.ledger.cost_bounds(&claim, demand);
+    let demand = &cluster.ledger.pod_state(uid)?.demand;
+    let preemptor = cluster.ledger.preemptor(uid);
+    let mut survey = cluster.ledger.survey(&preemptor, demand);
+    let cost_bounds = cluster.ledger.cost_bounds(&preemptor, demand);
     cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), |node: &NodeName| {
-        seen(survey.room(node)?, demand)
+        seen(survey.candidate(node)?, demand)
     })
 }
 
 fn can_be_held(cluster: &mut FullCluster, uid: &PodUid, set: &VictimSet) -> bool {
     let devices = &cluster.ledger.node(&set.node).expect("it is there").devices;
-    let hold = Reservation {
+    let reservation = Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|place| devices[place].uuid.clone()).collect(),
-        victims: set.everyone().into(),
+        victims: set.all_victims().into(),
         deadline: cluster.ledger.now() + Millis::seconds(60),
     };
-    let is_held = cluster.ledger.hold(uid, hold).is_ok();
+    let is_held = cluster.ledger.reserve(uid, reservation).is_ok();
     cluster.ledger.release_reservation(uid);
     is_held
 }
@@ -141,8 +141,8 @@ fn compare_prices() {
     for n in 0..COMPARISONS {
         let vram = Bytes::gib(30 + dice.below(40) as u64);
         let uid = cluster.wait(FIRST_WAITING + n, vram, 1, 100);
-        let demand = cluster.ledger.entry(&uid).expect("it waits").demand.clone();
-        let rooms = cluster.ledger.candidates_for(&cluster.ledger.claim(&uid), &cluster.nodes);
+        let demand = cluster.ledger.pod_state(&uid).expect("it waits").demand.clone();
+        let rooms = cluster.ledger.candidates_for(&cluster.ledger.preemptor(&uid), &cluster.nodes);
         let ours = cheapest(&rooms, &demand, BudgetRules::Keep, SearchEffort::default());
         let Some(ours) = ours else { continue };
         let long =
@@ -150,9 +150,14 @@ fn compare_prices() {
         let greedy: Vec<EvictionCost> = rooms.iter().filter_map(|room| greedy(room, &demand)).collect();
         let least = |prices: &[EvictionCost]| prices.iter().min().map_or(0, |price| price.cost);
         inexact += usize::from(!ours.exact);
-        assert!(long.exact && long.price <= ours.price);
-        assert!(greedy.iter().all(|price| long.price <= *price));
-        let costs = [long.price.cost, ours.price.cost, least(&greedy), least(&greedy[..1.min(greedy.len())])];
+        assert!(long.exact && long.eviction_cost <= ours.eviction_cost);
+        assert!(greedy.iter().all(|price| long.eviction_cost <= *price));
+        let costs = [
+            long.eviction_cost.cost,
+            ours.eviction_cost.cost,
+            least(&greedy),
+            least(&greedy[..1.min(greedy.len())]),
+        ];
         sums.iter_mut().zip(costs).for_each(|(sum, cost)| *sum += cost);
     }
     let names =
@@ -172,17 +177,17 @@ fn greedy(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
             .iter()
             .filter(|one| one.gang.is_none() && one.budgets.is_empty() && one.gpus.contains(gpu))
             .collect();
-        there.sort_by_key(|one| (one.priority, one.loss.total()));
+        there.sort_by_key(|one| (one.priority, one.eviction_cost.total()));
         let mut state = room.gpus.clone();
         let mut price = EvictionCost::default();
         for one in there {
-            if state[gpu].has_room(demand) {
+            if state[gpu].can_take(demand) {
                 break;
             }
             discharge(&mut state, one);
             price = price.plus(one);
         }
-        state[gpu].has_room(demand).then_some(price)
+        state[gpu].can_take(demand).then_some(price)
     };
     (0..room.gpus.len()).filter_map(on).min()
 }

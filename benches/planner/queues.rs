@@ -6,8 +6,8 @@ use crate::samples::Samples;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stowage::ids::PodUid;
+use stowage::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use stowage::scheduling::plan::{PlanStep, plan};
-use stowage::scheduling::stock::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use stowage::units::{Bytes, MilliCpu};
 
 const FIRST: usize = 20_000_000;
@@ -94,13 +94,13 @@ fn nothing_fits() {
 
 /// The copy of the books counts: it is made for each plan, while the books are locked.
 fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
-    let stock = stock(cluster);
+    let kube_filters = kube_filters(cluster);
     cluster.ledger.snapshot();
     let start = Instant::now();
     let queue = cluster.ledger.pending(1000);
     let scratch = cluster.ledger.scratch();
     let copied = start.elapsed();
-    let steps = black_box(plan(scratch, &stock, &queue));
+    let steps = black_box(plan(scratch, &kube_filters, &queue));
     let took = start.elapsed();
     let placed: usize =
         steps.iter().map(|step| if let PlanStep::Place(places) = step { places.len() } else { 0 }).sum();
@@ -115,7 +115,7 @@ fn told(what: &str, cluster: &mut FullCluster, expected: usize) {
 }
 
 /// Nodes with CPU for everyone.
-pub fn stock(cluster: &FullCluster) -> FilterSnapshot {
+pub fn kube_filters(cluster: &FullCluster) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
     for name in &cluster.nodes {
         view.set_machine(FilterNode {
@@ -126,7 +126,7 @@ pub fn stock(cluster: &FullCluster) -> FilterSnapshot {
             pods: 250,
         });
     }
-    let waiting: Vec<PodUid> = cluster.ledger.entries().into_keys().cloned().collect();
+    let waiting: Vec<PodUid> = cluster.ledger.pod_states().into_keys().cloned().collect();
     for uid in waiting {
         let amounts = Amounts { cpu: MilliCpu(1000), memory: Bytes::gib(4), ..Amounts::default() };
         view.set_waiting(uid, Requirements { amounts, ..Requirements::default() });

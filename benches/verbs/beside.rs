@@ -102,7 +102,7 @@ impl BesideArgs {
             self.rounds,
             Interval::of(ratios[0][0].clone()).says()
         );
-        let judged = VERBS.into_iter().zip(ratios).map(|(verb, [to_other, to_itself])| {
+        let classified = VERBS.into_iter().zip(ratios).map(|(verb, [to_other, to_itself])| {
             let (other, itself) = (Interval::of(to_other), Interval::of(to_itself));
             let limit = WITHIN.max(itself.high);
             let is_within = other.high <= limit;
@@ -112,7 +112,7 @@ impl BesideArgs {
             );
             (!is_within).then(|| format!("{verb} at {nodes} nodes: {other}, limit {limit:.3}"))
         });
-        judged.flatten().collect()
+        classified.flatten().collect()
     }
 
     /// Per verb: the ratio of this build to the other, and of this build to itself.

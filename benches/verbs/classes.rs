@@ -74,9 +74,10 @@ fn ruled() -> Policy {
 /// Each of the classes has taken its own.
 fn assert_classified(extender: &Extender) {
     let ledger = extender.service.ledger();
-    let class = |traits: &PodTraits| ledger.policy().class(ledger.policy().judge(traits).class).name.clone();
+    let class =
+        |traits: &PodTraits| ledger.policy().class(ledger.policy().classify(traits).class).name.clone();
     let asked =
-        ledger.entries().into_values().filter(|entry| entry.demand.traits.labels.contains_key("team"));
+        ledger.pod_states().into_values().filter(|entry| entry.demand.traits.labels.contains_key("team"));
     let mut classes: Vec<String> = asked
         .map(|entry| {
             let traits = &entry.demand.traits;
@@ -108,7 +109,7 @@ fn report_judging(extender: &Extender) {
     for kind in 0..KINDS {
         let traits = PodTraits { labels: labels(kind), ..PodTraits::default() };
         let started = Instant::now();
-        let judgement = policy.judge(&traits);
+        let judgement = policy.classify(&traits);
         samples.add(started.elapsed());
         assert_eq!(policy.class(judgement.class).name, format!("team-{}", kind % CLASSES));
     }

@@ -42,7 +42,7 @@ static POLICIES: LazyLock<Vec<Policy>> = LazyLock::new(|| {
 /// What a replica has sent and the API server has not applied yet.
 enum Write {
     Binding { by: usize, term: i32, uid: PodUid, annotations: BTreeMap<String, String>, node: NodeName },
-    Hold { term: i32, uid: PodUid, hold: Reservation },
+    Hold { term: i32, uid: PodUid, reservation: Reservation },
 }
 
 /// What a watch brings.
@@ -132,7 +132,7 @@ impl LedgerRace {
             2..=4 => self.assume(&uid, &name),
             5 | 6 => self.land(usize::from(pod), amount),
             7 => self.lose(usize::from(pod)),
-            8 => self.hold(&uid, &name),
+            8 => self.reserve(&uid, &name),
             9 => {
                 self.pods.remove(&uid);
                 self.deleted[usize::from(pod % PODS)] += 1;
@@ -164,8 +164,8 @@ impl LedgerRace {
 
     /// The pod's condition says that its hold has ended.
     fn end_reservation(&mut self, uid: &PodUid) {
-        if let Some((_, hold)) = self.pods.get_mut(uid) {
-            *hold = None;
+        if let Some((_, reservation)) = self.pods.get_mut(uid) {
+            *reservation = None;
         }
         self.tell_pod(uid);
     }
@@ -175,8 +175,8 @@ impl LedgerRace {
     }
 
     fn tell_pod(&mut self, uid: &PodUid) {
-        if let Some((pod, hold)) = self.pods.get(uid) {
-            self.tell(FuzzedEvent::Pod(Box::new(pod.clone()), hold.clone()));
+        if let Some((pod, reservation)) = self.pods.get(uid) {
+            self.tell(FuzzedEvent::Pod(Box::new(pod.clone()), reservation.clone()));
         }
     }
 
@@ -189,8 +189,8 @@ impl LedgerRace {
         self.tell_pod(&uid);
         // A filter request brings it to the one that acts before its watch does.
         if amount >= 128 {
-            let (pod, hold) = &self.pods[&uid];
-            self.replicas[self.acting].see(pod, hold.clone());
+            let (pod, reservation) = &self.pods[&uid];
+            self.replicas[self.acting].see(pod, reservation.clone());
         }
     }
 
@@ -198,7 +198,7 @@ impl LedgerRace {
         let (by, term) = (self.acting, self.term);
         let ledger = &mut self.replicas[by].ledger;
         let Ok(AssumeResult::New(placement)) = ledger.assume(uid, node) else { return };
-        let entry = ledger.entry(uid).expect("it was just assumed");
+        let entry = ledger.pod_state(uid).expect("it was just assumed");
         let epoch = epoch(term);
         let binding = contract::binding(&entry.key, uid, &entry.demand, &placement, "nvidia.com/gpu", &epoch);
         let annotations = binding.metadata.annotations.unwrap_or_default();
@@ -206,19 +206,20 @@ impl LedgerRace {
         self.writes.push_back(Write::Binding { by, term, uid, annotations, node });
     }
 
-    fn hold(&mut self, uid: &PodUid, node: &NodeName) {
+    fn reserve(&mut self, uid: &PodUid, node: &NodeName) {
         let (now, term) = (self.now, self.term);
         let ledger = &mut self.replicas[self.acting].ledger;
-        let Some(demand) = ledger.entry(uid).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = ledger.candidate_for(&ledger.claim(uid), node) else { return };
+        let Some(demand) = ledger.pod_state(uid).map(|entry| entry.demand.clone()) else { return };
+        let Some(room) = ledger.candidate_for(&ledger.preemptor(uid), node) else { return };
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let devices = &ledger.node(node).expect("the node has room").devices;
         let devices = set.gpus.iter().map(|place| devices[place].uuid.clone()).collect();
         let deadline = now + Millis::seconds(30);
-        let hold = Reservation { node: node.clone(), devices, victims: set.everyone().into(), deadline };
+        let reservation =
+            Reservation { node: node.clone(), devices, victims: set.all_victims().into(), deadline };
         // Refused if the pod does not wait, or holds room already.
-        if ledger.hold(uid, hold.clone()).is_ok() {
-            self.writes.push_back(Write::Hold { term, uid: uid.clone(), hold });
+        if ledger.reserve(uid, reservation.clone()).is_ok() {
+            self.writes.push_back(Write::Hold { term, uid: uid.clone(), reservation });
         }
     }
 
@@ -231,16 +232,16 @@ impl LedgerRace {
         let (Write::Binding { term, .. } | Write::Hold { term, .. }) = &write;
         let is_late = *term != self.term;
         match write {
-            Write::Hold { uid, hold, .. } => {
+            Write::Hold { uid, reservation, .. } => {
                 let Some((pod, held)) = self.pods.get_mut(&uid) else { return };
                 if pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_none()) {
-                    *held = Some(hold);
+                    *held = Some(reservation);
                 }
                 self.tell_pod(&uid);
             }
             Write::Binding { by, uid, annotations, node, .. } => {
-                if let Some((pod, hold)) = self.pods.get_mut(&uid) {
-                    bind(pod, hold, &node, annotations);
+                if let Some((pod, reservation)) = self.pods.get_mut(&uid) {
+                    bind(pod, reservation, &node, annotations);
                 }
                 self.tell_pod(&uid);
                 if amount % 2 == 0 && !is_late {
@@ -323,7 +324,7 @@ impl LedgerRace {
             uuid: device.uuid.clone(),
             used: (amount % 7 > 0).then(|| Bytes::gib(u64::from(amount % 90))),
             attributed: vec![(uid.clone(), Bytes::gib(u64::from(amount % 50)))],
-            pressure: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
+            engine_load: EngineLoad::of(Percent::new(amount % 101), Some(u32::from(amount))),
         };
         let reading = NodeReading {
             sampled: self.now.before(Millis(u64::from(amount) * 100)),
@@ -400,7 +401,7 @@ impl LedgerRace {
     /// A replica that acts no more reads what became of the Bindings it sent.
     fn settle(&mut self, place: usize) {
         let ledger = &self.replicas[place].ledger;
-        let assumed = ledger.entries().into_iter().filter(|(_, entry)| entry.is_assumed());
+        let assumed = ledger.pod_states().into_iter().filter(|(_, entry)| entry.is_assumed());
         for uid in assumed.map(|(uid, _)| uid.clone()).collect::<Vec<_>>() {
             self.answer(place, &uid);
             self.replicas[place].ledger.forget(&uid);
@@ -411,15 +412,15 @@ impl LedgerRace {
     fn list(&mut self, place: usize) {
         let replica = &mut self.replicas[place];
         replica.events.clear();
-        let known: Vec<PodUid> = replica.ledger.entries().into_keys().cloned().collect();
+        let known: Vec<PodUid> = replica.ledger.pod_states().into_keys().cloned().collect();
         for uid in known.iter().filter(|uid| !self.pods.contains_key(*uid)) {
             replica.ledger.release(uid);
         }
         for (name, (identity, devices)) in &self.nodes {
             replica.describe(name, identity.clone(), devices.clone());
         }
-        for (pod, hold) in self.pods.values() {
-            replica.see(pod, hold.clone());
+        for (pod, reservation) in self.pods.values() {
+            replica.see(pod, reservation.clone());
         }
         self.budget.iter().for_each(|budget| replica.ledger.set_budget(budget.clone()));
     }
@@ -428,7 +429,7 @@ impl LedgerRace {
         let replica = &mut self.replicas[place];
         for event in replica.events.drain(..count.min(replica.events.len())).collect::<Vec<_>>() {
             match event {
-                FuzzedEvent::Pod(pod, hold) => replica.see(&pod, hold),
+                FuzzedEvent::Pod(pod, reservation) => replica.see(&pod, reservation),
                 FuzzedEvent::Gone(uid) => drop(replica.ledger.release(&uid)),
             }
         }
@@ -436,8 +437,8 @@ impl LedgerRace {
 }
 
 impl FuzzedReplica {
-    fn see(&mut self, pod: &ApiPod, hold: Option<Reservation>) {
-        let seen = contract::seen(pod, self.ledger.policy(), hold, jiff::Timestamp::UNIX_EPOCH);
+    fn see(&mut self, pod: &ApiPod, reservation: Option<Reservation>) {
+        let seen = contract::observation(pod, self.ledger.policy(), reservation, jiff::Timestamp::UNIX_EPOCH);
         if let Some(seen) = seen {
             self.ledger.see(seen);
         }
@@ -458,7 +459,7 @@ fn epoch(term: i32) -> LeaderEpoch {
 /// The API server applies a Binding, unless the pod has a node.
 fn bind(
     pod: &mut ApiPod,
-    hold: &mut Option<Reservation>,
+    reservation: &mut Option<Reservation>,
     node: &NodeName,
     annotations: BTreeMap<String, String>,
 ) {
@@ -466,7 +467,7 @@ fn bind(
     if spec.node_name.is_none() {
         spec.node_name = Some(node.to_string());
         pod.metadata.annotations.get_or_insert_default().extend(annotations);
-        *hold = None;
+        *reservation = None;
     }
 }
 

@@ -19,7 +19,7 @@ pub fn wire(data: &[u8]) {
         let policy = Policy::default();
         let _ = stowage::contract::identity(&args.pod);
         let _ = stowage::contract::demand(&args.pod, &policy);
-        let _ = stowage::contract::seen(&args.pod, &policy, None, Default::default());
+        let _ = stowage::contract::observation(&args.pod, &policy, None, Default::default());
         if let Some(Ok(nodes)) = args.asked_nodes() {
             assert_eq!(nodes.names().count(), nodes.len());
         }
@@ -48,9 +48,9 @@ pub fn policy(data: &[u8]) {
                 assert!(cost.steps <= 10_000 && cost.bytes <= 4 << 20, "{cost:?}");
             }
             for pod in hostile::pods(data) {
-                let judged = loaded.policy.judge(&pod);
-                assert!(judged.class.place() < loaded.policy.classes().len());
-                assert_eq!(judged, again.policy.judge(&pod));
+                let classified = loaded.policy.classify(&pod);
+                assert!(classified.class.place() < loaded.policy.classes().len());
+                assert_eq!(classified, again.policy.classify(&pod));
             }
         }
         (Err(found), Err(_)) => {
@@ -75,8 +75,8 @@ pub fn quantity(data: &[u8]) {
 /// An engine's metrics page, behind one byte that is the hint: whatever it says, the figures are ones that can be.
 pub fn engine_page(data: &[u8]) {
     use stowage::engine_metrics::{Engine, read};
-    let Some((&hint, page)) = data.split_first() else { return };
-    let Ok(figures) = read(page, Engine::ALL.get(usize::from(hint)).copied()) else { return };
+    let Some((&soft_reservation, page)) = data.split_first() else { return };
+    let Ok(figures) = read(page, Engine::ALL.get(usize::from(soft_reservation)).copied()) else { return };
     assert!(figures.kv_cache_usage.is_none_or(|usage| (0.0..=1.0).contains(&usage)), "{figures:?}");
     assert!(figures.sleep_level.is_none_or(|level| level == 1 || level == 2), "{figures:?}");
     // A count of one rank is at most 10^12, and 256 ranks are read.

@@ -59,7 +59,7 @@ struct NodeCapacityState {
     /// Σ over its GPUs, healthy or not.
     gpus: Bytes,
     /// What is bound there or on its way.
-    promised: Bytes,
+    reserved: Bytes,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +72,9 @@ enum CapacityAction {
 }
 
 fn verdict(standing: &NodeCapacityState) -> CapacityAction {
-    let NodeCapacityState { kind, advertised, gpus, promised } = *standing;
+    let NodeCapacityState { kind, advertised, gpus, reserved } = *standing;
     // A pod that was bound although it cannot be understood counts as more than a quantity can say.
-    let bound = if promised > LARGEST { advertised.unwrap_or_default() } else { promised };
+    let bound = if reserved > LARGEST { advertised.unwrap_or_default() } else { reserved };
     let wanted = gpus.max(bound);
     match kind {
         // Without a GPU nothing is known: after a restart an agent has yet to report.
@@ -186,7 +186,7 @@ fn standing(service: &Service, name: &NodeName, record: NodeOnRecord) -> NodeCap
     let node = ledger.node(name);
     let gpus = node.map_or(Bytes::ZERO, |node| node.capacity());
     let kind = node.map_or(record.kind, |node| node.kind);
-    NodeCapacityState { kind, advertised: record.advertised, gpus, promised: ledger.reserved_sum_on(name) }
+    NodeCapacityState { kind, advertised: record.advertised, gpus, reserved: ledger.reserved_sum_on(name) }
 }
 
 /// Until a node is written to again, after so many failures in a row.
@@ -224,12 +224,12 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, promised: u64) -> NodeCapacityState {
+    fn says(kind: NodeKind, advertised: Option<u64>, gpus: u64, reserved: u64) -> NodeCapacityState {
         NodeCapacityState {
             kind,
             advertised: advertised.map(Bytes),
             gpus: Bytes(gpus),
-            promised: Bytes(promised),
+            reserved: Bytes(reserved),
         }
     }
 
@@ -238,14 +238,14 @@ mod tests {
         fn capacity_is_never_advertised_below_what_is_bound(
             advertised in proptest::option::of(0u64..10),
             gpus in 0u64..10,
-            promised in 0u64..10,
+            reserved in 0u64..10,
         ) {
-            match verdict(&says(NodeKind::Stowage, advertised, gpus, promised)) {
+            match verdict(&says(NodeKind::Stowage, advertised, gpus, reserved)) {
                 CapacityAction::Advertise(wanted) => {
-                    prop_assert!(wanted >= Bytes(promised) && wanted >= Bytes(gpus));
+                    prop_assert!(wanted >= Bytes(reserved) && wanted >= Bytes(gpus));
                     prop_assert_ne!(Some(wanted), advertised.map(Bytes));
                 }
-                CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(promised))),
+                CapacityAction::Right => prop_assert!(gpus == 0 || advertised == Some(gpus.max(reserved))),
                 CapacityAction::ByPlugin => prop_assert!(false, "the node is Stowage's"),
             }
         }

@@ -40,8 +40,8 @@ pub async fn run(service: Arc<Service>, control_plane: Arc<dyn ControlPlane>) {
             biased;
             _ = ticks.tick() => audit.tick(audit.service.now()),
             Some(done) = audit.evictions.join_next() => {
-                if let Ok((leaver, outcome)) = done {
-                    audit.note(&leaver, outcome, audit.service.now());
+                if let Ok((victim, outcome)) = done {
+                    audit.note(&victim, outcome, audit.service.now());
                 }
             }
         }
@@ -52,7 +52,7 @@ struct ConflictAudit {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     was_open: bool,
-    untold: VecDeque<Arc<GpuConflict>>,
+    unreported: VecDeque<Arc<GpuConflict>>,
     /// Of pods that should leave and have been asked to.
     tries: BTreeMap<PodUid, EvictionRetry>,
     evictions: JoinSet<(ConflictVictim, AuditEvictionOutcome)>,
@@ -80,7 +80,7 @@ impl ConflictAudit {
             service,
             control_plane,
             was_open: false,
-            untold: VecDeque::new(),
+            unreported: VecDeque::new(),
             tries: BTreeMap::new(),
             evictions: JoinSet::new(),
         }
@@ -100,7 +100,7 @@ impl ConflictAudit {
             self.tell();
             self.remedy(now);
         } else {
-            self.untold.clear();
+            self.unreported.clear();
             self.tries.clear();
         }
         self.was_open = is_open;
@@ -116,20 +116,20 @@ impl ConflictAudit {
     }
 
     fn queue(&mut self, begun: Vec<Arc<GpuConflict>>) {
-        self.untold.extend(begun);
+        self.unreported.extend(begun);
         let events = &self.service.metrics.events;
         let dropped = events.with_label_values(&[PodEventReason::Conflict.reason(), "dropped"]);
-        let too_many = self.untold.len().saturating_sub(UNREPORTED_LIMIT);
-        dropped.inc_by(self.untold.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
+        let too_many = self.unreported.len().saturating_sub(UNREPORTED_LIMIT);
+        dropped.inc_by(self.unreported.drain(..too_many).map(|conflict| conflict.parties.len() as u64).sum());
     }
 
     fn tell(&mut self) {
-        let told = self.untold.len().min(REPORTED_AT_ONCE);
-        for conflict in self.untold.drain(..told) {
+        let told = self.unreported.len().min(REPORTED_AT_ONCE);
+        for conflict in self.unreported.drain(..told) {
             let text = conflict.to_string();
             for party in &conflict.parties {
                 let (key, uid) = (party.key.clone(), party.uid.clone());
-                self.control_plane.notify(PodEvent {
+                self.control_plane.record_event(PodEvent {
                     key,
                     uid,
                     kind: PodEventReason::Conflict,
@@ -144,16 +144,16 @@ impl ConflictAudit {
         if policy.mode == Mode::Shadow || policy.conflicts != ConflictRule::EvictUnstarted {
             return self.tries.clear();
         }
-        let leavers = self.service.conflicts().leavers(now);
-        let still: BTreeSet<&PodUid> = leavers.iter().map(|leaver| &leaver.uid).collect();
+        let victims = self.service.conflicts().victims(now);
+        let still: BTreeSet<&PodUid> = victims.iter().map(|victim| &victim.uid).collect();
         self.tries.retain(|uid, _| still.contains(uid));
-        for leaver in
-            leavers.iter().filter(|leaver| self.is_due(&leaver.uid, now)).cloned().collect::<Vec<_>>()
+        for victim in
+            victims.iter().filter(|victim| self.is_due(&victim.uid, now)).cloned().collect::<Vec<_>>()
         {
             if self.evictions.len() >= EVICTIONS {
                 break;
             }
-            self.have_leave(leaver, now);
+            self.evict_for(victim, now);
         }
     }
 
@@ -162,8 +162,8 @@ impl ConflictAudit {
     }
 
     /// It counts in `evictionsPerMinute`: were the audit itself wrong, it could not empty a cluster.
-    fn have_leave(&mut self, leaver: ConflictVictim, now: Moment) {
-        let one = std::slice::from_ref(&leaver.uid);
+    fn evict_for(&mut self, victim: ConflictVictim, now: Moment) {
+        let one = std::slice::from_ref(&victim.uid);
         let mut ledger = self.service.ledger();
         let may = ledger.may_order(one);
         if may {
@@ -171,22 +171,22 @@ impl ConflictAudit {
         }
         drop(ledger);
         if !may {
-            return self.note(&leaver, AuditEvictionOutcome::RateLimited, now);
+            return self.note(&victim, AuditEvictionOutcome::RateLimited, now);
         }
         // Nothing of this pod is asked again before an answer is there.
-        let failures = self.tries.get(&leaver.uid).map_or(0, |one| one.failures);
-        self.tries.insert(leaver.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
+        let failures = self.tries.get(&victim.uid).map_or(0, |one| one.failures);
+        self.tries.insert(victim.uid.clone(), EvictionRetry { not_before: now + LONGEST_PAUSE, failures });
         let control_plane = self.control_plane.clone();
         self.evictions.spawn(async move {
-            let outcome = evict(&*control_plane, &leaver).await;
-            (leaver, outcome)
+            let outcome = evict(&*control_plane, &victim).await;
+            (victim, outcome)
         });
     }
 
-    fn note(&mut self, leaver: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
+    fn note(&mut self, victim: &ConflictVictim, outcome: AuditEvictionOutcome, now: Moment) {
         let evictions = &self.service.metrics.conflicts.evictions;
         evictions.with_label_values(&[code(&outcome)]).inc();
-        let ConflictVictim { uid, key, gpu, stays, .. } = leaver;
+        let ConflictVictim { uid, key, gpu, keep_reason: stays, .. } = victim;
         if outcome == AuditEvictionOutcome::Tried(EvictionOutcome::Evicted) {
             self.service.ledger().note_evicted(uid);
             tracing::warn!(pod = %key, %gpu, other = %stays, "evicted before it started: its GPU was promised twice");
@@ -200,18 +200,18 @@ impl ConflictAudit {
 }
 
 /// The other pod is read first, past every cache: a watch that died silently shows what was.
-async fn evict(control_plane: &dyn ControlPlane, leaver: &ConflictVictim) -> AuditEvictionOutcome {
-    match control_plane.read_pod(&leaver.stays).await {
-        Ok(Some(record)) if is_still_there(&record, leaver) => {}
+async fn evict(control_plane: &dyn ControlPlane, victim: &ConflictVictim) -> AuditEvictionOutcome {
+    match control_plane.read_pod(&victim.keep_reason).await {
+        Ok(Some(record)) if is_still_there(&record, victim) => {}
         Ok(_) | Err(ControlPlaneError::Gone) => return AuditEvictionOutcome::Over,
         Err(error) => return AuditEvictionOutcome::Unread(error.to_string()),
     }
-    let why = EvictionReason::Conflict { with: leaver.stays.clone(), gpu: leaver.gpu.clone() };
-    AuditEvictionOutcome::Tried(control_plane.evict(&leaver.key, &leaver.uid, &why).await)
+    let why = EvictionReason::Conflict { with: victim.keep_reason.clone(), gpu: victim.gpu.clone() };
+    AuditEvictionOutcome::Tried(control_plane.evict(&victim.key, &victim.uid, &why).await)
 }
 
-fn is_still_there(record: &PodOnRecord, leaver: &ConflictVictim) -> bool {
-    record.uid == leaver.stays_uid && record.node.as_ref() == Some(&leaver.node)
+fn is_still_there(record: &PodOnRecord, victim: &ConflictVictim) -> bool {
+    record.uid == victim.stays_uid && record.node.as_ref() == Some(&victim.node)
 }
 
 /// What agents report of these nodes' GPUs, or labels tell. The snapshot is let go at once: the ledger copies one that is read.

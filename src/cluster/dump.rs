@@ -187,8 +187,8 @@ impl DumpControlPlane {
             return Err(DumpError::NoNodes { path: dump.path.clone() });
         }
         // Only now: a pod may stand before its node in the file.
-        for notice in index.standing(service) {
-            info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
+        for event in index.standing(service) {
+            info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
         }
         service.lead_from_the_start();
         Ok(Self { pods: Mutex::new(pods) })
@@ -266,8 +266,8 @@ impl ControlPlane for DumpControlPlane {
     }
 
     /// There is no one to send Events to; the log has to do.
-    fn notify(&self, notice: PodEvent) {
-        info!(pod = %notice.key, reason = notice.kind.reason(), "{}", notice.text);
+    fn record_event(&self, event: PodEvent) {
+        info!(pod = %event.key, reason = event.kind.reason(), "{}", event.text);
     }
 }
 
@@ -288,7 +288,7 @@ mod tests {
             DumpControlPlane::load(&Dump::of(text, Path::new("dump")), &service, &mut index).unwrap();
             let budgets = service.ledger().budgets().len();
             assert!(index.complete_since().is_some() && service.ledger().budgets_known());
-            (budgets, service.stock().pods().count())
+            (budgets, service.kube_filters().pods().count())
         };
         assert_eq!(load(&[node, web, budget]), (1, 1));
         assert_eq!(load(&[node]), (0, 0));

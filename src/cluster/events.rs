@@ -49,7 +49,7 @@ impl EventRecorder {
         (Self { service, told: Mutex::default(), queue }, receiver)
     }
 
-    pub fn notify(&self, mut notice: PodEvent) {
+    pub fn record_event(&self, mut notice: PodEvent) {
         // The scheduler's own words may be among it, and a thousand may wait.
         notice.text = cut(&notice.text, NOTE_BYTES).to_owned();
         let (uid, kind) = (notice.uid.clone(), notice.kind);
@@ -204,12 +204,12 @@ mod tests {
     fn a_full_queue_drops_the_notice_and_keeps_the_news() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
-        (0..=WAITING).for_each(|n| notices.notify(refusal(n)));
-        notices.notify(refusal(0));
+        (0..=WAITING).for_each(|n| notices.record_event(refusal(n)));
+        notices.record_event(refusal(0));
         let counted = |outcome| service.metrics.events.with_label_values(&["StowageNoRoom", outcome]).get();
         assert_eq!((counted("dropped"), counted("suppressed")), (1, 1));
         receiver.try_recv().unwrap();
-        notices.notify(refusal(WAITING));
+        notices.record_event(refusal(WAITING));
         assert_eq!(counted("dropped"), 1, "what was dropped may be said when there is room");
     }
 
@@ -217,7 +217,7 @@ mod tests {
     fn a_notice_waits_with_no_more_text_than_its_event_will_have() {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service);
-        notices.notify(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
+        notices.record_event(PodEvent { text: "ä".repeat(20_000), ..refusal(1) });
         let waiting = receiver.try_recv().unwrap();
         assert!(waiting.text.capacity() <= 1024, "{}", waiting.text.capacity());
     }
@@ -227,7 +227,11 @@ mod tests {
         let service = Service::new(Policy::default());
         let (notices, mut receiver) = EventRecorder::new(service.clone());
         for text in ["first", "second"] {
-            notices.notify(PodEvent { kind: PodEventReason::PolicyRefused, text: text.into(), ..refusal(1) });
+            notices.record_event(PodEvent {
+                kind: PodEventReason::PolicyRefused,
+                text: text.into(),
+                ..refusal(1)
+            });
         }
         let told: Vec<String> = std::iter::from_fn(|| Some(receiver.try_recv().ok()?.text)).collect();
         assert_eq!(told, ["first", "second"]);

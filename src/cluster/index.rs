@@ -11,7 +11,7 @@
 
 mod budgets;
 mod conflicts;
-mod stock;
+mod kube_filters;
 mod unplannable_pods;
 
 use crate::contract::{self, ReservationMessage};
@@ -35,7 +35,7 @@ pub struct ClusterIndex {
     pods: FxHashMap<PodKey, PodUid>,
     nodes: BTreeMap<NodeName, NodeOnRecord>,
     /// Pods of which something remarkable stands.
-    remarks: BTreeMap<PodUid, PodWarning>,
+    warnings: BTreeMap<PodUid, PodWarning>,
     /// Behind the planner's gate, and nothing that the planner would place.
     unplannable_pods: BTreeMap<PodUid, (PodKey, WaitReason)>,
     /// While a list comes in: what was known when it began and has not been in it yet.
@@ -47,7 +47,7 @@ pub struct ClusterIndex {
     nodes_list: ListProgress,
     budgets_list: ListProgress,
     /// Pods in the ledger that no watch had shown at the last sweep.
-    strangers: BTreeSet<PodUid>,
+    foreign_pods: BTreeSet<PodUid>,
 }
 
 /// How far the latest list of a kind has come.
@@ -82,7 +82,7 @@ impl ClusterIndex {
     pub fn apply_pod(&mut self, service: &Service, pod: &Pod) -> Option<PodEvent> {
         let (uid, key) = contract::identity(pod).ok()?;
         self.unlisted_pods.remove(&uid);
-        stock::see(service, &uid, pod);
+        kube_filters::see(service, &uid, pod);
         if !contract::asks_for_gpu(pod) {
             self.note_unplannable_pod(&uid, &key, pod, true);
             return None;
@@ -93,11 +93,11 @@ impl ClusterIndex {
         }
         self.release_predecessor(service, &uid, &key);
         conflicts::see(service, &uid, &key, pod);
-        let remark = see(service, pod, &uid);
-        let is_known = service.ledger().entry(&uid).is_some();
+        let warning = see(service, pod, &uid);
+        let is_known = service.ledger().pod_state(&uid).is_some();
         self.note_unplannable_pod(&uid, &key, pod, !is_known);
-        self.note(service, &uid, remark);
-        (remark != PodWarning::Nothing).then(|| notice(&service.ledger(), &uid, remark)).flatten()
+        self.note(service, &uid, warning);
+        (warning != PodWarning::Nothing).then(|| event(&service.ledger(), &uid, warning)).flatten()
     }
 
     pub fn delete_pod(&mut self, service: &Service, pod: &Pod) {
@@ -113,8 +113,8 @@ impl ClusterIndex {
 
     /// A list of all pods begins. Whoever comes into the ledger from here on may be younger than the list.
     pub fn begin_pods(&mut self, service: &Service) {
-        self.unlisted_pods = service.ledger().entries().into_keys().cloned().collect();
-        self.unlisted_pods.extend(service.stock().pods().cloned());
+        self.unlisted_pods = service.ledger().pod_states().into_keys().cloned().collect();
+        self.unlisted_pods.extend(service.kube_filters().pods().cloned());
         self.unlisted_pods.extend(self.unplannable_pods.keys().cloned());
         service.conflicts().begin_list();
     }
@@ -124,9 +124,9 @@ impl ClusterIndex {
         let gone = std::mem::take(&mut self.unlisted_pods);
         for uid in &gone {
             service.ledger().release(uid);
-            stock::forget(service, uid);
+            kube_filters::forget(service, uid);
             service.conflicts().forget(uid);
-            self.remarks.remove(uid);
+            self.warnings.remove(uid);
             self.unplannable_pods.remove(uid);
         }
         service.conflicts().end_list();
@@ -137,26 +137,26 @@ impl ClusterIndex {
     /// All pods at once.
     pub fn reset_pods(&mut self, service: &Service, pods: &[Pod]) -> Vec<PodEvent> {
         self.begin_pods(service);
-        let notices = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
+        let events = pods.iter().filter_map(|pod| self.apply_pod(service, pod)).collect();
         self.end_pods(service);
-        notices
+        events
     }
 
     /// Releases waiting pods that no watch knows, now or at the last sweep. A request can bring a pod before the watch
     /// does, or after it was deleted; the second would stay for ever. Sweep no more often than a watch may lag; a hold
     /// ends by itself before its pod is swept.
     pub fn sweep(&mut self, service: &Service) {
-        let strangers = self.foreign_pods_in(&service.ledger());
-        for uid in strangers.intersection(&self.strangers) {
+        let foreign_pods = self.foreign_pods_in(&service.ledger());
+        for uid in foreign_pods.intersection(&self.foreign_pods) {
             service.ledger().release(uid);
         }
-        self.strangers = strangers;
+        self.foreign_pods = foreign_pods;
     }
 
     /// What stands to be told, for a replica that has begun to lead.
     pub fn standing(&self, service: &Service) -> Vec<PodEvent> {
         let ledger = service.ledger();
-        self.remarks.iter().filter_map(|(uid, remark)| notice(&ledger, uid, *remark)).collect()
+        self.warnings.iter().filter_map(|(uid, warning)| event(&ledger, uid, *warning)).collect()
     }
 
     // ---- nodes ----
@@ -165,7 +165,7 @@ impl ClusterIndex {
         let Some(name) = node_name(node) else { return };
         self.unlisted_nodes.remove(&name);
         let record = NodeOnRecord { kind: kind(node), advertised: advertised(node) };
-        let machine = contract::stock::machine(node);
+        let machine = contract::kube_filters::machine(node);
         let labels = machine.as_ref().map(|machine| machine.labels.clone()).unwrap_or_default();
         let mut ledger = service.ledger();
         if let Some(identity) = contract::node_identity(node) {
@@ -175,8 +175,8 @@ impl ClusterIndex {
         ledger.set_plugin_devices(&name, contract::plugin_devices(node));
         ledger.share_labels(&name, labels);
         drop(ledger);
-        machine.into_iter().for_each(|machine| service.stock().set_machine(machine));
-        stock::tell_free_host(service, &name);
+        machine.into_iter().for_each(|machine| service.kube_filters().set_machine(machine));
+        kube_filters::tell_free_host(service, &name);
         self.nodes.insert(name, record);
     }
 
@@ -229,9 +229,9 @@ impl ClusterIndex {
 
     fn release(&mut self, service: &Service, uid: &PodUid, key: &PodKey) {
         service.ledger().release(uid);
-        stock::forget(service, uid);
+        kube_filters::forget(service, uid);
         service.conflicts().forget(uid);
-        self.remarks.remove(uid);
+        self.warnings.remove(uid);
         self.unplannable_pods.remove(uid);
         if self.pods.get(key) == Some(uid) {
             self.pods.remove(key);
@@ -249,20 +249,21 @@ impl ClusterIndex {
     }
 
     /// Counts a remark when it is new, not each time the pod is seen again.
-    fn note(&mut self, service: &Service, uid: &PodUid, remark: PodWarning) {
-        let Some(code) = code(remark) else {
-            self.remarks.remove(uid);
+    fn note(&mut self, service: &Service, uid: &PodUid, warning: PodWarning) {
+        let Some(code) = code(warning) else {
+            self.warnings.remove(uid);
             return;
         };
-        if self.remarks.insert(uid.clone(), remark) != Some(remark) {
+        if self.warnings.insert(uid.clone(), warning) != Some(warning) {
             service.metrics.pod_warnings.with_label_values(&[code]).inc();
         }
     }
 
     fn foreign_pods_in(&self, ledger: &Ledger) -> BTreeSet<PodUid> {
-        let waits = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.hold().is_none();
+        let waits =
+            |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_)) && entry.reservation().is_none();
         let unknown = |uid: &PodUid, entry: &PodState| self.pods.get(&entry.key) != Some(uid);
-        let entries = ledger.entries().into_iter();
+        let entries = ledger.pod_states().into_iter();
         entries
             .filter(|(uid, entry)| waits(entry) && unknown(uid, entry))
             .map(|(uid, _)| uid.clone())
@@ -271,7 +272,7 @@ impl ClusterIndex {
 
     fn remove_node(&mut self, service: &Service, name: &NodeName) {
         service.ledger().remove_node(name);
-        service.stock().remove_machine(name);
+        service.kube_filters().remove_machine(name);
         self.nodes.remove(name);
     }
 }
@@ -279,19 +280,22 @@ impl ClusterIndex {
 /// The pod into the books. It is read before they are locked: a filter may be waiting for them.
 fn see(service: &Service, pod: &Pod, uid: &PodUid) -> PodWarning {
     let policy = service.ledger().policy().clone();
-    let hold = recorded_reservation(service, pod);
-    let holds = hold.is_some();
-    let seen = contract::seen(pod, &policy, hold, jiff::Timestamp::now());
+    let reservation = recorded_reservation(service, pod);
+    let reservations = reservation.is_some();
+    let observation = contract::observation(pod, &policy, reservation, jiff::Timestamp::now());
     let mut ledger = service.ledger();
     // Only a leader makes holds, and knows of one before its condition is written: every other replica believes the pod.
-    if !holds && ledger.leader().is_none() && ledger.entry(uid).is_some_and(|entry| entry.hold().is_some()) {
+    if !reservations
+        && ledger.leader().is_none()
+        && ledger.pod_state(uid).is_some_and(|entry| entry.reservation().is_some())
+    {
         ledger.forget_observed_reservation(uid);
     }
-    match seen {
-        Some(seen) => ledger.see(seen),
+    match observation {
+        Some(observation) => ledger.see(observation),
         None => {
             // It waits and has been edited into something that cannot be understood: what it asked for is void.
-            if ledger.entry(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+            if ledger.pod_state(uid).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
                 ledger.release(uid);
             }
             PodWarning::Nothing
@@ -305,8 +309,8 @@ fn recorded_reservation(service: &Service, pod: &Pod) -> Option<Reservation> {
 }
 
 /// A short name for metrics.
-fn code(remark: PodWarning) -> Option<&'static str> {
-    match remark {
+fn code(warning: PodWarning) -> Option<&'static str> {
+    match warning {
         PodWarning::Nothing => None,
         PodWarning::DevicesEdited => Some("devices-edited"),
         PodWarning::DemandEdited => Some("demand-edited"),
@@ -316,15 +320,15 @@ fn code(remark: PodWarning) -> Option<&'static str> {
     }
 }
 
-fn notice(ledger: &Ledger, uid: &PodUid, remark: PodWarning) -> Option<PodEvent> {
-    let entry = ledger.entry(uid)?;
+fn event(ledger: &Ledger, uid: &PodUid, warning: PodWarning) -> Option<PodEvent> {
+    let entry = ledger.pod_state(uid)?;
     let node = entry.node()?;
     let devices = || {
         entry
             .devices()
             .map_or_else(String::new, |uuids| uuids.iter().map(|u| u.as_str()).collect::<Vec<_>>().join(","))
     };
-    let (kind, text) = match remark {
+    let (kind, text) = match warning {
         PodWarning::Nothing => return None,
         PodWarning::Unplaced => (
             PodEventReason::Unplaced,

@@ -1,7 +1,7 @@
 //! Learns anew what free VRAM is worth when enough pods have come, on a thread where it keeps nobody waiting.
 
 use crate::scheduling::node::Node;
-use crate::scheduling::worth::PackingModel;
+use crate::scheduling::packing_model::PackingModel;
 use crate::service::Service;
 use std::sync::Arc;
 use tokio::task::JoinHandle;
@@ -22,7 +22,7 @@ impl PackingLearner {
             return;
         }
         let service = &self.service;
-        let (mix, snapshot) = {
+        let (demand_history, snapshot) = {
             let mut ledger = service.ledger();
             if !ledger.is_packing_model_due() {
                 return;
@@ -31,10 +31,11 @@ impl PackingLearner {
         };
         let service = service.clone();
         self.at_work = Some(tokio::task::spawn_blocking(move || {
-            let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
+            let packing_model =
+                PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
             // Before the ledger is asked for: it copies a snapshot that somebody still reads.
             drop(snapshot);
-            service.ledger().set_packing_model(worth);
+            service.ledger().set_packing_model(packing_model);
             // Who asks first finds every node summed up.
             let snapshot = service.ledger().snapshot();
             snapshot.sum_up();
@@ -67,7 +68,7 @@ mod tests {
         }
         learning.tick();
         learning.at_work.take().expect("ten pods are enough").await.unwrap();
-        assert!(service.ledger().snapshot().worth().is_learned());
+        assert!(service.ledger().snapshot().packing_model().is_learned());
         learning.tick();
         assert!(learning.at_work.is_none(), "nobody came since");
     }

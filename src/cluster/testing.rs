@@ -33,7 +33,7 @@ impl Recorder {
 
     /// Reasons of what was told since the last call.
     pub fn told(&self) -> Vec<&'static str> {
-        std::mem::take(&mut *self.told.lock()).into_iter().map(|notice| notice.kind.reason()).collect()
+        std::mem::take(&mut *self.told.lock()).into_iter().map(|event| event.kind.reason()).collect()
     }
 
     fn write(&self, key: &PodKey, what: &str) {
@@ -42,8 +42,8 @@ impl Recorder {
 }
 
 fn said(change: &StatusChange) -> String {
-    let hold = change.hold.as_ref().map(|hold| match hold {
-        ReservationChange::Held(hold) => format!("hold {}", hold.node),
+    let reservation = change.reservation.as_ref().map(|reservation| match reservation {
+        ReservationChange::Held(reservation) => format!("hold {}", reservation.node),
         ReservationChange::Ended => "end hold".into(),
     });
     let nomination = change.nomination.as_ref().map(|nomination| match nomination {
@@ -62,7 +62,7 @@ fn said(change: &StatusChange) -> String {
         EvictionCondition::CalledOff => "stays".into(),
     });
     let touch = change.touch.map(|_| "touch".to_owned());
-    [hold, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [reservation, nomination, plan, eviction, touch].into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 impl ControlPlane for Recorder {
@@ -114,7 +114,7 @@ impl ControlPlane for Recorder {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    fn notify(&self, notice: PodEvent) {
-        self.told.lock().push(notice);
+    fn record_event(&self, event: PodEvent) {
+        self.told.lock().push(event);
     }
 }

@@ -70,7 +70,7 @@ impl LedgerUpkeep {
                 let after = self.planner.unplannable_pods_after().cloned();
                 let unplannable_pods =
                     self.index.lock().unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE);
-                self.planner.let_through(unplannable_pods);
+                self.planner.released(unplannable_pods);
                 self.planner.tick();
             }
             // Who ends a hold has to clear it: that is for whoever acts.
@@ -82,7 +82,7 @@ impl LedgerUpkeep {
         if is_open && !self.was_open {
             self.service.ledger().suppose_all_refused();
             let standing = self.index.lock().standing(&self.service);
-            standing.into_iter().for_each(|notice| self.control_plane.notify(notice));
+            standing.into_iter().for_each(|event| self.control_plane.record_event(event));
         }
         self.was_open = is_open;
         if now >= self.next_sweep && self.service.gate.is_synced() {
@@ -114,11 +114,11 @@ mod tests {
             "spec": { "containers": containers },
             "status": { "conditions": [condition] },
         });
-        let stray = json!({
+        let unplannable_pod = json!({
             "metadata": { "name": "stray", "uid": "2" },
             "spec": { "containers": containers, "nodeName": "a" },
         });
-        let pods = [holder, stray].map(|pod| serde_json::from_value(pod).unwrap());
+        let pods = [holder, unplannable_pod].map(|pod| serde_json::from_value(pod).unwrap());
         index.reset_pods(&service, &pods);
         service.set_synced_in(0);
         LedgerUpkeep {
@@ -162,11 +162,11 @@ mod tests {
         let mut upkeep = upkeep(&recorder, Policy::default());
         (0..3).for_each(|_| upkeep.tick(upkeep.service.now()));
         assert!(recorder.told().is_empty() && recorder.written().is_empty());
-        assert_eq!(upkeep.service.ledger().totals().holds, 1);
+        assert_eq!(upkeep.service.ledger().totals().reservations, 1);
         upkeep.service.lead_from_the_start();
         upkeep.tick(upkeep.service.now());
         upkeep.planner.go_on().await;
-        assert_eq!(upkeep.service.ledger().totals().holds, 0);
+        assert_eq!(upkeep.service.ledger().totals().reservations, 0);
         assert_eq!(recorder.told(), ["StowageHoldEnded", "StowageUnplaced"]);
         assert_eq!(recorder.written(), ["holder: end hold"]);
     }

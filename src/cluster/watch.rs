@@ -203,7 +203,7 @@ impl WatchFeed {
     /// Of replicas that all see the same, one speaks.
     fn tell(&self, notice: PodEvent) {
         if self.service.gate.is_open() {
-            self.control_plane.notify(notice);
+            self.control_plane.record_event(notice);
         }
     }
 }

@@ -97,7 +97,7 @@ pub enum EvictionOutcome {
 /// What is to be written of one pod's status, all of it in one request. [`Default`] changes nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StatusChange {
-    pub hold: Option<ReservationChange>,
+    pub reservation: Option<ReservationChange>,
     pub nomination: Option<NominationChange>,
     pub touch: Option<Touch>,
     pub plan: Option<PlanState>,
@@ -149,12 +149,12 @@ pub enum EvictionCondition {
 }
 
 impl StatusChange {
-    pub fn hold(hold: Reservation) -> Self {
-        Self { hold: Some(ReservationChange::Held(hold)), ..Self::default() }
+    pub fn reservation(reservation: Reservation) -> Self {
+        Self { reservation: Some(ReservationChange::Held(reservation)), ..Self::default() }
     }
 
     pub fn end_reservation() -> Self {
-        Self { hold: Some(ReservationChange::Ended), ..Self::default() }
+        Self { reservation: Some(ReservationChange::Ended), ..Self::default() }
     }
 
     pub fn end_reservation_and_nomination() -> Self {
@@ -205,7 +205,7 @@ impl StatusChange {
     /// The part that the write is for, as a label of metrics.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self { hold: Some(_), .. } => "hold",
+            Self { reservation: Some(_), .. } => "hold",
             Self { nomination: Some(_), .. } => "nomination",
             Self { plan: Some(_), .. } => "plan",
             Self { eviction: Some(_), .. } => "eviction-reason",
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(nominated.kind(), "nomination");
         assert_eq!(nominated.and_plan(PlanState::Waiting { why: "why".into() }).kind(), "nomination");
         assert_eq!(
-            StatusChange { hold: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
+            StatusChange { reservation: Some(ReservationChange::Ended), ..StatusChange::touch() }.kind(),
             "hold"
         );
         assert_eq!(StatusChange::touch().kind(), "wake");

@@ -73,7 +73,7 @@ impl Foresight {
     pub fn is_kept_off(&self, seat: &ForeseenGpu) -> bool {
         let Some(node) = self.snapshot.node(seat.node.as_str()) else { return false };
         let place = node.devices.iter().position(|device| device.uuid == seat.gpu);
-        place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].pressure))
+        place.is_some_and(|place| self.demand.terms.exceeded_by(node.gpus[place].engine_load))
     }
 }
 

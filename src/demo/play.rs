@@ -201,10 +201,10 @@ impl Play {
         let elsewhere = rest.iter().map(seconds).min().unwrap_or_default();
         let tightest = foresight.without_model().seat().context("there is no room for the chapter's pod")?;
         let (name, place) = (&arrival.name, gpu_name(tightest.gpu.as_str()));
-        let (soonest, node) = (seconds(first), &first.1);
+        let (nearest_models, node) = (seconds(first), &first.1);
         self.screen.aside(&format!("{name} would fit best on {place}"));
         self.screen.aside(&format!(
-            "from {node}'s disk it answers after {soonest} s, elsewhere over the network after {elsewhere} s"
+            "from {node}'s disk it answers after {nearest_models} s, elsewhere over the network after {elsewhere} s"
         ));
         self.expected.insert(name.clone(), node.to_string());
         Ok(())

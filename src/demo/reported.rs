@@ -10,7 +10,7 @@ use crate::units::Moment;
 /// The engines of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportedEngines {
-    pub pressure: EngineLoad,
+    pub engine_load: EngineLoad,
     /// One for each engine.
     pub states: Vec<EngineState>,
 }
@@ -21,8 +21,8 @@ pub fn engines(board: &Board, node: &str, gpu: &str) -> Option<ReportedEngines> 
     let here = report.engines.iter().filter(|engine| engine.gpus.iter().any(|uuid| uuid.as_str() == gpu));
     let states: Vec<EngineState> = here.map(|engine| engine.state).collect();
     let reading = report.reading(Moment::default(), TelemetryRules::default().fresh)?;
-    let pressure = reading.gpus.iter().find(|seen| seen.uuid.as_str() == gpu)?.pressure;
-    (!states.is_empty()).then_some(ReportedEngines { pressure, states })
+    let engine_load = reading.gpus.iter().find(|seen| seen.uuid.as_str() == gpu)?.engine_load;
+    (!states.is_empty()).then_some(ReportedEngines { engine_load, states })
 }
 
 /// The number of a node's latest report.

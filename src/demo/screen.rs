@@ -134,7 +134,7 @@ impl Screen {
         let model = gpu.model.trim_start_matches("NVIDIA-").split('-').next().unwrap_or_default();
         let amounts = format!("{:>3}/{:<2} GiB", used >> 30, gpu.promisable >> 30);
         let engines = gpu.engines.as_ref().map(engines).unwrap_or_default();
-        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.pressure.queue > Some(0));
+        let is_busy = gpu.engines.as_ref().is_some_and(|engines| engines.engine_load.queue > Some(0));
         let style = if is_busy { Style::new().red() } else { Style::new() };
         let engines = self.paint(&format!("{engines:<ENGINES$}"), style);
         let row =
@@ -195,8 +195,8 @@ fn engines(engines: &ReportedEngines) -> String {
     if !engines.states.iter().any(serves) {
         return states;
     }
-    let kv = engines.pressure.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
-    let waiting = engines.pressure.queue.map_or("?".into(), |queue| queue.to_string());
+    let kv = engines.engine_load.kv_cache.map_or("?".into(), |kv| kv.get().to_string());
+    let waiting = engines.engine_load.queue.map_or("?".into(), |queue| queue.to_string());
     format!("KV {kv} % · {waiting} waiting · {states}")
 }
 
@@ -246,8 +246,8 @@ mod tests {
     use crate::units::Percent;
 
     fn shown(kv_percent: u8, queue: Option<u32>, states: &[EngineState]) -> String {
-        let pressure = EngineLoad::of(Percent::new(kv_percent), queue);
-        engines(&ReportedEngines { pressure, states: states.to_vec() })
+        let engine_load = EngineLoad::of(Percent::new(kv_percent), queue);
+        engines(&ReportedEngines { engine_load, states: states.to_vec() })
     }
 
     #[test]

@@ -154,12 +154,12 @@ impl BindTask {
 
     fn assume(&self) -> Result<BindPhase, Unbound> {
         let mut ledger = self.extender.service.ledger();
-        let entry = ledger.entry(&self.uid).filter(|entry| entry.key == self.key);
+        let entry = ledger.pod_state(&self.uid).filter(|entry| entry.key == self.key);
         let entry = entry.ok_or(Unbound::Conflict(AssumeConflict::UnknownPod))?;
         if ledger.policy().mode == Mode::Shadow && entry.node().is_none() && !entry.demand.asks_plugin() {
             return Err(Unbound::InShadow);
         }
-        let (demand, held) = (entry.demand.clone(), entry.hold().is_some());
+        let (demand, held) = (entry.demand.clone(), entry.reservation().is_some());
         let policy = ledger.policy().digest;
         let (key, uid) = (self.key.clone(), self.uid.clone());
         let order = |placement| BindOrder { key, uid, demand, placement, held, policy };
@@ -250,7 +250,7 @@ impl BindTask {
     /// Whether the assume is still unsettled: a watch or a later bind may have been faster.
     fn is_open(&self) -> bool {
         let ledger = self.extender.service.ledger();
-        ledger.entry(&self.uid).is_some_and(|entry| entry.is_assumed())
+        ledger.pod_state(&self.uid).is_some_and(|entry| entry.is_assumed())
     }
 }
 

@@ -62,14 +62,14 @@ impl VerbRequest {
             demand: self.demand.clone(),
             state: ObservedPhase::Waiting(self.waiting.clone()),
             // The watch shows it.
-            shown: None,
+            observed: None,
         });
     }
 
     /// Has the pod judged by `policy`, if another one judged it.
     pub fn come_under(&mut self, policy: &Policy) {
-        if self.demand.judged_by != policy.version {
-            self.demand.take(policy.judge(&self.demand.traits));
+        if self.demand.classified_by != policy.version {
+            self.demand.take(policy.classify(&self.demand.traits));
         }
     }
 }
@@ -108,14 +108,14 @@ impl UnreadablePod {
     /// Tells whoever looks at the pod.
     pub fn tell(&self, extender: &Extender) {
         let (key, uid, text) = (self.key.clone(), self.uid.clone(), self.error.to_string());
-        extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
+        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::NotUnderstood, text });
     }
 }
 
 /// Who asks, and for what. The outer error is a request that is none; the inner one a pod that cannot be understood.
 pub fn asking(extender: &Extender, pod: &Pod) -> Result<Result<VerbRequest, UnreadablePod>, BadRequest> {
     let (uid, key) = contract::identity(pod).map_err(|e| BadRequest::unprocessable("unidentified-pod", e))?;
-    match contract::classified_demand(pod, |traits| extender.service.judge(traits)) {
+    match contract::classified_demand(pod, |traits| extender.service.classify(traits)) {
         Ok(demand) => Ok(Ok(VerbRequest { uid, key, demand, waiting: contract::waiting(pod) })),
         Err(error @ RequestError::NoVram) => Err(BadRequest::unprocessable(error.code(), error)),
         Err(error) => Ok(Err(UnreadablePod { uid, key, error })),
@@ -237,7 +237,7 @@ fn refuse(
     count_answer(extender, "refused", code);
     let (key, uid) = (asking.key.clone(), asking.uid.clone());
     let text = refusal_text(nodes, list);
-    extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::Refused, text });
+    extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::Refused, text });
 }
 
 /// `0 of 40 nodes fit. 38 × no single GPU has room now, such as node-3: …`

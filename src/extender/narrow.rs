@@ -35,12 +35,12 @@ pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<
     if ledger.reserved_placement(&asking.uid).is_some() {
         return refused("already-placed");
     }
-    let claim = ledger.claim(&asking.uid);
+    let preemptor = ledger.preemptor(&asking.uid);
     let bends = policy.violate_budgets == ViolateBudgets::WhenNothingElse;
     let offered_to_us = || offered.iter().enumerate().filter(|(_, node)| bends || node.pdb_violations == 0);
     let with_eviction_cost = offered_to_us().filter_map(|(place, node)| {
-        let price = price(&ledger, &claim, node)?;
-        Some((node.pdb_violations, price, node.node, place))
+        let eviction_cost = eviction_cost(&ledger, &preemptor, node)?;
+        Some((node.pdb_violations, eviction_cost, node.node, place))
     });
     match with_eviction_cost.min() {
         Some((.., place)) => NarrowedCandidates { chosen: Some(place), code: "", policy: policy.clone() },
@@ -50,14 +50,14 @@ pub fn narrow(extender: &Extender, asking: &VerbRequest, offered: &[OfferedNode<
 
 /// What the node's victims cost, if they may all go and the pod fits then. The scheduler takes a node without victims as an
 /// error of the whole preemption.
-fn price(ledger: &Ledger, claim: &Preemptor, offered: &OfferedNode<'_>) -> Option<EvictionCost> {
+fn eviction_cost(ledger: &Ledger, preemptor: &Preemptor, offered: &OfferedNode<'_>) -> Option<EvictionCost> {
     let node = NodeName::parse(offered.node).ok()?;
     let victims: Vec<PodUid> =
         offered.victims.iter().map(|victim| PodUid::parse(victim).ok()).collect::<Option<_>>()?;
     if victims.is_empty() {
         return None;
     }
-    ledger.eviction_cost_of(claim, &node, &victims)
+    ledger.eviction_cost_of(preemptor, &node, &victims)
 }
 
 /// The chosen node with the scheduler's own victims.

@@ -13,13 +13,13 @@ use crate::contract;
 use crate::control_plane::{PodEvent, PodEventReason, StatusChange};
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::Reservation;
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
 use crate::scheduling::ledger::{Ledger, Preemptor};
 use crate::scheduling::policy::{Digest, Mode, ViolateBudgets};
 use crate::scheduling::preempt::{
     self, BudgetRules, PotentialVictim, PreemptionCandidate, SearchEffort, Shortfall, VictimSet,
 };
 use crate::scheduling::request::{Demand, HostResources};
-use crate::scheduling::stock::{AssumedNodeChange, FilterQuery};
 use crate::units::Millis;
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ struct OfferedCandidates {
 struct PreemptionRequest<'a> {
     ledger: &'a Ledger,
     uid: &'a PodUid,
-    claim: Preemptor,
+    preemptor: Preemptor,
     /// What it asks for beside GPUs.
     question: FilterQuery<'a>,
 }
@@ -101,7 +101,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
     if !others.is_empty() {
         victims.longest_grace = victims.longest_grace.max(OTHERS_GRACE);
     }
-    if !hold(extender, &asking, &victims).await {
+    if !reserve(extender, &asking, &victims).await {
         count("none", "not-held");
         leave_to_planner(extender, &asking.uid);
         return Ok(PreemptionResult::default());
@@ -118,7 +118,7 @@ pub async fn preempt(extender: &Extender, args: &PreemptionArgs<'_>) -> Result<P
 /// Where the nodes' sums are all too small the scheduler never asks `filter`, and nothing but this says that the pod waits.
 fn leave_to_planner(extender: &Extender, uid: &PodUid) {
     let mut ledger = extender.service.ledger();
-    if ledger.entry(uid).is_some_and(|entry| entry.refused().is_none()) {
+    if ledger.pod_state(uid).is_some_and(|entry| entry.refused().is_none()) {
         ledger.note_refused(uid, None);
     }
 }
@@ -131,9 +131,9 @@ fn offers(
     pod: &Pod,
     offered: &[OfferedNode<'_>],
 ) -> Option<OfferedCandidates> {
-    let stock = extender.service.stock().snapshot();
+    let kube_filters = extender.service.kube_filters().snapshot();
     // The scheduler may have seen the pod before the watch here did.
-    let wants = contract::stock::requirements(pod);
+    let wants = contract::kube_filters::requirements(pod);
     let mut ledger = extender.service.ledger();
     asking.come_under(ledger.policy());
     asking.enter(&mut ledger);
@@ -142,8 +142,8 @@ fn offers(
     }
     ledger.note_offered_to_preempt(&asking.uid, offered.len());
     let uid = &asking.uid;
-    let question = stock.ask(None, &wants);
-    let case = PreemptionRequest { ledger: &ledger, uid, claim: ledger.claim(uid), question };
+    let question = kube_filters.ask(None, &wants);
+    let case = PreemptionRequest { ledger: &ledger, uid, preemptor: ledger.preemptor(uid), question };
     let violate_budgets = ledger.policy().violate_budgets;
     let mut offers = OfferedCandidates { rooms: Vec::new(), others: BTreeMap::new(), violate_budgets };
     for (room, others) in offered.iter().filter_map(|node| offer(&case, node)) {
@@ -157,13 +157,13 @@ fn offer(
     case: &PreemptionRequest<'_>,
     offered: &OfferedNode<'_>,
 ) -> Option<(PreemptionCandidate, Vec<String>)> {
-    let PreemptionRequest { ledger, uid, claim, question } = case;
+    let PreemptionRequest { ledger, uid, preemptor, question } = case;
     let node = NodeName::parse(offered.node).ok()?;
     // Where the scheduler itself would evict nobody, it has another reason not to go.
     if offered.victims.is_empty() {
         return None;
     }
-    let mut room = ledger.candidate_for(claim, &node)?;
+    let mut room = ledger.candidate_for(preemptor, &node)?;
     keep_whole_groups(&mut room);
     let mut residents = Vec::new();
     let mut others = Vec::new();
@@ -172,17 +172,18 @@ fn offer(
         match ledger.resident_on(&uid, &node) {
             Some(resident) => residents.push(resident),
             // Nobody knows what it would free, nor whether it may be evicted: not on this node.
-            None if ledger.entry(&uid).is_some() => return None,
+            None if ledger.pod_state(&uid).is_some() => return None,
             None => others.push((*victim).to_owned()),
         }
     }
     let mut shortfall = Shortfall::of(residents.iter());
     // No more is missing than the node falls short by: what the scheduler's victims free beyond is nobody's need.
-    let missing = ledger.entry(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
+    let missing = ledger.pod_state(uid)?.demand.vram().minus(ledger.sum_left_on(&node));
     shortfall.vram = shortfall.vram.min(missing);
-    let lack = question.lack(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
-    let HostResources { cpu, memory } = shortfall.companion;
-    shortfall.companion = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
+    let lack =
+        question.shortfall(&node, &AssumedNodeChange { leaving: &[], coming: ledger.coming_to(&node) });
+    let HostResources { cpu, memory } = shortfall.host_resources;
+    shortfall.host_resources = HostResources { cpu: cpu.min(lack.cpu), memory: memory.min(lack.memory) };
     room.shortfall = shortfall;
     // What the scheduler's victims overdraw, and none of them that Stowage knows of does, the others must.
     let known = known_violations(&room, &residents);
@@ -224,22 +225,25 @@ fn cheapest(offers: OfferedCandidates, demand: &Demand) -> Option<(Vec<String>, 
 
 /// Takes the hold: first in the ledger, so that nobody else can have the room, then on the pod, so that it survives a
 /// restart. Without both nobody is evicted.
-async fn hold(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) -> bool {
+async fn reserve(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) -> bool {
     let (extender, uid, key) = (extender.clone(), asking.uid.clone(), asking.key.clone());
-    let (victims, version) = (victims.clone(), asking.demand.judged_by);
+    let (victims, version) = (victims.clone(), asking.demand.classified_by);
     let writes = extender.writes.clone();
     let task = async move {
-        let Some((hold, policy)) = reserve_in_ledger(&extender, &uid, &victims, version) else {
+        let Some((reservation, policy)) = reserve_in_ledger(&extender, &uid, &victims, version) else {
             return false;
         };
-        let written =
-            extender.control_plane.write_status(&key, &uid, &StatusChange::hold(hold.clone())).await;
+        let written = extender
+            .control_plane
+            .write_status(&key, &uid, &StatusChange::reservation(reservation.clone()))
+            .await;
         if let Err(error) = &written {
             warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
             extender.service.ledger().release_reservation(&uid);
         }
         // The write may have taken so long that the room was given up meanwhile.
-        let stands = extender.service.ledger().entry(&uid).is_some_and(|entry| entry.hold().is_some());
+        let stands =
+            extender.service.ledger().pod_state(&uid).is_some_and(|entry| entry.reservation().is_some());
         if !stands {
             // It may have been written although nobody said so.
             let ended =
@@ -249,11 +253,15 @@ async fn hold(extender: &Extender, asking: &VerbRequest, victims: &VictimSet) ->
             }
             return false;
         }
-        let gpus = hold.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
-        let text = format!("{} pod(s) leave {} for this pod; it gets {gpus}", hold.victims.len(), hold.node);
-        let (node, leaving, exact) = (&hold.node, &hold.victims, victims.exact);
+        let gpus = reservation.devices.iter().map(GpuUuid::as_str).collect::<Vec<_>>().join(", ");
+        let text = format!(
+            "{} pod(s) leave {} for this pod; it gets {gpus}",
+            reservation.victims.len(),
+            reservation.node
+        );
+        let (node, leaving, exact) = (&reservation.node, &reservation.victims, victims.exact);
         info!(pod = %key, %node, victims = ?leaving, exact, %policy, "room held");
-        extender.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
+        extender.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::RoomHeld, text });
         true
     };
     // The write goes on if the scheduler hangs up: the ledger must not hold what the pod does not say.
@@ -276,25 +284,25 @@ fn reserve_in_ledger(
         return None;
     }
     // One budget for all evictions; within it the planner may find another node.
-    if !ledger.may_order(&victims.everyone()) {
+    if !ledger.may_order(&victims.all_victims()) {
         info!(node = %victims.node, "enough pods were evicted within the minute");
         return None;
     }
     let node = ledger.node(&victims.node)?;
     let devices: Option<Arc<[GpuUuid]>> =
         victims.gpus.iter().map(|place| node.devices.get(place).map(|device| device.uuid.clone())).collect();
-    let deadline = extender.service.now() + victims.longest_grace + policy.hold_slack;
-    let hold = Reservation {
+    let deadline = extender.service.now() + victims.longest_grace + policy.reservation_slack;
+    let reservation = Reservation {
         node: victims.node.clone(),
         devices: devices?,
-        victims: victims.everyone().into(),
+        victims: victims.all_victims().into(),
         deadline,
     };
-    match ledger.hold(uid, hold.clone()) {
+    match ledger.reserve(uid, reservation.clone()) {
         Ok(()) => {
-            ledger.note_ordered(&victims.everyone());
+            ledger.note_ordered(&victims.all_victims());
             victims.victims.iter().for_each(|victim| ledger.note_evicted(victim));
-            Some((hold, policy.digest))
+            Some((reservation, policy.digest))
         }
         Err(conflict) => {
             info!(%conflict, "the room changed while its price was found");
@@ -306,6 +314,6 @@ fn reserve_in_ledger(
 fn answer(others: Vec<String>, victims: &VictimSet) -> PreemptionResult {
     let chosen = victims.victims.iter().map(|uid| uid.to_string());
     let pods = chosen.chain(others).map(|uid| AnsweredVictim { uid }).collect();
-    let answered = AnsweredVictims { pods, num_pdb_violations: victims.price.violations.into() };
+    let answered = AnsweredVictims { pods, num_pdb_violations: victims.eviction_cost.violations.into() };
     PreemptionResult { node_name_to_meta_victims: BTreeMap::from([(victims.node.to_string(), answered)]) }
 }

@@ -219,7 +219,7 @@ enum ExpectedNode {
 /// `None` unless the pod is about to be bound in shadow mode.
 pub fn expected(ledger: &Ledger, uid: &PodUid) -> Option<Expected> {
     let policy = ledger.policy();
-    let PodPhase::Waiting(waiting) = &ledger.entry(uid)?.phase else { return None };
+    let PodPhase::Waiting(waiting) = &ledger.pod_state(uid)?.phase else { return None };
     let first = match (&waiting.offered, &waiting.refused) {
         (Some(node), _) => ExpectedNode::Node(node.clone()),
         (None, Some(_)) => ExpectedNode::None,

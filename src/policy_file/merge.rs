@@ -147,11 +147,11 @@ mod tests {
     #[test]
     fn what_is_set_once_holds_and_keeps_its_place() {
         let (policy, conflicts) =
-            merged(&["scoring: {shortlist: 3}\n", "mode: shadow\nscoring: {hintLifetime: 3s}\n"]);
+            merged(&["scoring: {shortlist: 3}\n", "mode: shadow\nscoring: {softReservationLifetime: 3s}\n"]);
         assert_eq!(conflicts, []);
         let scoring = policy.get("scoring").unwrap();
         assert_eq!(scoring.get("shortlist").unwrap().span.file, FileId::at(0));
-        assert_eq!(scoring.get("hintLifetime").unwrap().span.file, FileId::at(1));
+        assert_eq!(scoring.get("softReservationLifetime").unwrap().span.file, FileId::at(1));
         assert_eq!(policy.get("mode").and_then(YamlNode::text), Some("shadow"));
     }
 

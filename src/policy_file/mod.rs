@@ -1,16 +1,16 @@
 //! Policy files: the YAML that a cluster's owner writes, into the [`PolicySpec`] that the core decides by, or into everything
 //! that is wrong with it, each with its place and the way out. Pure: texts come in, nobody here opens a file.
 //!
-//! The way of a policy: [`tree`] reads YAML and keeps every place; [`shape`] holds it against the JSON Schema of the [`raw`]
-//! types; [`merge`] makes one document of all files; [`lower`] fills in defaults; [`semantic`] asks whether the parts make
+//! The way of a policy: [`tree`] reads YAML and keeps every place; [`shape`] holds it against the JSON Schema of the [`file`]
+//! types; [`merge`] makes one document of all files; [`parse`] fills in defaults; [`semantic`] asks whether the parts make
 //! sense together. What is wrong is a [`diagnostic::Diagnostic`] all the way. [`show`] writes the result out again.
 
 pub mod diagnostic;
+pub mod file;
 pub mod format;
-mod lower;
 mod merge;
 mod nearest;
-pub mod raw;
+mod parse;
 mod semantic;
 pub mod shape;
 pub mod show;
@@ -21,7 +21,7 @@ pub use source::{FileId, MAX_FILE, PolicySources, Position, SourceText, Span};
 
 use crate::scheduling::policy::{Digest, Policy};
 use diagnostic::{Diagnostic, has_errors, sort};
-use lower::Draft;
+use parse::Draft;
 use sha2::{Digest as _, Sha256};
 use shape::SHAPES;
 use tree::YamlNode;
@@ -43,7 +43,7 @@ pub struct Loaded {
 pub struct Test {
     /// Where it stands.
     pub file: FileId,
-    pub test: raw::PolicyTest,
+    pub test: file::PolicyTest,
 }
 
 /// Reads a policy from all its files. Either it is sound, or everything that is wrong is told, errors and warnings, by
@@ -96,8 +96,8 @@ fn empty(file: FileId) -> Diagnostic {
 impl Documents {
     fn take(&mut self, document: YamlNode, texts: &PolicySources<'_>) {
         // Whatever else is wrong with a document of another kind, it is not meant for us.
-        if let Some(stranger) = shape::stranger(&document) {
-            return self.diagnostics.push(stranger);
+        if let Some(foreign_pod) = shape::foreign_pod(&document) {
+            return self.diagnostics.push(foreign_pod);
         }
         let (shape, name, list) = match shape::is_test(&document) {
             true => (&SHAPES.test, "a PolicyTest", &mut self.tests),
@@ -109,7 +109,7 @@ impl Documents {
 }
 
 fn policy(merged: &YamlNode, diagnostics: &mut Vec<Diagnostic>) -> Option<Policy> {
-    let raw: raw::PolicySpec = from_tree(merged, diagnostics)?;
+    let raw: file::PolicySpec = from_tree(merged, diagnostics)?;
     let draft = Draft::new(&raw);
     diagnostics.extend(semantic::check(merged, &raw, &draft));
     if has_errors(diagnostics) {
@@ -151,7 +151,7 @@ fn from_tree<T: serde::de::DeserializeOwned>(
 /// Over the policy as it would be written out in full, so that comments, order of keys and files do not count.
 fn digest(policy: &Policy) -> Digest {
     let written =
-        serde_json::to_vec(&lower::raise(policy)).expect("a raw policy has text keys and no floats");
+        serde_json::to_vec(&parse::render(policy)).expect("a raw policy has text keys and no floats");
     let hash = Sha256::digest(written);
     Digest(hash.iter().take(8).fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
 }

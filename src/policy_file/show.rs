@@ -1,6 +1,6 @@
 //! A policy written out in full, each value with where it was set: YAML that can be read again.
 
-use super::lower::raise;
+use super::parse::render;
 use super::source::PolicySources;
 use super::tree::{Atom, MAX_NODES, Scalar, Style, Value, YamlNode, read};
 use crate::policy_file::source::FileId;
@@ -11,7 +11,7 @@ const COLUMN: usize = 44;
 
 /// `merged` is what was written, and knows the places.
 pub fn show(policy: &Policy, merged: &YamlNode, sources: &PolicySources<'_>) -> String {
-    let json = serde_json::to_string(&raise(policy)).expect("a raw policy has text keys and no floats");
+    let json = serde_json::to_string(&render(policy)).expect("a raw policy has text keys and no floats");
     // JSON is YAML, and its text keeps the order of the fields.
     let (documents, _) = read(json.as_bytes(), FileId::at(0), &mut MAX_NODES.clone());
     let mut page = PolicyListing { sources, gate: gate(merged), lines: Vec::new() };

@@ -89,7 +89,7 @@ impl Announcer {
 
     fn tell(&self, kind: PodEventReason, text: String) {
         if let Some(OwnPod { key, uid }) = self.own_pod.clone() {
-            self.control_plane.notify(PodEvent { key, uid, kind, text });
+            self.control_plane.record_event(PodEvent { key, uid, kind, text });
         }
     }
 }

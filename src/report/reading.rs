@@ -10,23 +10,23 @@ use std::collections::BTreeMap;
 impl NodeReport {
     /// What was measured, if the GPUs could be read. An engine's figures count while they are younger than `fresh`.
     pub fn reading(&self, received: Moment, fresh: Millis) -> Option<NodeReading> {
-        let pressures = self.pressures(fresh);
+        let engine_loads = self.engine_loads(fresh);
         let gpus = self.gpus.as_ref()?.iter();
         Some(NodeReading {
             sampled: received.before(self.age_millis),
-            gpus: gpus.map(|gpu| self.gpu_reading(gpu, &pressures)).collect(),
+            gpus: gpus.map(|gpu| self.gpu_reading(gpu, &engine_loads)).collect(),
             holdings: self.holdings(),
             in_flight: self.in_flight(fresh),
         })
     }
 
-    fn gpu_reading(&self, gpu: &GpuReport, pressures: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {
+    fn gpu_reading(&self, gpu: &GpuReport, engine_loads: &BTreeMap<&GpuUuid, EngineLoad>) -> GpuReading {
         GpuReading {
             uuid: gpu.uuid.clone(),
             used: gpu.used_bytes,
             attributed: attributed(gpu),
-            pressure: match pressures.get(&gpu.uuid) {
-                Some(pressure) => *pressure,
+            engine_load: match engine_loads.get(&gpu.uuid) {
+                Some(engine_load) => *engine_load,
                 // Nobody looked for engines, or nobody knows where one runs: of a GPU on which something runs nothing is known.
                 None if self.did_not_look_for_engines() && !is_idle(gpu) => EngineLoad::default(),
                 None => EngineLoad::NONE,
@@ -35,17 +35,17 @@ impl NodeReport {
     }
 
     /// An engine over several GPUs counts on each.
-    fn pressures(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
-        let mut pressures = BTreeMap::new();
+    fn engine_loads(&self, fresh: Millis) -> BTreeMap<&GpuUuid, EngineLoad> {
+        let mut engine_loads = BTreeMap::new();
         for engine in &self.engines {
-            let Some(of_engine) = pressure(engine, fresh) else { continue };
+            let Some(of_engine) = engine_load(engine, fresh) else { continue };
             for gpu in &engine.gpus {
                 let together =
-                    pressures.get(gpu).map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
-                pressures.insert(gpu, together);
+                    engine_loads.get(gpu).map_or(of_engine, |others: &EngineLoad| others.beside(of_engine));
+                engine_loads.insert(gpu, together);
             }
         }
-        pressures
+        engine_loads
     }
 
     /// Requests by pod, in order of UID; of engines that drain, too: what they still have is lost as well.
@@ -90,7 +90,7 @@ impl NodeReport {
 const UNKNOWN: EngineLoad = EngineLoad { kv_cache: None, queue: None, partial: true };
 
 /// How busy an engine is; `None` if it serves nobody.
-fn pressure(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
+fn engine_load(engine: &EngineReport, fresh: Millis) -> Option<EngineLoad> {
     match engine.state {
         EngineState::Starting | EngineState::Loading | EngineState::Sleeping => None,
         EngineState::Unreachable | EngineState::Other => Some(UNKNOWN),
@@ -160,8 +160,8 @@ mod tests {
 
     fn on_a(engines: serde_json::Value) -> (Option<u8>, Option<u32>) {
         let reading = report(engines).reading(Moment(10_000), FRESH).unwrap();
-        let pressure = reading.gpus[0].pressure;
-        (pressure.kv_cache.map(Percent::get), pressure.queue)
+        let engine_load = reading.gpus[0].engine_load;
+        (engine_load.kv_cache.map(Percent::get), engine_load.queue)
     }
 
     #[test]
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(reading.sampled, Moment(9_600));
         let pod = |name: &str| PodUid::parse(name).unwrap();
         assert_eq!(reading.gpus[0].attributed, [(pod("w"), Bytes(0)), (pod("x"), Bytes(15))]);
-        assert_eq!((reading.gpus[0].used, reading.gpus[0].pressure), (Some(Bytes(40)), EngineLoad::NONE));
+        assert_eq!((reading.gpus[0].used, reading.gpus[0].engine_load), (Some(Bytes(40)), EngineLoad::NONE));
     }
 
     #[test]
@@ -200,8 +200,8 @@ mod tests {
         let mut report = report(json!([]));
         report.missing = serde_json::from_value(json!([{ "part": "pods", "reason": "forbidden" }])).unwrap();
         let reading = report.reading(Moment(0), FRESH).unwrap();
-        assert_eq!(reading.gpus[0].pressure, EngineLoad::default());
-        assert_eq!(reading.gpus[1].pressure, EngineLoad::NONE);
+        assert_eq!(reading.gpus[0].engine_load, EngineLoad::default());
+        assert_eq!(reading.gpus[1].engine_load, EngineLoad::NONE);
     }
 
     #[test]

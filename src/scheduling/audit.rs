@@ -3,11 +3,11 @@
 //! This shares no arithmetic with the ledger: a mistake there would have to be made twice to pass.
 
 use super::device::{Device, Health};
+use super::disruption_info::GroupKey;
 use super::ledger::{Ledger, PodState};
 use super::node::Node;
 use super::plugin::{Ask, PluginResource};
 use super::request::Sharing;
-use super::stake::GroupKey;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::units::Bytes;
 use serde::Serialize;
@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case")]
 pub enum Violation {
-    #[error("{node} {gpu}: pods were promised {promised} of {capacity}")]
-    OverPromised { node: NodeName, gpu: GpuUuid, promised: Bytes, capacity: Bytes },
+    #[error("{node} {gpu}: pods were promised {reserved} of {capacity}")]
+    OverPromised { node: NodeName, gpu: GpuUuid, reserved: Bytes, capacity: Bytes },
     #[error("{node} {gpu}: {pod} wants the GPU to itself and shares it with {others} pod(s)")]
     ExclusiveShared { node: NodeName, gpu: GpuUuid, pod: PodKey, others: usize },
     #[error("{node} {gpu}: the books say {booked} are promised, the pods add up to {added_up}")]
@@ -39,23 +39,23 @@ struct GpuCharge<'a> {
 /// Every invariant that does not hold, in order of node and GPU. Pods that someone else put on a node without
 /// saying on which GPUs are charged, but they are not Stowage's promise: they cannot break one.
 pub fn audit(ledger: &Ledger) -> Vec<Violation> {
-    let all = ledger.entries();
+    let all = ledger.pod_states();
     let mut by_node: BTreeMap<&NodeName, BTreeMap<&PodUid, &PodState>> = BTreeMap::new();
     for (uid, entry) in &all {
-        for node in entry.node().into_iter().chain(entry.hold().map(|hold| &hold.node)) {
+        for node in entry.node().into_iter().chain(entry.reservation().map(|reservation| &reservation.node)) {
             by_node.entry(node).or_default().insert(uid, entry);
         }
     }
     let mut violations = Vec::new();
-    for (name, node) in ledger.books() {
-        let entries = by_node.remove(name).unwrap_or_default();
+    for (name, node) in ledger.node_states() {
+        let pod_states = by_node.remove(name).unwrap_or_default();
         for (place, device) in node.devices.iter().enumerate() {
             let capacity = device.capacity(&ledger.policy().headroom);
-            let parts: Vec<GpuCharge<'_>> = entries
+            let parts: Vec<GpuCharge<'_>> = pod_states
                 .values()
                 .filter_map(|entry| part(entry, name, device, capacity, &node.devices))
                 .collect();
-            let held = held(&entries, name, device, capacity, &node.devices);
+            let held = held(&pod_states, name, device, capacity, &node.devices);
             let added_up = parts.iter().map(|part| part.amount).sum::<Bytes>() + held;
             let booked = node.gpus[place].charged;
             if booked != added_up {
@@ -66,7 +66,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
                 check_promises(name, device, capacity, &parts, &mut violations);
             }
         }
-        check_devices(name, node, &entries, &mut violations);
+        check_devices(name, node, &pod_states, &mut violations);
     }
     check_groups(ledger, &all, &mut violations);
     violations
@@ -76,7 +76,7 @@ pub fn audit(ledger: &Ledger) -> Vec<Violation> {
 fn check_groups(ledger: &Ledger, all: &BTreeMap<&PodUid, &PodState>, violations: &mut Vec<Violation>) {
     let mut shown: BTreeMap<&GroupKey, BTreeSet<&PodUid>> = BTreeMap::new();
     for (uid, entry) in all {
-        if let Some(group) = &entry.stake.group {
+        if let Some(group) = &entry.disruption_info.group {
             shown.entry(group).or_default().insert(uid);
         }
     }
@@ -102,10 +102,10 @@ fn check_promises(
     violations: &mut Vec<Violation>,
 ) {
     let placed: Vec<&GpuCharge<'_>> = parts.iter().filter(|part| part.placed).collect();
-    let promised: Bytes = placed.iter().map(|part| part.amount).sum();
+    let reserved: Bytes = placed.iter().map(|part| part.amount).sum();
     let (node, gpu) = (|| name.clone(), || device.uuid.clone());
-    if promised > capacity {
-        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), promised, capacity });
+    if reserved > capacity {
+        violations.push(Violation::OverPromised { node: node(), gpu: gpu(), reserved, capacity });
     }
     let exclusive = placed.iter().find(|part| part.entry.demand.sharing == Sharing::Exclusive);
     if let Some(part) = exclusive.filter(|_| placed.len() > 1) {
@@ -123,12 +123,12 @@ fn check_promises(
 fn check_devices(
     name: &NodeName,
     node: &Node,
-    entries: &BTreeMap<&PodUid, &PodState>,
+    pod_states: &BTreeMap<&PodUid, &PodState>,
     violations: &mut Vec<Violation>,
 ) {
     let mut added_up: BTreeMap<PluginResource, u32> =
         node.plugin.iter().map(|share| (share.resource.clone(), 0)).collect();
-    for entry in entries.values().filter(|entry| entry.node() == Some(name)) {
+    for entry in pod_states.values().filter(|entry| entry.node() == Some(name)) {
         if let Ask::Plugin { resource, count } = &entry.demand.ask {
             let sum = added_up.entry(resource.clone()).or_default();
             *sum = sum.saturating_add(*count);
@@ -170,25 +170,25 @@ fn part<'a>(
 /// What holds keep of this GPU beyond what their victims still occupy there.
 /// A hold with a GPU that is not there any more keeps nothing.
 fn held(
-    entries: &BTreeMap<&PodUid, &PodState>,
+    pod_states: &BTreeMap<&PodUid, &PodState>,
     node: &NodeName,
     device: &Device,
     capacity: Bytes,
     devices: &[Device],
 ) -> Bytes {
     let exists = |uuid: &GpuUuid| devices.iter().any(|device| is_named(device, uuid));
-    let holders = entries.values().filter_map(|entry| Some((entry, entry.hold()?)));
-    let here = holders.filter(|(_, hold)| {
-        hold.node == *node
-            && hold.devices.iter().any(|uuid| is_named(device, uuid))
-            && hold.devices.iter().all(exists)
+    let holders = pod_states.values().filter_map(|entry| Some((entry, entry.reservation()?)));
+    let here = holders.filter(|(_, reservation)| {
+        reservation.node == *node
+            && reservation.devices.iter().any(|uuid| is_named(device, uuid))
+            && reservation.devices.iter().all(exists)
     });
-    here.map(|(holder, hold)| {
+    here.map(|(holder, reservation)| {
         let wanted = |entry: &PodState| match entry.demand.sharing {
             Sharing::Exclusive => capacity,
             Sharing::Shared => entry.demand.per_gpu,
         };
-        let victims = hold.victims.iter().filter_map(|uid| entries.get(uid));
+        let victims = reservation.victims.iter().filter_map(|uid| pod_states.get(uid));
         // One whose record names GPUs that are gone is counted on all, as everywhere.
         let still_there = victims.filter_map(|victim| part(victim, node, device, capacity, devices));
         wanted(holder).minus(still_there.map(|part| part.amount).sum())

@@ -51,17 +51,17 @@ pub struct Gpu {
     /// What pods and holds have been promised.
     pub charged: Bytes,
     /// What was offered to pods that have not been bound yet. Advisory.
-    pub hinted: Bytes,
+    pub softly_reserved: Bytes,
     /// An engine was among those it was offered to: if it comes, no other may start beside it for a while.
-    pub engine_hinted: bool,
+    pub engine_softly_reserved: bool,
     /// Classes that those it was offered to would not share it with.
-    pub barred_by_hints: ClassSet,
+    pub excluded_by_soft_reservations: ClassSet,
     /// What was found to be used beyond what was promised, or a margin where nobody looks.
-    pub taken: Bytes,
+    pub unaccounted_vram: Bytes,
     /// How busy the engines on it are.
-    pub pressure: EngineLoad,
+    pub engine_load: EngineLoad,
     /// Classes that its tenants do not share it with.
-    pub barred: ClassSet,
+    pub excluded_classes: ClassSet,
     /// Pods and holds on it.
     pub tenants: u16,
     /// Its one tenant wants no other.
@@ -79,12 +79,12 @@ impl Gpu {
         Self {
             capacity: device.capacity(headroom),
             charged: Bytes::ZERO,
-            hinted: Bytes::ZERO,
-            engine_hinted: false,
-            barred_by_hints: ClassSet::NONE,
-            taken: Bytes::ZERO,
-            pressure: EngineLoad::default(),
-            barred: ClassSet::NONE,
+            softly_reserved: Bytes::ZERO,
+            engine_softly_reserved: false,
+            excluded_by_soft_reservations: ClassSet::NONE,
+            unaccounted_vram: Bytes::ZERO,
+            engine_load: EngineLoad::default(),
+            excluded_classes: ClassSet::NONE,
             tenants: 0,
             exclusive: false,
             starting: false,
@@ -95,16 +95,16 @@ impl Gpu {
     }
 
     pub fn free(&self) -> Bytes {
-        self.capacity.minus(self.charged).minus(self.taken)
+        self.capacity.minus(self.charged).minus(self.unaccounted_vram)
     }
 
     /// What would be free if every tenant left.
     pub fn most(&self) -> Bytes {
-        self.capacity.minus(self.taken)
+        self.capacity.minus(self.unaccounted_vram)
     }
 
     /// What a tenant of this kind is charged here: the whole GPU if it wants it to itself.
-    pub fn price(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
+    pub fn charge_for(&self, per_gpu: Bytes, sharing: Sharing) -> Bytes {
         match sharing {
             Sharing::Shared => per_gpu,
             Sharing::Exclusive => self.capacity,
@@ -113,20 +113,20 @@ impl Gpu {
 
     /// What part of the cluster a demand uses here.
     pub fn part_of(&self, demand: &Demand) -> TenantUsage {
-        let vram = self.price(demand.per_gpu, demand.sharing);
+        let vram = self.charge_for(demand.per_gpu, demand.sharing);
         let thousandths = (u128::from(vram.0) * 1000).div_ceil(u128::from(self.capacity.0.max(1)));
         TenantUsage { vram, milli_gpus: thousandths.min(1000) as u64 }
     }
 
     pub fn charge(&mut self, per_gpu: Bytes, sharing: Sharing) {
-        self.charged += self.price(per_gpu, sharing);
+        self.charged += self.charge_for(per_gpu, sharing);
         self.tenants += 1;
         self.exclusive |= sharing == Sharing::Exclusive;
     }
 
     /// The reverse of [`Gpu::charge`].
     pub fn discharge(&mut self, per_gpu: Bytes, sharing: Sharing) {
-        self.charged = self.charged.minus(self.price(per_gpu, sharing));
+        self.charged = self.charged.minus(self.charge_for(per_gpu, sharing));
         self.tenants -= 1;
         // An exclusive GPU has one tenant, so it is exclusive no longer when that one leaves.
         self.exclusive &= sharing == Sharing::Shared;
@@ -134,7 +134,7 @@ impl Gpu {
 
     /// Whether the demand may come here now: there is room, no engine is in its start, and those that serve are not too
     /// busy. Hints are left aside.
-    pub fn has_room(&self, demand: &Demand) -> bool {
+    pub fn can_take(&self, demand: &Demand) -> bool {
         self.has_free_vram(demand) && self.admits(demand)
     }
 
@@ -149,17 +149,21 @@ impl Gpu {
     /// Whether what runs here lets such a tenant join.
     pub fn admits(&self, demand: &Demand) -> bool {
         let would_disturb = demand.terms.engine && self.starting;
-        !would_disturb && !self.barred.contains(demand.class) && !demand.terms.exceeded_by(self.pressure)
+        !would_disturb
+            && !self.excluded_classes.contains(demand.class)
+            && !demand.terms.exceeded_by(self.engine_load)
     }
 
     /// Whether there would still be room if every hint came true.
     pub fn fits_beside_soft_reservations(&self, demand: &Demand) -> bool {
-        if demand.terms.engine && self.engine_hinted || self.barred_by_hints.contains(demand.class) {
+        if demand.terms.engine && self.engine_softly_reserved
+            || self.excluded_by_soft_reservations.contains(demand.class)
+        {
             return false;
         }
         match demand.sharing {
-            Sharing::Shared => demand.per_gpu <= self.free().minus(self.hinted),
-            Sharing::Exclusive => self.hinted == Bytes::ZERO,
+            Sharing::Shared => demand.per_gpu <= self.free().minus(self.softly_reserved),
+            Sharing::Exclusive => self.softly_reserved == Bytes::ZERO,
         }
     }
 }

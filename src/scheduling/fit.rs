@@ -3,10 +3,10 @@
 use super::device::{Gpu, GpuSet, Health};
 use super::node::{Node, NodeKind};
 use super::pack::{self, GpuChoice};
+use super::packing_model::NodeEvaluation;
 use super::plugin::{self, Ask};
 use super::policy::{ClassSet, TenantLimit};
 use super::request::{Demand, Sharing};
-use super::worth::NodeEvaluation;
 use crate::units::{Bytes, Percent};
 use serde::Serialize;
 
@@ -59,9 +59,9 @@ pub enum Misfit {
     #[error("the pod wants {asked} GPU(s) to itself; {empty} on this node are empty")]
     NoEmptyGpu { empty: u32, asked: u32 },
     #[error(
-        "the pod wants {per_gpu} free on each of {asked} GPU(s); {roomy} on this node have that, the emptiest has {most_free}"
+        "the pod wants {per_gpu} free on each of {asked} GPU(s); {fitting} on this node have that, the emptiest has {most_free}"
     )]
-    NoRoom { per_gpu: Bytes, asked: u32, roomy: u32, most_free: Bytes },
+    NoRoom { per_gpu: Bytes, asked: u32, fitting: u32, most_free: Bytes },
     #[error("the node's pool does not take the pod's class; see nodePools in the policy")]
     ClassNotAdmitted,
     #[error(
@@ -69,9 +69,9 @@ pub enum Misfit {
     )]
     Miscut,
     #[error(
-        "of {usable} GPU(s) with room {barred} have tenants whose classes share no GPU with the pod's; it wants {asked}"
+        "of {usable} GPU(s) with room {excluded_classes} have tenants whose classes share no GPU with the pod's; it wants {asked}"
     )]
-    ClassBarred { usable: u32, barred: u32, asked: u32 },
+    ClassBarred { usable: u32, excluded_classes: u32, asked: u32 },
     #[error("the pod wants {vram}, and its tenant's limit leaves {}", said(*left))]
     BeyondLimit { vram: Bytes, left: TenantLimit },
     #[error("on the GPUs it would get here the pod takes more than the {} that its tenant's limit leaves", said(*left))]
@@ -149,15 +149,15 @@ pub fn fit(node: &Node, demand: &Demand) -> Result<GpuSet, Misfit> {
 /// The same, by an appraisal of this node.
 pub fn fit_by(evaluation: &NodeEvaluation<'_>, node: &Node) -> Result<GpuChoice, Misfit> {
     let demand = evaluation.demand();
-    shut(node, demand)?;
+    check_node_admission(node, demand)?;
     if let Ask::Plugin { resource, count } = &demand.ask {
-        return plugin::has_room(node, resource, *count, 0).map(|()| GpuChoice::default());
+        return plugin::has_devices(node, resource, *count, 0).map(|()| GpuChoice::default());
     }
     pack::choose_by(evaluation, GpuSet::ALL).ok_or_else(|| misfit(&node.gpus, demand))
 }
 
 /// Whether nothing of this demand's kind goes to the node at all, whatever is free there.
-pub fn shut(node: &Node, demand: &Demand) -> Result<(), Misfit> {
+pub fn check_node_admission(node: &Node, demand: &Demand) -> Result<(), Misfit> {
     match (&demand.ask, node.kind) {
         (Ask::Vram, NodeKind::DevicePlugin) => return Err(Misfit::DevicePluginNode),
         (Ask::Plugin { .. }, NodeKind::Stowage) => return Err(Misfit::StowageNode),
@@ -208,8 +208,8 @@ pub fn misfit(gpus: &[Gpu], demand: &Demand) -> Misfit {
         .map(Gpu::free)
         .max()
         .unwrap_or_default();
-    let roomy = count(&|gpu| gpu.has_room(demand));
-    Misfit::NoRoom { per_gpu: demand.per_gpu, asked, roomy, most_free }
+    let fitting = count(&|gpu| gpu.can_take(demand));
+    Misfit::NoRoom { per_gpu: demand.per_gpu, asked, fitting, most_free }
 }
 
 /// Whether the node would fit if every pod left it, as far as what was measured allows.
@@ -237,7 +237,7 @@ fn in_the_way(gpus: &[Gpu], demand: &Demand) -> Option<Misfit> {
 }
 
 fn not_excluded(gpu: &Gpu) -> Gpu {
-    Gpu { barred: ClassSet::NONE, ..*gpu }
+    Gpu { excluded_classes: ClassSet::NONE, ..*gpu }
 }
 
 /// Why too few of these GPUs let the demand join, if they are too few.
@@ -247,17 +247,17 @@ fn not_admitted(gpus: impl Iterator<Item = Gpu> + Clone, demand: &Demand) -> Opt
     if count(&|gpu| gpu.admits(demand)) >= asked {
         return None;
     }
-    let pressures = gpus.clone().map(|gpu| gpu.pressure);
-    let busy = pressures.filter(|pressure| demand.terms.exceeded_by(*pressure));
+    let pressures = gpus.clone().map(|gpu| gpu.engine_load);
+    let busy = pressures.filter(|engine_load| demand.terms.exceeded_by(*engine_load));
     let (usable, are_busy) = (count(&|_| true), busy.clone().count() as u32);
     if usable - are_busy < asked {
-        let kv_cache = busy.clone().filter_map(|pressure| pressure.kv_cache).min().unwrap_or_default();
-        let queue = busy.filter_map(|pressure| pressure.queue).min().unwrap_or_default();
+        let kv_cache = busy.clone().filter_map(|engine_load| engine_load.kv_cache).min().unwrap_or_default();
+        let queue = busy.filter_map(|engine_load| engine_load.queue).min().unwrap_or_default();
         return Some(Misfit::EnginesBusy { busy: are_busy, asked, kv_cache, queue });
     }
-    let barred = count(&|gpu| gpu.barred.contains(demand.class));
-    if usable - barred < asked {
-        return Some(Misfit::ClassBarred { usable, barred, asked });
+    let excluded_classes = count(&|gpu| gpu.excluded_classes.contains(demand.class));
+    if usable - excluded_classes < asked {
+        return Some(Misfit::ClassBarred { usable, excluded_classes, asked });
     }
     Some(Misfit::EngineStarting { starting: count(&|gpu| gpu.starting), asked })
 }

@@ -4,8 +4,8 @@
 //!
 //! How a pod comes through: [`request`] understands what it asks for; [`ledger`] knows what was promised, takes in what
 //! was measured ([`reading`], [`loading`]) and hands out a [`snapshot`]; [`fit`] and [`pack`] find the GPUs on each node ([`plugin`],
-//! where a device plugin hands them out) by what free VRAM is [`worth`], [`rank`] the best nodes ([`score_cache`] keeps what they answered), and [`preempt`] who would have to leave, by what each has at
-//! [`stake`] and what a [`budget`] allows; [`stock`] knows which nodes the stock scheduler would refuse for reasons of its own,
+//! where a device plugin hands them out) by what free VRAM is [`packing_model`], [`rank`] the best nodes ([`score_cache`] keeps what they answered), and [`preempt`] who would have to leave, by what each has at
+//! [`disruption_info`] and what a [`budget`] allows; [`kube_filters`] knows which nodes the stock scheduler would refuse for reasons of its own,
 //! and [`plan`] places whoever waits; the ledger then
 //! holds, assumes and confirms. [`audit`] checks the books against themselves; [`explain`] tells a person why a pod is where it
 //! is, and what would have to change.
@@ -17,12 +17,15 @@ pub mod budget;
 pub mod conflicts;
 pub mod decision;
 pub mod device;
+pub mod disruption_info;
 pub mod explain;
 pub mod fit;
+pub mod kube_filters;
 pub mod ledger;
 pub mod loading;
 pub mod node;
 pub mod pack;
+pub mod packing_model;
 pub mod plan;
 pub mod plugin;
 pub mod policy;
@@ -33,9 +36,6 @@ pub mod request;
 pub mod score_cache;
 pub mod selector;
 pub mod snapshot;
-pub mod stake;
-pub mod stock;
-pub mod worth;
 
 #[cfg(test)]
 mod proptests;

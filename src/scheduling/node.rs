@@ -2,11 +2,11 @@
 
 use super::device::{Device, Gpu};
 use super::loading::{NodeModel, NodeModelSet};
+use super::packing_model::NodeGpus;
 use super::plugin::{PluginResource, PluginShare};
 use super::policy::{ClassSet, TenantUsage};
 use super::reading::Freshness;
 use super::request::HostResources;
-use super::worth::NodeGpus;
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use schemars::JsonSchema;
@@ -66,7 +66,7 @@ pub struct Node {
     pub replicas: Arc<[(ModelId, u16)]>,
     /// CPU and memory that pods may still have here; `None` if nobody said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spare: Option<HostResources>,
+    pub free_host: Option<HostResources>,
 }
 
 impl Node {
@@ -85,7 +85,7 @@ impl Node {
             classes: ClassSet::ALL,
             holdings: NodeModelSet::default(),
             replicas: Arc::new([]),
-            spare: None,
+            free_host: None,
         }
     }
 
@@ -95,8 +95,8 @@ impl Node {
     }
 
     /// Its GPUs, and what is left beside them.
-    pub fn site(&self) -> NodeGpus<'_> {
-        NodeGpus { gpus: &self.gpus, devices: &self.devices, spare: self.spare }
+    pub fn node_gpus(&self) -> NodeGpus<'_> {
+        NodeGpus { gpus: &self.gpus, devices: &self.devices, free_host: self.free_host }
     }
 
     /// What is here of a model.

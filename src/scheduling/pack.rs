@@ -3,12 +3,12 @@
 
 use super::device::{Gpu, GpuSet};
 use super::fit::usable;
+use super::packing_model::{
+    ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost, PackingModel,
+};
 use super::policy::ClassTerms;
 use super::rank::WHOLE_PART;
 use super::request::{Demand, MAX_GPUS};
-use super::worth::{
-    ChoiceCosts, EqualGpus, EvaluatedGpus, NodeEvaluation, NodeGpus, PackingCost, PackingModel,
-};
 use crate::units::Bytes;
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ type Preference = (bool, EngineLoadLevel, PackingCost, u8, Option<u8>);
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuChoice {
     pub gpus: GpuSet,
-    pub loss: PackingCost,
+    pub packing_cost: PackingCost,
     /// One of them was just offered to someone else who would not fit beside this demand.
     pub contended: bool,
     /// Of the busiest.
@@ -38,7 +38,7 @@ impl GpuChoice {
         let first = chosen().next().and_then(|gpu| gpu.island);
         Self {
             gpus,
-            loss: comparison.of(gpus),
+            packing_cost: comparison.of(gpus),
             contended: chosen().any(|gpu| is_contended(gpu, evaluation.demand())),
             engine_load_level: chosen()
                 .map(|gpu| engine_load_level(gpu, evaluation.demand()))
@@ -57,15 +57,16 @@ pub fn choose(gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> 
 
 /// The same by what free VRAM is worth, on a node that is not summed up yet.
 pub fn choose_at(
-    worth: &PackingModel,
-    site: NodeGpus<'_>,
+    packing_model: &PackingModel,
+    node_gpus: NodeGpus<'_>,
     demand: &Demand,
     allowed: GpuSet,
 ) -> Option<GpuSet> {
-    if !worth.is_learned() {
-        return choose(site.gpus, demand, allowed);
+    if !packing_model.is_learned() {
+        return choose(node_gpus.gpus, demand, allowed);
     }
-    choose_by(&worth.evaluate(&worth.node_summary(site), demand), allowed).map(|choice| choice.gpus)
+    choose_by(&packing_model.evaluate(&packing_model.node_summary(node_gpus), demand), allowed)
+        .map(|choice| choice.gpus)
 }
 
 /// The GPUs for a demand among the `allowed` ones, or `None` if too few have room. Of several GPUs, fewest that are hinted to
@@ -76,7 +77,7 @@ pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<Gpu
             choose_among(evaluation, gpus.iter().enumerate().map(EqualGpus::alone), allowed)
         }
         EvaluatedGpus::Alike(node_summary) => {
-            choose_among(evaluation, node_summary.lots().iter().map(EqualGpus::of), allowed)
+            choose_among(evaluation, node_summary.gpu_groups().iter().map(EqualGpus::of), allowed)
         }
     }
 }
@@ -84,24 +85,24 @@ pub fn choose_by(evaluation: &NodeEvaluation<'_>, allowed: GpuSet) -> Option<Gpu
 /// Of GPUs that are alike, and where those are.
 fn choose_among<'a>(
     evaluation: &NodeEvaluation<'_>,
-    lots: impl Iterator<Item = EqualGpus<'a>>,
+    gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
     allowed: GpuSet,
 ) -> Option<GpuChoice> {
     let demand = evaluation.demand();
-    let lots = lots.map(|alike| alike.among(allowed));
+    let gpu_groups = gpu_groups.map(|alike| alike.among(allowed));
     if demand.gpus == 1 {
-        return best_one(evaluation, lots);
+        return best_one(evaluation, gpu_groups);
     }
     let mut comparison = None;
     let mut preferences: [Preference; MAX_GPUS as usize] =
         [(false, EngineLoadLevel::Calm, PackingCost(0), 0, None); _];
     let mut found = 0;
-    for alike in lots {
+    for alike in gpu_groups {
         let Some((contended, engine_load_level)) = standing(alike, demand) else { continue };
         // Alone, whatever the others are.
-        let loss = comparison.get_or_insert_with(|| evaluation.compare()).of_one(alike);
+        let packing_cost = comparison.get_or_insert_with(|| evaluation.compare()).of_one(alike);
         for place in alike.places.iter() {
-            preferences[found] = (contended, engine_load_level, loss, place as u8, alike.gpu.island);
+            preferences[found] = (contended, engine_load_level, packing_cost, place as u8, alike.gpu.island);
             found += 1;
         }
     }
@@ -116,26 +117,26 @@ fn choose_among<'a>(
 /// Of those that are alike one is appraised, and none that all else speaks against.
 fn best_one<'a>(
     evaluation: &NodeEvaluation<'_>,
-    lots: impl Iterator<Item = EqualGpus<'a>>,
+    gpu_groups: impl Iterator<Item = EqualGpus<'a>>,
 ) -> Option<GpuChoice> {
     let mut comparison = None;
     let mut best: Option<GpuChoice> = None;
-    for alike in lots {
+    for alike in gpu_groups {
         let Some((contended, engine_load_level)) = standing(alike, evaluation.demand()) else { continue };
         if best.is_some_and(|best| (contended, engine_load_level) > (best.contended, best.engine_load_level))
         {
             continue;
         }
         let comparison = comparison.get_or_insert_with(|| evaluation.compare());
-        let (gpus, loss) = (alike.places.lowest(), comparison.of_one(alike));
+        let (gpus, packing_cost) = (alike.places.lowest(), comparison.of_one(alike));
         let is_better = best.is_none_or(|best| {
-            (contended, engine_load_level, loss, gpus)
-                < (best.contended, best.engine_load_level, best.loss, best.gpus)
+            (contended, engine_load_level, packing_cost, gpus)
+                < (best.contended, best.engine_load_level, best.packing_cost, best.gpus)
         });
         if is_better {
             best = Some(GpuChoice {
                 gpus,
-                loss,
+                packing_cost,
                 contended,
                 engine_load_level,
                 tenants: alike.gpu.tenants,
@@ -152,22 +153,30 @@ fn standing(
     EqualGpus { gpu, places, .. }: EqualGpus<'_>,
     demand: &Demand,
 ) -> Option<(bool, EngineLoadLevel)> {
-    let has_room = !places.is_empty() && usable(gpu, demand) && gpu.has_room(demand);
-    has_room.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
+    let can_take = !places.is_empty() && usable(gpu, demand) && gpu.can_take(demand);
+    can_take.then(|| (is_contended(gpu, demand), engine_load_level(gpu, demand)))
 }
 
 /// The first `wanted` of the seats, which are in order; or those of one NVLink island, if that has enough and no more of them
 /// are hinted to someone else.
-fn together(seats: &[Preference], wanted: usize) -> GpuSet {
-    let of = |one: u8| seats.iter().filter(move |seat| seat.4 == Some(one)).take(wanted);
-    let contended = seats[..wanted].iter().filter(|seat| seat.0).count();
-    let is_enough =
-        |one: &u8| of(*one).count() == wanted && of(*one).filter(|seat| seat.0).count() == contended;
-    let places = |seat: &Preference| usize::from(seat.3);
+fn together(gpu_candidates: &[Preference], wanted: usize) -> GpuSet {
+    let of = |one: u8| {
+        gpu_candidates.iter().filter(move |gpu_candidate| gpu_candidate.4 == Some(one)).take(wanted)
+    };
+    let contended = gpu_candidates[..wanted].iter().filter(|gpu_candidate| gpu_candidate.0).count();
+    let is_enough = |one: &u8| {
+        of(*one).count() == wanted && of(*one).filter(|gpu_candidate| gpu_candidate.0).count() == contended
+    };
+    let places = |gpu_candidate: &Preference| usize::from(gpu_candidate.3);
     // Seats of one island name it again; that changes nothing.
-    match seats.iter().filter_map(|seat| seat.4).filter(is_enough).min_by(|a, b| of(*a).cmp(of(*b))) {
+    match gpu_candidates
+        .iter()
+        .filter_map(|gpu_candidate| gpu_candidate.4)
+        .filter(is_enough)
+        .min_by(|a, b| of(*a).cmp(of(*b)))
+    {
         Some(one) => of(one).map(places).collect(),
-        None => seats[..wanted].iter().map(places).collect(),
+        None => gpu_candidates[..wanted].iter().map(places).collect(),
     }
 }
 
@@ -207,15 +216,15 @@ pub fn engine_load_level(gpu: &Gpu, demand: &Demand) -> EngineLoadLevel {
         return EngineLoadLevel::Calm;
     }
     let near = |measured: u32, limit: u32| u64::from(measured) * 4 > u64::from(limit) * 3;
-    let full = gpu.pressure.kv_cache.zip(kv_cache_limit);
-    let long = gpu.pressure.queue.zip(queue_limit);
+    let full = gpu.engine_load.kv_cache.zip(kv_cache_limit);
+    let long = gpu.engine_load.queue.zip(queue_limit);
     if full.is_some_and(|(kv, limit)| near(kv.get().into(), limit.get().into()))
         || long.is_some_and(|(queue, limit)| near(queue, limit))
     {
         return EngineLoadLevel::Busy;
     }
     let is_silent = full.is_none() && kv_cache_limit.is_some() || long.is_none() && queue_limit.is_some();
-    if is_silent || gpu.pressure.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
+    if is_silent || gpu.engine_load.partial { EngineLoadLevel::Unknown } else { EngineLoadLevel::Calm }
 }
 
 /// What would stay free on GPUs that have room.

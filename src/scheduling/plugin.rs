@@ -95,7 +95,7 @@ impl PluginShare {
 }
 
 /// Whether a node has `asked` devices left, if `leaving` of those in use were free.
-pub fn has_room(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
+pub fn has_devices(node: &Node, resource: &PluginResource, asked: u32, leaving: u32) -> Result<(), Misfit> {
     let share = node.share_of(resource);
     let allocatable = share.map_or(0, |share| share.allocatable);
     if allocatable < asked {

@@ -6,12 +6,12 @@ use super::ledger::is_allowed;
 use super::loading::{self, LoadingSpeeds, time_to_ready};
 use super::node::Node;
 use super::pack::GpuChoice;
+use super::packing_model::{NodeEvaluation, PackingCost};
 use super::plugin::{self, Ask};
 use super::policy::{Policy, TenantLimit, TenantUsage, Weights};
 use super::request::{Demand, Sharing};
 use super::score_cache::CachedScore;
 use super::snapshot::Snapshot;
-use super::worth::{NodeEvaluation, PackingCost};
 use crate::ids::NodeName;
 use crate::units::{Bytes, Millis};
 use serde::Serialize;
@@ -28,7 +28,7 @@ pub struct Score {
     /// The weighted sum of [`ScoreParts`].
     pub cost: u64,
     /// What is lost by it, exactly: with equal parts otherwise it alone decides.
-    pub loss: PackingCost,
+    pub packing_cost: PackingCost,
     /// VRAM free on the whole node: of two equal seats take the fuller node.
     pub node_free: Bytes,
 }
@@ -123,16 +123,18 @@ pub fn shortlist<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: ScheduleAttempt<'_>,
 ) -> Shortlist {
-    shortlist_by(snapshot, demand, names, attempt, |place| seat(snapshot, place, demand, attempt.policy))
+    shortlist_by(snapshot, demand, names, attempt, |place| {
+        score_node(snapshot, place, demand, attempt.policy)
+    })
 }
 
-/// The same, by someone who knows how good each node is, by its place: as [`seat`] says.
+/// The same, by someone who knows how good each node is, by its place: as [`score_node`] says.
 pub fn shortlist_by<'a>(
     snapshot: &Snapshot,
     demand: &Demand,
     names: impl ExactSizeIterator<Item = &'a str>,
     attempt: ScheduleAttempt<'_>,
-    mut seat: impl FnMut(usize) -> CachedScore,
+    mut score_node: impl FnMut(usize) -> CachedScore,
 ) -> Shortlist {
     let mut list =
         Shortlist { best: Vec::with_capacity(attempt.limit + 1), refused: Vec::with_capacity(names.len()) };
@@ -141,7 +143,7 @@ pub fn shortlist_by<'a>(
         return list;
     }
     for (asked, name) in names.enumerate() {
-        match consider(snapshot, demand, (asked, name), attempt, &mut seat) {
+        match consider(snapshot, demand, (asked, name), attempt, &mut score_node) {
             Ok(candidate) => keep(&mut list.best, candidate, attempt.limit),
             Err(misfit) => list.refused.push((asked, misfit)),
         }
@@ -170,7 +172,7 @@ fn consider(
     demand: &Demand,
     (asked, name): (usize, &str),
     attempt: ScheduleAttempt<'_>,
-    seat: &mut impl FnMut(usize) -> CachedScore,
+    score_node: &mut impl FnMut(usize) -> CachedScore,
 ) -> Result<Candidate, Misfit> {
     let place = snapshot.place_of(name).ok_or(Misfit::UnknownNode)?;
     let node = &snapshot.nodes()[place];
@@ -180,7 +182,7 @@ fn consider(
             let (gpus, evaluation) = (own.verdict?, snapshot.evaluate(place, demand));
             (score(&evaluation, node, GpuChoice::of(&evaluation.compare(), gpus), attempt.policy), gpus)
         }
-        None => seat(place)?,
+        None => score_node(place)?,
     };
     if own_here.is_none() && !is_allowed(attempt.allowance, &node.gpus, demand, gpus) {
         return Err(Misfit::BeyondLimitHere { left: attempt.allowance });
@@ -196,7 +198,7 @@ fn consider(
 }
 
 /// The GPUs of a node, by its place, that a demand would get there, and how good a place that is.
-pub fn seat(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
+pub fn score_node(snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) -> CachedScore {
     let (evaluation, node) = (snapshot.evaluate(place, demand), &snapshot.nodes()[place]);
     let choice = fit_by(&evaluation, node)?;
     Ok((score(&evaluation, node, choice, policy), choice.gpus))
@@ -218,7 +220,7 @@ fn score(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, policy
     Score {
         contended: choice.contended,
         cost: parts(evaluation, node, choice, policy).weighted(&policy.weights),
-        loss: choice.loss,
+        packing_cost: choice.packing_cost,
         node_free: if evaluation.demand().ask == Ask::Vram { evaluation.free() } else { Bytes::ZERO },
     }
 }
@@ -231,7 +233,7 @@ pub fn parts(evaluation: &NodeEvaluation<'_>, node: &Node, choice: GpuChoice, po
     }
     let step = ready(node, demand, &policy.loading).map_or(0, loading::step);
     ScoreParts {
-        packing: evaluation.part(choice.gpus, choice.loss),
+        packing: evaluation.part(choice.gpus, choice.packing_cost),
         kv_headroom: choice.engine_load_level.weight(),
         time_to_ready: (u32::from(step) * WHOLE_PART / READY_STEPS).min(WHOLE_PART),
         interference: share_of_one_more(choice.tenants),

@@ -1,7 +1,7 @@
 //! What an agent measured on one node, and how far it may be believed by its age.
 //!
 //! A reading is a fact about the past. The ledger knows what was promised; here is what was found, and together they say
-//! what a GPU is worth right now (`ledger::book`).
+//! what a GPU is worth right now (`ledger::node_state`).
 
 use super::loading::NodeModelSet;
 use crate::ids::{GpuUuid, PodUid};
@@ -27,7 +27,7 @@ pub struct GpuReading {
     pub used: Option<Bytes>,
     /// What the processes of each pod have, in order of UID.
     pub attributed: Vec<(PodUid, Bytes)>,
-    pub pressure: EngineLoad,
+    pub engine_load: EngineLoad,
 }
 
 /// How busy the engines on a GPU are. Unknown is unknown, never zero.

@@ -109,11 +109,11 @@ pub struct Demand {
     pub tenant: Option<TenantId>,
     /// Which policy says so.
     #[serde(skip)]
-    pub judged_by: u64,
+    pub classified_by: u64,
     pub priority: i32,
     pub may_preempt: bool,
     /// What it takes on its node beside the GPU.
-    pub companion: HostResources,
+    pub host_resources: HostResources,
     pub grace: Millis,
     pub model: Option<ModelId>,
     /// The part of its VRAM that is KV cache.
@@ -205,19 +205,19 @@ impl RequestError {
 
 impl Demand {
     pub fn of(pod: &PodRequest<'_>, policy: &Policy) -> Result<Self, RequestError> {
-        Self::judged(pod, |traits| policy.judge(traits))
+        Self::classified(pod, |traits| policy.classify(traits))
     }
 
     /// The same, with someone who may know such pods already to judge it.
-    pub fn judged(
+    pub fn classified(
         pod: &PodRequest<'_>,
-        judge: impl FnOnce(&PodTraits) -> Classification,
+        classify: impl FnOnce(&PodTraits) -> Classification,
     ) -> Result<Self, RequestError> {
         let shown = sharing_of(pod.exclusive)?;
         let RequestedGpus { ask, vram, gpus, sharing, kv_cache } = RequestedGpus::of(pod, shown)?;
         let model = pod.model.map(ModelId::parse).transpose()?;
         let traits = PodTraits { gpus, vram, kv_cache: kv_cache.unwrap_or_default(), ..traits(pod, shown) };
-        let Classification { class, terms, tenant, version: judged_by } = judge(&traits);
+        let Classification { class, terms, tenant, version: classified_by } = classify(&traits);
         Ok(Self {
             ask,
             per_gpu: vram.split(gpus),
@@ -227,10 +227,10 @@ impl Demand {
             class,
             terms,
             tenant,
-            judged_by,
+            classified_by,
             priority: pod.priority,
             may_preempt: pod.may_preempt,
-            companion: host_resources_of(pod.containers)?,
+            host_resources: host_resources_of(pod.containers)?,
             grace: pod.grace,
             model,
             kv_cache,
@@ -245,7 +245,7 @@ impl Demand {
     /// the first it names counts: the kubelet counts them all, and the scheduler asks about no node where one is short.
     pub fn worst_case(pod: &PodRequest<'_>, policy: &Policy) -> Self {
         let traits = traits(pod, Sharing::Shared);
-        let Classification { class, terms, tenant, version: judged_by } = policy.judge(&traits);
+        let Classification { class, terms, tenant, version: classified_by } = policy.classify(&traits);
         let ask = worst_ask(pod.containers);
         let (gpus, sharing) = match &ask {
             Ask::Vram => (1, Sharing::Shared),
@@ -264,10 +264,10 @@ impl Demand {
             class,
             terms,
             tenant,
-            judged_by,
+            classified_by,
             priority: pod.priority,
             may_preempt: false,
-            companion: HostResources::default(),
+            host_resources: HostResources::default(),
             grace: pod.grace,
             model: None,
             kv_cache: None,
@@ -280,7 +280,7 @@ impl Demand {
     /// What another policy makes of it.
     pub fn take(&mut self, judgement: Classification) {
         let Classification { class, terms, tenant, version } = judgement;
-        (self.class, self.terms, self.tenant, self.judged_by) = (class, terms, tenant, version);
+        (self.class, self.terms, self.tenant, self.classified_by) = (class, terms, tenant, version);
     }
 
     /// What its model weighs: what some node knows, or, as far as the pod says, all of its VRAM that is not KV cache.

@@ -49,7 +49,7 @@ pub type CachedScore = Result<(Score, GpuSet), Misfit>;
 struct ScoreKey {
     /// Nodes have the places they had.
     epoch: u64,
-    worth: u64,
+    packing_model: u64,
     policy: u64,
     ask: Ask,
     per_gpu: Bytes,
@@ -59,7 +59,7 @@ struct ScoreKey {
     terms: ClassTerms,
     model: Option<ModelId>,
     weights: Bytes,
-    companion: HostResources,
+    host_resources: HostResources,
     models: Arc<[GpuModel]>,
 }
 
@@ -67,7 +67,7 @@ impl ScoreKey {
     fn of(snapshot: &Snapshot, demand: &Demand, policy: &Policy) -> Self {
         Self {
             epoch: snapshot.epoch(),
-            worth: snapshot.worth().generation(),
+            packing_model: snapshot.packing_model().generation(),
             policy: policy.version,
             ask: demand.ask.clone(),
             per_gpu: demand.per_gpu,
@@ -77,13 +77,13 @@ impl ScoreKey {
             terms: demand.terms,
             model: demand.model.clone(),
             weights: demand.weights(),
-            companion: demand.companion,
+            host_resources: demand.host_resources,
             models: demand.models.clone(),
         }
     }
 
     fn is_of_the_time_of(&self, other: &Self) -> bool {
-        (self.epoch, self.worth, self.policy) == (other.epoch, other.worth, other.policy)
+        (self.epoch, self.packing_model, self.policy) == (other.epoch, other.packing_model, other.policy)
     }
 }
 
@@ -174,7 +174,7 @@ impl CachedScores {
     }
 
     fn look_at(&mut self, snapshot: &Snapshot, place: usize, demand: &Demand, policy: &Policy) {
-        self.verdicts[place] = rank::seat(snapshot, place, demand, policy);
+        self.verdicts[place] = rank::score_node(snapshot, place, demand, policy);
         self.generations[place] = snapshot.generations()[place];
     }
 }

@@ -4,8 +4,8 @@
 //! so a change of one node costs one node.
 
 use super::node::Node;
+use super::packing_model::{NodeEvaluation, NodeSummary, PackingModel};
 use super::request::Demand;
-use super::worth::{NodeEvaluation, NodeSummary, PackingModel};
 use crate::ids::{ModelId, NodeName};
 use crate::units::Bytes;
 use rustc_hash::FxHashMap;
@@ -23,14 +23,14 @@ pub struct Snapshot {
     generations: Vec<u64>,
     places: Arc<FxHashMap<NodeName, u32>>,
     /// What free VRAM is worth, as far as that was learned.
-    worth: Arc<PackingModel>,
+    packing_model: Arc<PackingModel>,
     /// Each node summed up by that, as soon as somebody has asked: it follows from the rest.
     node_summaries: Vec<OnceLock<NodeSummary>>,
 }
 
 impl PartialEq for Snapshot {
     fn eq(&self, other: &Self) -> bool {
-        let all = |one: &Self| (one.generation, one.epoch, one.worth.clone());
+        let all = |one: &Self| (one.generation, one.epoch, one.packing_model.clone());
         all(self) == all(other) && self.nodes == other.nodes && self.places == other.places
     }
 }
@@ -56,20 +56,21 @@ impl Snapshot {
             node_summaries: vec![OnceLock::new(); nodes.len()],
             nodes,
             places: Arc::new(places),
-            worth: Arc::default(),
+            packing_model: Arc::default(),
         }
     }
 
     /// The same, where free VRAM is worth this.
-    pub fn with_packing_model(mut self, worth: Arc<PackingModel>) -> Self {
-        self.set_packing_model(self.generation, worth);
+    pub fn with_packing_model(mut self, packing_model: Arc<PackingModel>) -> Self {
+        self.set_packing_model(self.generation, packing_model);
         self
     }
 
     /// The node at this place, summed up.
     #[inline]
     pub fn node_summary(&self, place: usize) -> &NodeSummary {
-        self.node_summaries[place].get_or_init(|| self.worth.node_summary(self.nodes[place].site()))
+        self.node_summaries[place]
+            .get_or_init(|| self.packing_model.node_summary(self.nodes[place].node_gpus()))
     }
 
     /// Sums every node up, for one who has time to.
@@ -82,11 +83,11 @@ impl Snapshot {
     /// The node at this place, to be looked at for this demand.
     #[inline]
     pub fn evaluate<'a>(&'a self, place: usize, demand: &'a Demand) -> NodeEvaluation<'a> {
-        self.worth.evaluate(self.node_summary(place), demand)
+        self.packing_model.evaluate(self.node_summary(place), demand)
     }
 
-    pub fn worth(&self) -> &PackingModel {
-        &self.worth
+    pub fn packing_model(&self) -> &PackingModel {
+        &self.packing_model
     }
 
     /// Rises when nodes come or go.
@@ -146,8 +147,8 @@ impl Snapshot {
         held.max().filter(|bytes| *bytes > Bytes::ZERO)
     }
 
-    pub(super) fn set_packing_model(&mut self, generation: u64, worth: Arc<PackingModel>) {
-        (self.generation, self.worth) = (generation, worth);
+    pub(super) fn set_packing_model(&mut self, generation: u64, packing_model: Arc<PackingModel>) {
+        (self.generation, self.packing_model) = (generation, packing_model);
         self.node_summaries.fill(OnceLock::new());
     }
 

@@ -2,7 +2,7 @@
 
 use super::sketch;
 use crate::ids::{GpuModel, GpuUuid, InvalidName, ModelId, NodeName, PodKey, PodUid};
-use crate::policy_file::raw::{ExistingPod, TestCluster, TestGpu, TestNode};
+use crate::policy_file::file::{ExistingPod, TestCluster, TestGpu, TestNode};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::loading::NodeModel;
@@ -55,7 +55,7 @@ pub fn wait(ledger: &mut Ledger, uid: &PodUid, demand: &Demand) {
     let key = PodKey::parse(&demand.traits.namespace, uid.as_str());
     let key = key.expect("a namespace that was checked, and a name");
     let state = ObservedPhase::Waiting(ObservedWaiting::default());
-    ledger.see(PodObservation { uid: uid.clone(), key, demand: demand.clone(), state, shown: None });
+    ledger.see(PodObservation { uid: uid.clone(), key, demand: demand.clone(), state, observed: None });
 }
 
 pub fn build(cluster: &TestCluster, policy: &Policy) -> Result<Ledger, BadCluster> {
@@ -168,7 +168,7 @@ fn add_pod(ledger: &mut Ledger, pod: &ExistingPod) -> Result<CasePod, BadCluster
     let key = PodKey::parse(&demand.traits.namespace, name)?;
     let state =
         ObservedPhase::Bound { node: node_name, devices: (!asks_plugin).then_some(on), starting: false, ran };
-    ledger.see(PodObservation { uid: tenant.uid.clone(), key, demand, state, shown: None });
+    ledger.see(PodObservation { uid: tenant.uid.clone(), key, demand, state, observed: None });
     Ok(tenant)
 }
 
@@ -202,7 +202,7 @@ fn reading(device: &Device, gpu: &TestGpu, tenants: &[CasePod]) -> GpuReading {
         uuid: device.uuid.clone(),
         used: Some(gpu.used.map_or(promised, |used| used.0)),
         attributed,
-        pressure: match (gpu.kv_cache, gpu.queue) {
+        engine_load: match (gpu.kv_cache, gpu.queue) {
             (None, None) => EngineLoad::NONE,
             (kv_cache, queue) => EngineLoad::of(kv_cache.map(|percent| percent.0), queue.or(Some(0))),
         },

@@ -2,9 +2,9 @@
 
 use super::{ask, cluster};
 use crate::ids::{PodKey, PodUid};
+use crate::scheduling::disruption_info::ObservedDisruptionInfo;
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState};
 use crate::scheduling::policy::{Policy, Preemptibility};
-use crate::scheduling::stake::ObservedDisruptionInfo;
 use serde::Serialize;
 
 /// What one policy says of a pod.
@@ -53,14 +53,14 @@ pub struct NodeChange {
 /// Both ledgers hold the same cluster, each under its policy. In order of pod; those of which nothing changes are left out.
 pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
     let mut pods: Vec<(PodKey, PodUid)> =
-        old.entries().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
+        old.pod_states().into_iter().map(|(uid, entry)| (entry.key.clone(), uid.clone())).collect();
     pods.sort_unstable();
     let mut comparison =
         PolicyComparison { pods: pods.len(), nodes: node_changes(old, new), changes: Vec::new() };
     for (pod, uid) in pods {
         let (Some(before), Some(after)) = (verdict(old, &uid), verdict(new, &uid)) else { continue };
         if before != after {
-            let node = old.entry(&uid).and_then(PodState::node).map(ToString::to_string);
+            let node = old.pod_state(&uid).and_then(PodState::node).map(ToString::to_string);
             comparison.changes.push(DecisionChange { pod, node, old: before, new: after });
         }
     }
@@ -70,7 +70,7 @@ pub fn compare(old: &mut Ledger, new: &mut Ledger) -> PolicyComparison {
 /// What a ledger's policy says of a pod in it. The ledger is left as it was.
 fn verdict(ledger: &mut Ledger, uid: &PodUid) -> Option<PodDecision> {
     let policy = ledger.policy().clone();
-    let entry = ledger.entry(uid)?.clone();
+    let entry = ledger.pod_state(uid)?.clone();
     ledger.release(uid);
     let answer = ask(ledger, &policy, entry.demand.clone());
     let best = answer.list.best.iter().map(|candidate| answer.nodes[candidate.asked].to_string());
@@ -94,7 +94,7 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
         PodPhase::Bound(bound) => bound.leaving,
         _ => None,
     };
-    let shown = Some(ObservedDisruptionInfo::of(&entry.stake, leaving, now));
+    let shown = Some(ObservedDisruptionInfo::of(&entry.disruption_info, leaving, now));
     let state = match entry.phase {
         PodPhase::Bound(bound) => ObservedPhase::Bound {
             node: bound.node,
@@ -102,13 +102,20 @@ fn put_back(ledger: &mut Ledger, uid: &PodUid, entry: PodState) {
             starting: entry.starting.is_some(),
             ran: Some(now.since(bound.started)),
         },
-        PodPhase::Waiting(waiting) => {
-            ObservedPhase::Waiting(ObservedWaiting { hold: waiting.hold, ..ObservedWaiting::default() })
-        }
+        PodPhase::Waiting(waiting) => ObservedPhase::Waiting(ObservedWaiting {
+            reservation: waiting.reservation,
+            ..ObservedWaiting::default()
+        }),
         // A dump has no Binding on its way.
         PodPhase::Assumed(_) => ObservedPhase::Waiting(ObservedWaiting::default()),
     };
-    ledger.see(PodObservation { uid: uid.clone(), key: entry.key, demand: entry.demand, state, shown });
+    ledger.see(PodObservation {
+        uid: uid.clone(),
+        key: entry.key,
+        demand: entry.demand,
+        state,
+        observed: shown,
+    });
 }
 
 fn node_changes(old: &mut Ledger, new: &mut Ledger) -> Vec<NodeChange> {

@@ -12,7 +12,7 @@ pub use cluster::BadCluster;
 pub use compare::{DecisionChange, NodeChange, PodDecision, PolicyComparison, compare};
 
 use crate::ids::{NodeName, PodUid};
-use crate::policy_file::raw::{Expectation, PolicyTest, TestCase};
+use crate::policy_file::file::{Expectation, PolicyTest, TestCase};
 use crate::scheduling::fit::Misfit;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::policy::{ExpressionPod, Policy};
@@ -125,12 +125,12 @@ fn ask<'a>(ledger: &mut Ledger, policy: &'a Policy, mut demand: Demand) -> CaseA
 
 /// Over all nodes; of equal ones the first by name.
 fn cheapest(ledger: &Ledger, uid: &PodUid, nodes: &[NodeName], demand: &Demand) -> Option<VictimSet> {
-    let rooms = ledger.candidates_for(&ledger.claim(uid), nodes);
+    let rooms = ledger.candidates_for(&ledger.preemptor(uid), nodes);
     preempt::cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::default())
 }
 
 fn names(ledger: &Ledger, set: &VictimSet) -> Vec<String> {
-    let name = |uid: &PodUid| ledger.entry(uid).map(|entry| entry.key.name.to_string());
+    let name = |uid: &PodUid| ledger.pod_state(uid).map(|entry| entry.key.name.to_string());
     let mut names: Vec<String> = set.victims.iter().filter_map(name).collect();
     names.sort_unstable();
     names
@@ -144,7 +144,7 @@ impl CaseAnswer<'_> {
             let class = self.policy.classes().iter().find(|class| class.name == wanted);
             let Some(class) = class else { return vec![format!("the policy has no class {wanted}")] };
             match class.matches.unmet_by(&ExpressionPod::new(&self.demand.traits)) {
-                Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.said())],
+                Some(unmet) => vec![format!("{wanted} does not match: {}", unmet.describe())],
                 None => vec![format!("{found} stands before {wanted} and matches too")],
             }
         };

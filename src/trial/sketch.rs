@@ -1,6 +1,6 @@
 //! A pod's shorthand, understood by the same function as a pod's manifest.
 
-use crate::policy_file::raw::PodSketch;
+use crate::policy_file::file::PodSketch;
 use crate::scheduling::plugin::PluginResource;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{

@@ -115,7 +115,7 @@ fn node(name: &str) -> NodeName {
     NodeName::parse(name).unwrap()
 }
 
-fn stranger() -> PodUid {
+fn foreign_pod() -> PodUid {
     PodUid::parse("another").unwrap()
 }
 
@@ -143,21 +143,21 @@ async fn a_victim_is_told_why_on_itself_and_in_an_event() {
 async fn another_pod_of_the_name_and_one_that_is_gone_are_gone_and_nobody_is_touched() {
     let mut leader = Leader::start().await;
     leader.running("victim");
-    assert_eq!(leader.evict("victim", &stranger()).await, EvictionOutcome::Gone);
-    assert_eq!(leader.evict("nobody", &stranger()).await, EvictionOutcome::Gone);
+    assert_eq!(leader.evict("victim", &foreign_pod()).await, EvictionOutcome::Gone);
+    assert_eq!(leader.evict("nobody", &foreign_pod()).await, EvictionOutcome::Gone);
     assert!(!leader.is_leaving("victim"));
     assert_eq!(leader.condition("victim", contract::EVICTED_CONDITION), None);
     assert!(leader.notices.try_recv().is_err());
     assert_eq!(
-        leader.write("victim", &stranger(), StatusChange::touch()).await,
+        leader.write("victim", &foreign_pod(), StatusChange::touch()).await,
         Err(ControlPlaneError::Gone)
     );
     assert_eq!(
-        leader.write("nobody", &stranger(), StatusChange::touch()).await,
+        leader.write("nobody", &foreign_pod(), StatusChange::touch()).await,
         Err(ControlPlaneError::Gone)
     );
-    assert_eq!(leader.lift("victim", &stranger()).await, Err(ControlPlaneError::Gone));
-    assert_eq!(leader.lift("nobody", &stranger()).await, Err(ControlPlaneError::Gone));
+    assert_eq!(leader.lift("victim", &foreign_pod()).await, Err(ControlPlaneError::Gone));
+    assert_eq!(leader.lift("nobody", &foreign_pod()).await, Err(ControlPlaneError::Gone));
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn every_other_fate_of_an_eviction_has_its_outcome() {
 async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     let leader = Leader::start().await;
     let uid = leader.waiting("p", &[contract::PLAN_GATE]);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node("n"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
@@ -261,7 +261,7 @@ async fn a_whole_change_is_one_write_and_leaves_what_others_wrote() {
     };
     let before = leader.api.calls().count("patch", "pods/status");
     let placed = PlanState::Placed { node: node("n") };
-    let change = StatusChange::hold(hold).and_nominate(node("n")).and_touch().and_plan(placed);
+    let change = StatusChange::reservation(reservation).and_nominate(node("n")).and_touch().and_plan(placed);
     leader.write("p", &uid, change).await.unwrap();
     assert_eq!(leader.api.calls().count("patch", "pods/status"), before + 1);
     let pod = leader.pod("p");

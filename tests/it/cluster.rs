@@ -66,7 +66,8 @@ impl TestReplica {
     async fn assume(&self, name: &str, node: &str) -> BindOrder {
         eventually("the pod is seen", || self.phase(name).is_some()).await;
         let mut ledger = self.service.ledger();
-        let (uid, entry) = ledger.entries().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
+        let (uid, entry) =
+            ledger.pod_states().into_iter().find(|(_, entry)| &*entry.key.name == name).unwrap();
         let (uid, entry) = (uid.clone(), entry.clone());
         let AssumeResult::New(placement) = ledger.assume(&uid, &node_name(node)).unwrap() else {
             panic!("{name} was assumed before")
@@ -99,7 +100,11 @@ impl TestReplica {
 
     fn phase(&self, name: &str) -> Option<PodPhase> {
         let ledger = self.service.ledger();
-        ledger.entries().into_values().find(|entry| &*entry.key.name == name).map(|entry| entry.phase.clone())
+        ledger
+            .pod_states()
+            .into_values()
+            .find(|entry| &*entry.key.name == name)
+            .map(|entry| entry.phase.clone())
     }
 
     /// The pods in the books, but for what may be lost (which node was offered, who was refused) and what is each replica's own
@@ -110,8 +115,8 @@ impl TestReplica {
             match &mut entry.phase {
                 PodPhase::Waiting(waiting) => {
                     waiting.offered = None;
-                    (waiting.refused, waiting.since, waiting.sought) = (None, Moment(0), None);
-                    waiting.hold.iter_mut().for_each(|hold| hold.deadline = Moment(0));
+                    (waiting.refused, waiting.since, waiting.failed_attempt) = (None, Moment(0), None);
+                    waiting.reservation.iter_mut().for_each(|reservation| reservation.deadline = Moment(0));
                 }
                 PodPhase::Bound(bound) => (bound.since, bound.started) = (Moment(0), Moment(0)),
                 PodPhase::Assumed(_) => {}
@@ -119,7 +124,7 @@ impl TestReplica {
             entry
         };
         let ledger = self.service.ledger();
-        ledger.entries().into_iter().map(|(uid, entry)| (uid.clone(), timeless(entry))).collect()
+        ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), timeless(entry))).collect()
     }
 
     /// What is left of each GPU; generations count changes, and those were others.
@@ -220,22 +225,22 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     // One that waits for `two` to leave.
     let holder = before.assume("holds", "a").await;
     before.service.ledger().forget(&holder.uid);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node_name("a"),
         devices: two.placement.devices.clone(),
         victims: [two.uid.clone()].into(),
         deadline: before.service.now() + Millis::seconds(300),
     };
-    before.service.ledger().hold(&holder.uid, hold.clone()).unwrap();
+    before.service.ledger().reserve(&holder.uid, reservation.clone()).unwrap();
     before
         .control_plane
-        .write_status(&holder.key, &holder.uid, &StatusChange::hold(hold.clone()))
+        .write_status(&holder.key, &holder.uid, &StatusChange::reservation(reservation.clone()))
         .await
         .unwrap();
     eventually("everything is seen", || {
         let bound = |name| matches!(before.phase(name), Some(PodPhase::Bound(_)));
         let is_shown =
-            matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.hold_shown);
+            matches!(before.phase("holds"), Some(PodPhase::Waiting(waiting)) if waiting.reservation_observed);
         bound("late")
             && bound("stray")
             && is_shown
@@ -250,7 +255,7 @@ async fn a_restart_in_the_middle_of_a_run_rebuilds_the_ledger_that_was_lost() {
     assert_eq!(audit(&after.service.ledger()), []);
     let deadline = |replica: &TestReplica| {
         let ledger = replica.service.ledger();
-        let deadline = ledger.entry(&holder.uid).unwrap().hold().unwrap().deadline;
+        let deadline = ledger.pod_state(&holder.uid).unwrap().reservation().unwrap().deadline;
         replica.service.clock.to_wall(deadline).as_second()
     };
     assert!((deadline(&after) - deadline(&before)).abs() <= 1);
@@ -391,7 +396,7 @@ async fn a_refused_pod_has_one_event_however_often_it_is_refused() {
         let text = format!("no GPU has 500 GiB free: the best has {free}");
         let notice =
             PodEvent { key: entry.key.clone(), uid: uid.clone(), kind: PodEventReason::Refused, text };
-        replica.control_plane.notify(notice);
+        replica.control_plane.record_event(notice);
     }
     eventually("the Event is published", || replica.events(PodEventReason::Refused, "published") == 1).await;
     assert_eq!(replica.events(PodEventReason::Refused, "suppressed"), 99);
@@ -409,18 +414,24 @@ async fn b5_a_hold_that_the_leader_did_not_make_is_cleared_and_told_and_leaves_o
     let order = replica.assume("p", "a").await;
     replica.service.ledger().forget(&order.uid);
     // The leader did not make it: it shows as one of an earlier leader's that was written too late.
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node_name("a"),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
         deadline: replica.service.now(),
     };
     let other = PodUid::parse("another").unwrap();
-    let refused =
-        replica.control_plane.write_status(&order.key, &other, &StatusChange::hold(hold.clone())).await;
+    let refused = replica
+        .control_plane
+        .write_status(&order.key, &other, &StatusChange::reservation(reservation.clone()))
+        .await;
     assert!(refused.is_err(), "another pod of that name is left alone");
     assert_eq!(reserved_condition(&server, "p"), None);
-    replica.control_plane.write_status(&order.key, &order.uid, &StatusChange::hold(hold)).await.unwrap();
+    replica
+        .control_plane
+        .write_status(&order.key, &order.uid, &StatusChange::reservation(reservation))
+        .await
+        .unwrap();
     eventually("the condition is cleared", || reserved_condition(&server, "p").unwrap()["status"] == "False")
         .await;
     eventually("it is told", || replica.events(PodEventReason::HoldEnded, "published") >= 1).await;

@@ -101,7 +101,7 @@ impl FiveHundred {
         let ledger = self.served.service.ledger();
         assert_eq!(audit(&ledger), []);
         let totals = ledger.totals();
-        assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.hints), (500, 0, 0, 0));
+        assert_eq!((totals.bound, totals.waiting, totals.assumed, totals.soft_reservations), (500, 0, 0, 0));
     }
 }
 
@@ -227,7 +227,8 @@ fn hundreds_of_filters_and_binds_in_flight_never_promise_a_gpu_twice() {
     assert_eq!(ledger.totals().assumed, 0);
     let booked: u64 = ledger.totals().charged.0;
     assert_eq!(booked, promised.values().sum::<u64>(), "the books hold what was written, and nothing else");
-    let bound = ledger.entries().values().filter(|entry| matches!(entry.phase, PodPhase::Bound(_))).count();
+    let bound =
+        ledger.pod_states().values().filter(|entry| matches!(entry.phase, PodPhase::Bound(_))).count();
     let written =
         served.control_plane.orders.lock().iter().filter(|(order, _)| stayed(order.uid.as_str())).count();
     assert_eq!(bound, written);

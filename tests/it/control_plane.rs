@@ -95,7 +95,7 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
     submit(&world.client, &[pod("serving", 38, &json!({}), "stowage-serving")]).await;
     let (bound_at, bound_to, annotations) = journal.tells_of_binding("serving").await;
     world.check();
-    let (held_at, hold) = journal
+    let (held_at, reservation) = journal
         .of("serving")
         .into_iter()
         .find_map(|(place, happening)| match happening {
@@ -103,20 +103,20 @@ async fn a_serving_pod_takes_the_place_of_the_cheapest_opportunistic_pod() {
             _ => None,
         })
         .expect("room was held");
-    println!("held at {held_at}, bound at {bound_at}: {hold}");
+    println!("held at {held_at}, bound at {bound_at}: {reservation}");
     assert_eq!(journal.whom(|happening| *happening == Happening::Leaving), ["cheapest"]);
     let left_at = journal.place("cheapest", |happening| *happening == Happening::Leaving).unwrap();
     let gone_at = journal.place("cheapest", |happening| *happening == Happening::Gone).unwrap();
-    assert!(held_at < left_at && left_at < gone_at && gone_at < bound_at, "{hold}");
+    assert!(held_at < left_at && left_at < gone_at && gone_at < bound_at, "{reservation}");
     let (_, victim_of, of_victim) = journal.tells_of_binding("cheapest").await;
-    let held = hold["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap());
+    let held = reservation["devices"].as_array().unwrap().iter().map(|uuid| uuid.as_str().unwrap());
     let held: Vec<&str> = held.collect();
     assert_eq!(
         (bound_to, &annotations["stowage.dev/devices"]),
         (victim_of, &of_victim["stowage.dev/devices"])
     );
     assert_eq!(held, [annotations["stowage.dev/devices"].as_str()]);
-    assert_eq!(hold["victims"].as_array().unwrap().len(), 1);
+    assert_eq!(reservation["victims"].as_array().unwrap().len(), 1);
     let told = eventually("the pod is told", async || {
         events_of_stowage(&world.client, "serving").await.into_iter().find_map(|event| event.note)
     });

@@ -90,8 +90,8 @@ fn a_pod_that_cannot_be_understood_is_refused_with_its_phrase_and_an_event() {
     ] {
         assert_eq!(refusals(&served, pod, &["a"])["a"], phrase);
     }
-    assert!(served.notices().iter().all(|(_, kind, _)| *kind == PodEventReason::NotUnderstood));
-    assert_eq!(served.notices().len(), 3);
+    assert!(served.events().iter().all(|(_, kind, _)| *kind == PodEventReason::NotUnderstood));
+    assert_eq!(served.events().len(), 3);
     let mut neither = asks("neither", GPU, 1);
     neither["spec"]["containers"][0]["resources"]["limits"] = json!({ "cpu": "1" });
     assert_eq!(served.filter(&neither, &["a"]).status, 422);
@@ -181,11 +181,11 @@ fn the_binding_is_plain_and_the_pod_is_neither_unplaced_nor_vram() {
     assert_eq!(served.show(&bound_to(one.clone(), "a")), None);
     let ledger = served.service.ledger();
     let totals = ledger.totals();
-    assert_eq!((totals.bound, totals.unplaced, totals.holds, totals.hints), (1, 0, 0, 0));
+    assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (1, 0, 0, 0));
     assert_eq!(ledger.reserved_sum_on(&NodeName::parse("a").unwrap()), Bytes::ZERO);
-    assert_eq!(ledger.entry(&uid_of(&one)).unwrap().devices(), None);
+    assert_eq!(ledger.pod_state(&uid_of(&one)).unwrap().devices(), None);
     drop(ledger);
-    assert!(served.notices().is_empty());
+    assert!(served.events().is_empty());
     assert_eq!(served.bind(&one, "a"), "", "it is idempotent");
     assert_eq!(served.control_plane.orders.lock().len(), 1);
 }
@@ -244,7 +244,7 @@ fn preempt_leaves_the_cheapest_candidate_the_policy_allows_with_the_schedulers_o
     let victims = json!([{ "UID": "uid-m" }, { "UID": "uid-n" }]);
     assert_eq!(answer, json!({ "c": { "Pods": victims, "NumPDBViolations": 0 } }));
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.ledger().totals().holds, 0);
+    assert_eq!(served.service.ledger().totals().reservations, 0);
     // A serving pod is not preemptible, whatever the scheduler thinks.
     assert_eq!(narrowed(&served, &high, &offered[..1]), json!({}));
     // One of the two would leave too little room, and nobody at all is an error of the whole preemption.
@@ -272,12 +272,12 @@ fn fewer_broken_budgets_go_before_a_lower_price() {
 #[test]
 fn victims_that_ask_for_no_gpu_are_the_schedulers_own_affair() {
     let low = bound_to(priority(asks("low", GPU, 2), -1), "a");
-    let mut stranger = pod("stranger", "1Gi");
-    stranger["spec"]["containers"][0]["resources"] = json!({});
+    let mut foreign_pod = pod("stranger", "1Gi");
+    foreign_pod["spec"]["containers"][0]["resources"] = json!({});
     let high = priority(asks("high", GPU, 1), 100);
     let served = cluster(&[("a", 2)], without_engines()).with([low.clone()]).serve();
     let victims = json!([{ "UID": "uid-low" }, { "UID": "uid-stranger" }]);
-    let answer = narrowed(&served, &high, &[("a", &[&low, &stranger])]);
+    let answer = narrowed(&served, &high, &[("a", &[&low, &foreign_pod])]);
     assert_eq!(answer, json!({ "a": { "Pods": victims, "NumPDBViolations": 0 } }));
 }
 

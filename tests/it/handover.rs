@@ -59,7 +59,7 @@ impl LeasedReplica {
     }
 
     async fn knows(&self, pod: &Value) {
-        eventually("the pod is seen", || self.service.ledger().entry(&uid(pod)).is_some()).await;
+        eventually("the pod is seen", || self.service.ledger().pod_state(&uid(pod)).is_some()).await;
     }
 
     /// As the scheduler asks for it; what it is told is for the caller.
@@ -155,8 +155,8 @@ fn promised_twice(server: &ApiServer) -> BTreeMap<String, Vec<String>> {
 fn reservation_for(server: &ApiServer, name: &str) -> Option<String> {
     let pod = server.get(&format!("pods/default/{name}"))?;
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
-    let hold = conditions.find(|condition| condition["type"] == "stowage.dev/Hold")?;
-    Some(hold["status"].as_str()?.to_owned())
+    let reservation = conditions.find(|condition| condition["type"] == "stowage.dev/Hold")?;
+    Some(reservation["status"].as_str()?.to_owned())
 }
 
 /// Looks again and again. Nothing tells of a change of the gate or the ledger.
@@ -240,10 +240,11 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_on_held_gpus_is_ended() {
     .await;
     assert_eq!(reservation_for(&server, "late"), None);
     assert_eq!(server.held().release("a", Operation::PodStatus), 1);
-    let is_held = || b.service.ledger().entry(&uid(&late)).is_some_and(|entry| entry.hold().is_some());
+    let is_held =
+        || b.service.ledger().pod_state(&uid(&late)).is_some_and(|entry| entry.reservation().is_some());
     let is_ended = || reservation_for(&server, "late").as_deref() == Some("False");
     eventually("b has seen the late hold", || is_held() || is_ended()).await;
-    let holds = b.service.ledger().totals().holds;
+    let holds = b.service.ledger().totals().reservations;
     assert!(!is_held(), "b adopted it: {holds} holds on one GPU");
     assert_eq!((holds, reservation_for(&server, "first").as_deref()), (1, Some("True")));
 }

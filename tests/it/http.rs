@@ -146,13 +146,13 @@ fn absurd_quantities_are_refused_everywhere_with_a_fixed_phrase_and_a_notice() {
         ("0", "zero-vram", "pod asks for zero stowage.dev/vram"),
     ];
     for (quantity, code, phrase) in cases {
-        let (books, notices) = (served.books(), served.notices().len());
+        let (books, events) = (served.books(), served.events().len());
         let pod = priority(pod("absurd", quantity), 5);
         let answer = served.filter(&pod, &["node-a", "node-z"]);
         let refused =
             json!({ "NodeNames": [], "FailedAndUnresolvableNodes": { "node-a": phrase, "node-z": phrase } });
         assert_eq!((answer.status, answer.json()), (200, refused), "{quantity:?}");
-        let (name, kind, text) = served.notices().swap_remove(notices);
+        let (name, kind, text) = served.events().swap_remove(events);
         assert_eq!((name.as_str(), kind), ("absurd", PodEventReason::NotUnderstood));
         assert!(text.contains("stowage.dev/vram is"), "{text}");
         assert_eq!(
@@ -289,8 +289,8 @@ fn a_bind_of_a_pod_nobody_knows_is_a_typed_conflict() {
     other_uid["metadata"]["uid"] = json!("uid-of-its-successor");
     let mut other_name = pod("impostor", "20Gi");
     other_name["metadata"]["uid"] = json!("uid-waiting");
-    for stranger in [pod("stranger", "20Gi"), other_uid, other_name] {
-        assert_eq!(served.bind(&stranger, "node-a"), "conflict: pod unknown to Stowage or gone");
+    for foreign_pod in [pod("stranger", "20Gi"), other_uid, other_name] {
+        assert_eq!(served.bind(&foreign_pod, "node-a"), "conflict: pod unknown to Stowage or gone");
     }
     assert_eq!(served.books(), books);
     assert_eq!(served.control_plane.orders.lock().len(), 0, "nothing was written");
@@ -349,7 +349,7 @@ fn an_annotation_edited_after_the_bind_changes_nothing_and_is_remarked_once() {
     assert_eq!(served.show(&removed).unwrap().kind, PodEventReason::EditIgnored);
     assert_eq!(served.books(), books);
     assert_eq!(served.entry(&waiting).unwrap().devices().unwrap()[0].as_str(), "GPU-node-b-0");
-    assert!(served.service.ledger().entry(&uid_of(&waiting)).is_some());
+    assert!(served.service.ledger().pod_state(&uid_of(&waiting)).is_some());
     assert_eq!(served.passed(&pod("next", "60Gi"), &["node-b"]), ["node-b"]);
 }
 

@@ -35,14 +35,14 @@ fn the_same_refused_request_gets_byte_identical_answers_while_free_vram_changes(
     let first = served.filter(&large, &nodes);
     let refused = &first.json()["FailedAndUnresolvableNodes"];
     assert_eq!(refused["node-a"], "no single GPU has room now");
-    let mut figures = vec![served.notices().pop().unwrap().2];
+    let mut figures = vec![served.events().pop().unwrap().2];
     for (round, small) in small.iter().enumerate() {
         let node = nodes[round % 2];
         let free = served.charged(node);
         assert_eq!(served.bind(small, node), "");
         assert_ne!(served.charged(node), free);
         assert_eq!(served.filter(&large, &nodes), first, "after a bind");
-        figures.push(served.notices().pop().unwrap().2);
+        figures.push(served.events().pop().unwrap().2);
         let mut shrunk = report(node, "boot", 10 * round as u64 + 2, 2);
         (0..2).for_each(|gpu| shrunk["gpus"][gpu]["reservedBytes"] = json!((round as u64 + 1) << 30));
         assert_eq!(served.report(shrunk.clone()).status, 200);
@@ -261,17 +261,17 @@ fn preempt_answers_one_node_once_and_the_room_is_nobody_elses() {
     let chosen = preempt(&served, &urgent, &offered);
     assert_eq!(chosen, json!({ "node-a": { "Pods": [{ "UID": "uid-batch-0" }], "NumPDBViolations": 0 } }));
     let held = served.control_plane.holds.lock().clone();
-    let (key, hold) = &held[0];
-    let hold = hold.as_ref().unwrap();
-    assert_eq!((key.to_string().as_str(), hold.node.as_str()), ("default/urgent", "node-a"));
-    assert_eq!(hold.devices[0].as_str(), "GPU-node-a-0");
+    let (key, reservation) = &held[0];
+    let reservation = reservation.as_ref().unwrap();
+    assert_eq!((key.to_string().as_str(), reservation.node.as_str()), ("default/urgent", "node-a"));
+    assert_eq!(reservation.devices[0].as_str(), "GPU-node-a-0");
 
     let told = (
         "urgent".to_owned(),
         PodEventReason::RoomHeld,
         "1 pod(s) leave node-a for this pod; it gets GPU-node-a-0".to_owned(),
     );
-    assert!(served.notices().contains(&told), "{:?}", served.notices());
+    assert!(served.events().contains(&told), "{:?}", served.events());
 
     // While the victim leaves.
     assert_eq!(preempt(&served, &urgent, &offered), json!({}), "for a pod that holds room: no candidates");
@@ -317,7 +317,7 @@ fn what_the_scheduler_evicts_for_preempt_counts_in_the_rates_and_ends_with_them(
     let [urgent, next] = ["urgent", "next"].map(|name| priority(pod(name, "60Gi"), 1000));
     assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
     assert_eq!(preempt(&served, &next, &[("node-a", &[&victims[1]])]), json!({}));
-    assert!(served.entry(&next).unwrap().hold().is_none());
+    assert!(served.entry(&next).unwrap().reservation().is_none());
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn nobody_is_evicted_for_a_hold_that_could_not_be_written() {
     let urgent = priority(pod("urgent", "60Gi"), 1000);
     *served.control_plane.hold_fails.lock() = true;
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
-    assert!(served.entry(&urgent).unwrap().hold().is_none());
+    assert!(served.entry(&urgent).unwrap().reservation().is_none());
     *served.control_plane.hold_fails.lock() = false;
     assert_ne!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
 }
@@ -338,7 +338,7 @@ fn a_hold_that_is_given_up_while_its_condition_is_written_is_cleared_and_evicts_
     *served.control_plane.given_up_meanwhile.lock() = Some((served.service.clone(), uid_of(&urgent)));
     assert_eq!(preempt(&served, &urgent, &[("node-a", &[&victims[0]])]), json!({}));
     let written: Vec<bool> =
-        served.control_plane.holds.lock().iter().map(|(_, hold)| hold.is_some()).collect();
+        served.control_plane.holds.lock().iter().map(|(_, reservation)| reservation.is_some()).collect();
     assert_eq!(written, [true, false]);
 }
 
@@ -349,7 +349,7 @@ fn a_pod_that_is_bound_already_is_passed_on_its_own_node_only() {
     assert_eq!(served.bind(&llm, "n07"), "");
     assert_eq!(served.passed(&llm, &NODES), ["n07"], "its Binding was lost to the scheduler, not to us");
     assert!(matches!(served.phase(&llm), PodPhase::Bound(_)));
-    assert!(served.service.ledger().entry(&uid_of(&llm)).is_some());
+    assert!(served.service.ledger().pod_state(&uid_of(&llm)).is_some());
     eventually("nothing is left open", || served.charged("n07") == [Bytes::gib(72)]);
     let one_more = json!({ "node": "n07", "bootId": "boot", "sequence": 2, "gpus": [gpu_report("n07", 0), gpu_report("n07", 1)] });
     assert_eq!(served.report(one_more).status, 200);

@@ -111,8 +111,8 @@ impl Reloading {
 
     /// What was said to Stowage's own pod.
     fn told(&self) -> Vec<(PodEventReason, String)> {
-        let notices = self.served.notices().into_iter();
-        notices.filter(|(name, ..)| name == "stowage-0").map(|(_, kind, text)| (kind, text)).collect()
+        let events = self.served.events().into_iter();
+        events.filter(|(name, ..)| name == "stowage-0").map(|(_, kind, text)| (kind, text)).collect()
     }
 }
 
@@ -266,7 +266,10 @@ fn a_pod_that_was_judged_by_the_policy_before_is_judged_anew_for_its_view() {
     let view = DecisionView::take(&mut reloading.served.service.ledger(), &mut asking);
     assert_eq!(Some(asking.demand.class), view.policy.class_named("moving"));
     assert_ne!(asking.demand.class, before.class);
-    assert_eq!((before.judged_by + 1, asking.demand.judged_by), (view.policy.version, view.policy.version));
+    assert_eq!(
+        (before.classified_by + 1, asking.demand.classified_by),
+        (view.policy.version, view.policy.version)
+    );
 }
 
 #[test]
@@ -295,13 +298,13 @@ fn a_policy_that_changes_while_victims_are_chosen_evicts_nobody() {
     };
     runtime.spawn_blocking(move || wait.recv().unwrap());
     assert_eq!(preempted(true), 0);
-    assert!(served.entry(&urgent).unwrap().hold().is_none());
+    assert!(served.entry(&urgent).unwrap().reservation().is_none());
     assert_eq!(
         served.metric("stowage_answers_total{code=\"not-held\",outcome=\"none\",verb=\"preempt\"}"),
         1
     );
     assert_eq!(preempted(false), 1, "the next time it asks, the new policy answers");
-    assert!(served.service.ledger().entry(&uid_of(&urgent)).unwrap().hold().is_some());
+    assert!(served.service.ledger().pod_state(&uid_of(&urgent)).unwrap().reservation().is_some());
 }
 
 // ---- what is found on disk ----

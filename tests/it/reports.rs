@@ -154,11 +154,11 @@ fn a_report_without_its_gpus_leaves_them_as_they_are_known() {
     for part in ["gpus", "owners"] {
         assert_eq!(served.metric(&format!("stowage_agent_missing_total{{part=\"{part}\"}}")), 1);
     }
-    let stranger = with(report("node-z", "boot", 2, 0), |r| {
+    let foreign_pod = with(report("node-z", "boot", 2, 0), |r| {
         r["gpus"] = Value::Null;
         r["missing"] = missing;
     });
-    refused(&served, 422, "unknown-node", &stranger);
+    refused(&served, 422, "unknown-node", &foreign_pod);
 }
 
 #[test]
@@ -231,17 +231,17 @@ fn what_an_agent_finds_is_told_to_its_own_pods_by_the_one_who_leads() {
         ])
     };
     let told = |sequence: u64, pod: &str| {
-        let before = served.notices().len();
+        let before = served.events().len();
         let report = with(report("node-a", "boot", sequence, 2), |r| r["findings"] = finding(pod));
         assert_eq!(served.report(report).json(), json!({ "accepted": 1, "dropped": 0 }));
-        served.notices().split_off(before)
+        served.events().split_off(before)
     };
     assert_eq!(told(2, "uid-other"), [], "a pod of another node");
     assert_eq!(told(3, "uid-small"), [], "a pod of no node");
     assert_eq!(told(4, "uid-nobody"), [], "no pod");
-    let notices = told(5, "uid-tenant");
-    let [(drifts, drift, drift_text), (overs, over_grant, over_text)] = &notices[..] else {
-        panic!("{notices:?}")
+    let events = told(5, "uid-tenant");
+    let [(drifts, drift, drift_text), (overs, over_grant, over_text)] = &events[..] else {
+        panic!("{events:?}")
     };
     assert_eq!((drifts.as_str(), *drift), ("tenant", PodEventReason::Drift));
     assert!(
@@ -266,7 +266,7 @@ fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
         .with(tenants)
         .with([pair, on(pod("elsewhere", "20Gi"), "node-b", &[0], 20 << 30)])
         .serve();
-    assert_eq!(served.notices(), [], "the first report has lost nothing");
+    assert_eq!(served.events(), [], "the first report has lost nothing");
     let changed = |sequence: u64| {
         with(report("node-a", "boot", sequence, 5), |r| {
             let gpus = r["gpus"].as_array_mut().unwrap();
@@ -279,9 +279,9 @@ fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
         })
     };
     assert_eq!(served.report(changed(2)).status, 200);
-    let mut notices = served.notices();
-    notices.sort();
-    let [pair, zero, one, two, three] = &notices[..] else { panic!("{notices:?}") };
+    let mut events = served.events();
+    events.sort();
+    let [pair, zero, one, two, three] = &events[..] else { panic!("{events:?}") };
     let says = |notice: &(String, PodEventReason, String), name: &str, parts: &[&str]| {
         assert_eq!((notice.0.as_str(), notice.1), (name, PodEventReason::GpuLost));
         parts.iter().for_each(|part| assert!(notice.2.contains(part), "{} does not say {part}", notice.2));
@@ -292,7 +292,7 @@ fn the_pods_on_a_gpu_that_is_lost_are_told_once_which_and_how() {
     says(three, "tenant-3", &["GPU GPU-node-a-3 has been cut into MIG slices"]);
     says(pair, "pair", &["GPU-node-a-0 is gone", "; GPU GPU-node-a-1 is out of order"]);
     assert_eq!(served.report(changed(3)).status, 200);
-    assert_eq!(served.notices().len(), 5, "nothing has changed since");
+    assert_eq!(served.events().len(), 5, "nothing has changed since");
 }
 
 #[test]

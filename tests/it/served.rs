@@ -50,7 +50,7 @@ pub struct Scripted {
     /// Every Binding that was to be written, and what became of it once that is known.
     pub orders: Mutex<Vec<(BindOrder, Option<BindOutcome>)>>,
     pub holds: Mutex<Vec<(PodKey, Option<Reservation>)>>,
-    pub notices: Mutex<Vec<PodEvent>>,
+    pub events: Mutex<Vec<PodEvent>>,
     pub hold_fails: Mutex<bool>,
     /// This pod's hold is given up while its condition is being written.
     pub given_up_meanwhile: Mutex<Option<(Arc<Service>, PodUid)>>,
@@ -93,7 +93,7 @@ impl ControlPlane for Scripted {
         uid: &'a PodUid,
         change: &'a StatusChange,
     ) -> BoxFuture<'a, Result<(), ControlPlaneError>> {
-        if let Some(hold) = &change.hold {
+        if let Some(reservation) = &change.reservation {
             if *self.hold_fails.lock() {
                 let error = ControlPlaneError::Unknown("no answer".into());
                 return futures::future::ready(Err(error)).boxed();
@@ -101,11 +101,11 @@ impl ControlPlane for Scripted {
             if let Some((service, uid)) = self.given_up_meanwhile.lock().take() {
                 service.ledger().release_reservation(&uid);
             }
-            let hold = match hold {
-                ReservationChange::Held(hold) => Some(hold.clone()),
+            let reservation = match reservation {
+                ReservationChange::Held(reservation) => Some(reservation.clone()),
                 ReservationChange::Ended => None,
             };
-            self.holds.lock().push((key.clone(), hold));
+            self.holds.lock().push((key.clone(), reservation));
         }
         self.dump.write_status(key, uid, change)
     }
@@ -127,8 +127,8 @@ impl ControlPlane for Scripted {
         self.dump.remove_scheduling_gate(key, uid)
     }
 
-    fn notify(&self, notice: PodEvent) {
-        self.notices.lock().push(notice);
+    fn record_event(&self, notice: PodEvent) {
+        self.events.lock().push(notice);
     }
 }
 
@@ -187,7 +187,7 @@ impl ServedCluster {
             permits: Semaphore::new(Semaphore::MAX_PERMITS),
             orders: Mutex::default(),
             holds: Mutex::default(),
-            notices: Mutex::default(),
+            events: Mutex::default(),
             hold_fails: Mutex::default(),
             given_up_meanwhile: Mutex::default(),
         });
@@ -307,7 +307,7 @@ impl Served {
     }
 
     pub fn entry(&self, pod: &Value) -> Option<PodState> {
-        self.service.ledger().entry(&uid_of(pod)).cloned()
+        self.service.ledger().pod_state(&uid_of(pod)).cloned()
     }
 
     pub fn phase(&self, pod: &Value) -> PodPhase {
@@ -319,7 +319,7 @@ impl Served {
     }
 
     pub fn hint_on(&self, pod: &Value) -> Option<String> {
-        self.entry(pod)?.hint().map(|hint| hint.node.to_string())
+        self.entry(pod)?.soft_reservation().map(|soft_reservation| soft_reservation.node.to_string())
     }
 
     /// What is charged on each GPU of a node.
@@ -348,9 +348,9 @@ impl Served {
         self.metric(&format!("stowage_bad_requests_total{{code=\"{code}\",verb=\"{verb}\"}}"))
     }
 
-    pub fn notices(&self) -> Vec<(String, PodEventReason, String)> {
-        let notices = self.control_plane.notices.lock();
-        notices.iter().map(|n| (n.key.name.to_string(), n.kind, n.text.clone())).collect()
+    pub fn events(&self) -> Vec<(String, PodEventReason, String)> {
+        let events = self.control_plane.events.lock();
+        events.iter().map(|n| (n.key.name.to_string(), n.kind, n.text.clone())).collect()
     }
 
     pub fn run<F: Future>(&self, future: F) -> F::Output {

@@ -80,7 +80,7 @@ fn filter_passes_all_names_and_whole_nodes_and_notes_what_it_would_have_refused(
     assert_eq!(served.journal(), expected);
     let counts = ["different", "same", "would-refuse"].map(|outcome| served.shadow("filter", outcome));
     assert_eq!(counts, [2, 1, 1]);
-    assert!(served.notices().is_empty(), "nobody was refused");
+    assert!(served.events().is_empty(), "nobody was refused");
     assert_eq!(served.hint_on(&one), None);
 }
 
@@ -95,10 +95,10 @@ fn prioritize_leaves_the_order_to_the_scheduler() {
 #[test]
 fn preempt_answers_the_candidates_as_offered_in_either_form() {
     let there = |name: &str, node: &str, rank| bound_to(priority(asks(name, GPU, 2), rank), node);
-    let (low, lower) = (there("low", "a", -1), there("lower", "b", -2));
-    let served = cluster(&[("a", 2), ("b", 2)]).with([low.clone(), lower.clone()]).serve();
+    let (low, parse) = (there("low", "a", -1), there("lower", "b", -2));
+    let served = cluster(&[("a", 2), ("b", 2)]).with([low.clone(), parse.clone()]).serve();
     let high = priority(asks("high", GPU, 2), 9);
-    let offered: [(&str, &[&Value]); 2] = [("a", &[&low]), ("b", &[&lower])];
+    let offered: [(&str, &[&Value]); 2] = [("a", &[&low]), ("b", &[&parse])];
     let victims = |name: &str, budgets| json!({ "Pods": [{ "UID": format!("uid-{name}") }], "NumPDBViolations": budgets });
     let expected = json!({ "NodeNameToMetaVictims": { "a": victims("low", 0), "b": victims("lower", 0) } });
     assert_eq!(served.post("/scheduler/preempt", preempt_args(&high, &offered)).json(), expected);
@@ -115,7 +115,7 @@ fn preempt_answers_the_candidates_as_offered_in_either_form() {
     ];
     assert_eq!(served.journal(), expected);
     assert!(served.control_plane.holds.lock().is_empty());
-    assert_eq!(served.service.ledger().totals().holds, 0);
+    assert_eq!(served.service.ledger().totals().reservations, 0);
 }
 
 #[test]
@@ -158,8 +158,8 @@ fn a_pod_that_asks_for_vram_is_refused_at_each_verb() {
     let answer = served.filter(&vram, &["stowage"]).json();
     assert_eq!(answer["NodeNames"], json!([]));
     assert_eq!(answer["FailedAndUnresolvableNodes"], json!({ "stowage": NO_VRAM_IN_SHADOW }));
-    let stray = bound_to(pod("stray", "10Gi"), "stowage");
-    let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&stray])]));
+    let unplannable_pod = bound_to(pod("stray", "10Gi"), "stowage");
+    let preempt = served.post("/scheduler/preempt", preempt_args(&vram, &[("stowage", &[&unplannable_pod])]));
     assert_eq!(preempt.json(), json!({ "NodeNameToMetaVictims": {} }));
     assert_eq!(served.bind(&vram, "stowage"), NO_VRAM_IN_SHADOW);
     assert!(matches!(served.phase(&vram), PodPhase::Waiting(_)));

@@ -156,9 +156,12 @@ async fn a_gated_pod_says_that_it_is_gated_and_has_no_node_and_a_merge_takes_one
         let gates = json!([{"$patch": "delete", "name": "stowage.dev/plan"}]);
         Patch::Strategic(json!({"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}))
     };
-    let stranger = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
-    let Err(kube::Error::Api(stranger)) = stranger else { panic!("{stranger:?}") };
-    assert_eq!((stranger.code, stranger.details.unwrap().causes[0].field.as_str()), (422, "metadata.uid"));
+    let foreign_pod = pods.patch("a", &PatchParams::default(), &lift(&json!("other"))).await;
+    let Err(kube::Error::Api(foreign_pod)) = foreign_pod else { panic!("{foreign_pod:?}") };
+    assert_eq!(
+        (foreign_pod.code, foreign_pod.details.unwrap().causes[0].field.as_str()),
+        (422, "metadata.uid")
+    );
     let lifted = pods.patch("a", &PatchParams::default(), &lift(&created["metadata"]["uid"])).await.unwrap();
     let left: Vec<String> =
         lifted.spec.unwrap().scheduling_gates.unwrap().into_iter().map(|gate| gate.name).collect();

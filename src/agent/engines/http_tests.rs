@@ -176,13 +176,13 @@ async fn an_engine_is_found_on_a_port_its_pod_declares() {
 
 #[tokio::test]
 async fn a_pod_without_an_engine_is_not_reported() {
-    let mut stranger = pod("stranger", None);
+    let mut foreign_pod = pod("stranger", None);
     // No process of a test listens there.
-    stranger.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
+    foreign_pod.ip = Some(IpAddr::V4(Ipv4Addr::new(127, 83, 21, 7)));
     let no_gpu = PodOnNode { wants_gpu: false, ..pod("no-gpu", Some(1)) };
     let mut engines = EngineWatcher::new(patient());
     for _ in 0..10 {
-        assert_eq!(round(&mut engines, &[stranger.clone(), no_gpu.clone()]).await, []);
+        assert_eq!(round(&mut engines, &[foreign_pod.clone(), no_gpu.clone()]).await, []);
     }
 }
 

@@ -45,7 +45,7 @@ struct EngineSlot {
 
 struct Visited {
     pod: PodUid,
-    errand: ProbeKind,
+    probe_kind: ProbeKind,
     answer: ProbeResult,
 }
 
@@ -101,8 +101,8 @@ impl EngineWatcher {
         let is_under_way = place.visit.as_ref().is_some_and(|visit| !visit.is_finished());
         let (Some(ip), false) = (pod.ip, is_under_way) else { return Ok(()) };
         let Some(visit) = place.watched.due(pod, ip, now, &self.limits) else { return Ok(()) };
-        let (pod, errand, fetcher) = (pod.uid.clone(), visit.errand.clone(), self.fetcher.clone());
-        let visited = async move { Visited { pod, errand, answer: visit.make(&fetcher).await } };
+        let (pod, probe_kind, fetcher) = (pod.uid.clone(), visit.probe_kind.clone(), self.fetcher.clone());
+        let visited = async move { Visited { pod, probe_kind, answer: visit.make(&fetcher).await } };
         place.visit = Some(self.visits.spawn(visited));
         Ok(())
     }
@@ -125,7 +125,7 @@ impl EngineWatcher {
     fn note(&mut self, visited: Visited) {
         if let Some(place) = self.pods.get_mut(&visited.pod) {
             place.visit = None;
-            place.watched.note(&visited.errand, visited.answer, &self.limits);
+            place.watched.note(&visited.probe_kind, visited.answer, &self.limits);
         }
     }
 

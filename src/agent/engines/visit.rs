@@ -14,7 +14,7 @@ use tokio::time::Instant;
 pub struct EngineProbe {
     pub ip: IpAddr,
     pub engine: Option<Engine>,
-    pub errand: ProbeKind,
+    pub probe_kind: ProbeKind,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -102,7 +102,7 @@ impl EngineProbe {
     pub async fn make(self, fetcher: &Fetcher) -> ProbeResult {
         let asked = Instant::now();
         let answer = |page| ProbeResult { asked, page, health: None, properties: None };
-        match &self.errand {
+        match &self.probe_kind {
             ProbeKind::Search(addresses) => answer(self.search(fetcher, addresses).await),
             ProbeKind::Metrics(metrics, SecondProbe::Nothing) => answer(self.metrics(fetcher, metrics).await),
             ProbeKind::Metrics(metrics, SecondProbe::Health(health)) => {

@@ -100,7 +100,7 @@ impl WatchedEngine {
         if now < self.next {
             return None;
         }
-        let errand = match (&self.home, self.sought.claim) {
+        let probe_kind = match (&self.home, self.sought.claim) {
             (Some(home), _) => ProbeKind::Metrics(home.clone(), self.beside(home)),
             (None, EngineEvidence::Declared) => {
                 let metrics = self.candidates().next()?;
@@ -111,7 +111,7 @@ impl WatchedEngine {
                 (!addresses.is_empty()).then_some(ProbeKind::Search(addresses))?
             }
         };
-        Some(EngineProbe { ip, engine: self.sought.engine.or(self.engine), errand })
+        Some(EngineProbe { ip, engine: self.sought.engine.or(self.engine), probe_kind })
     }
 
     /// The addresses from the one whose turn it is to the last.
@@ -137,15 +137,15 @@ impl WatchedEngine {
     }
 
     /// What came of a visit.
-    pub fn note(&mut self, errand: &ProbeKind, answer: ProbeResult, limits: &EngineLimits) {
+    pub fn note(&mut self, probe_kind: &ProbeKind, answer: ProbeResult, limits: &EngineLimits) {
         self.health = answer.health.or(self.health);
-        if matches!(errand, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
+        if matches!(probe_kind, ProbeKind::Metrics(_, SecondProbe::Properties)) && answer.page.is_ok() {
             self.properties = CacheSizeProbe::Done;
             self.kv_cache_tokens = answer.properties.and_then(|properties| properties.kv_cache_tokens());
         }
         match answer.page {
             Ok(found) => self.found(found, answer.asked),
-            Err(nothing) => self.not_found(errand, &nothing, answer.health, answer.asked, limits),
+            Err(nothing) => self.not_found(probe_kind, &nothing, answer.health, answer.asked, limits),
         }
     }
 
@@ -161,7 +161,7 @@ impl WatchedEngine {
 
     fn not_found(
         &mut self,
-        errand: &ProbeKind,
+        probe_kind: &ProbeKind,
         nothing: &NoPage,
         health: Option<EngineHealth>,
         asked: Instant,
@@ -171,7 +171,7 @@ impl WatchedEngine {
             NoPage::Fetch(error) => (error.is_refused(), error.is_not_ready()),
             NoPage::Unknown(..) => (false, false),
         };
-        if is_not_ready && matches!(errand, ProbeKind::Metrics(..)) {
+        if is_not_ready && matches!(probe_kind, ProbeKind::Metrics(..)) {
             self.health = Some(EngineHealth::NotReady);
         }
         let is_somebody =
@@ -187,7 +187,7 @@ impl WatchedEngine {
         }
         self.trouble = Some(nothing.to_string());
         self.failures = self.failures.saturating_add(1);
-        match errand {
+        match probe_kind {
             ProbeKind::Metrics(..) if self.home.is_some() || is_somebody => {
                 self.pause(asked, limits.retry_engine)
             }

@@ -117,13 +117,13 @@ impl Story {
 
     fn answer(&mut self, page: Result<&str, NoPage>, health: Option<EngineHealth>) {
         let visit = self.due().expect("it is time to ask");
-        let at = match &visit.errand {
+        let at = match &visit.probe_kind {
             ProbeKind::Metrics(address, _) => address.clone(),
             ProbeKind::Search(addresses) => addresses[0].clone(),
         };
         let page = page.map(|page| EngineFigures { at, figures: read(page.as_bytes(), None).unwrap() });
         let answer = ProbeResult { asked: self.now, page, health, properties: None };
-        self.watched.note(&visit.errand, answer, &self.limits);
+        self.watched.note(&visit.probe_kind, answer, &self.limits);
     }
 
     fn report(&self) -> EngineReport {
@@ -180,7 +180,7 @@ fn an_engine_starts_loads_serves_and_drains() {
 #[test]
 fn health_is_asked_until_it_serves_and_again_when_its_metrics_fail() {
     let mut story = Story::declared();
-    let asks_health = |story: &mut Story| match story.due().expect("it is time").errand {
+    let asks_health = |story: &mut Story| match story.due().expect("it is time").probe_kind {
         ProbeKind::Metrics(_, SecondProbe::Health(address)) => {
             address.port == 8000 && address.path == "/health"
         }
@@ -255,7 +255,7 @@ fn a_pod_that_only_may_be_an_engine_is_asked_at_few_ports_and_ever_more_rarely()
     let mut ports = Vec::new();
     while story.now < start + Duration::from_secs(60) {
         if let Some(visit) = story.due() {
-            let ProbeKind::Search(addresses) = &visit.errand else { panic!("{visit:?}") };
+            let ProbeKind::Search(addresses) = &visit.probe_kind else { panic!("{visit:?}") };
             assert!(addresses.len() <= 2, "{addresses:?}");
             asked += addresses.len();
             ports.extend(addresses.iter().map(|address: &MetricsAddress| address.port));
@@ -289,8 +289,8 @@ fn a_search_that_finds_an_engine_stays_where_it_found_it() {
     story.answer(Ok(PAGE), None);
     assert_eq!(story.state(), EngineState::Loading, "whether it is ready is still to be asked");
     story.later(1000);
-    let errand = story.due().unwrap().errand;
-    assert!(matches!(errand, ProbeKind::Metrics(at, SecondProbe::Health(_)) if at.port == 7777));
+    let probe_kind = story.due().unwrap().probe_kind;
+    assert!(matches!(probe_kind, ProbeKind::Metrics(at, SecondProbe::Health(_)) if at.port == 7777));
     story.answer(Ok(PAGE), Some(EngineHealth::Ready));
     assert_eq!(story.state(), EngineState::Serving);
 }
@@ -299,8 +299,8 @@ fn a_search_that_finds_an_engine_stays_where_it_found_it() {
 fn a_named_engine_on_another_port_is_found_by_the_ports_the_pod_declares() {
     let mut story = Story::new(pod(&[("llm-d.ai/engine-type", "vllm")], &[], &[9999]));
     story.answer(Err(refused()), Some(EngineHealth::Unclear));
-    let errand = story.due().expect("the next address waits for nothing").errand;
-    assert!(matches!(errand, ProbeKind::Metrics(at, _) if at.port == 9999));
+    let probe_kind = story.due().expect("the next address waits for nothing").probe_kind;
+    assert!(matches!(probe_kind, ProbeKind::Metrics(at, _) if at.port == 9999));
     assert_eq!(
         story.watched.report(&story.pod, Vec::new(), story.now, &story.limits).unwrap().engine,
         "vllm"
@@ -328,6 +328,6 @@ fn where_to_look_anew_is_looked_at_anew() {
     let now = story.now;
     story.watched.seek(sought(&moved, AddressOwner::Pod).unwrap(), now);
     assert_eq!(story.state(), EngineState::Starting);
-    assert!(matches!(story.due().unwrap().errand, ProbeKind::Metrics(at, _) if at.port == 9000));
+    assert!(matches!(story.due().unwrap().probe_kind, ProbeKind::Metrics(at, _) if at.port == 9000));
     assert_eq!(sought(&moved, AddressOwner::Pod).unwrap().claim, EngineEvidence::Declared);
 }

@@ -144,7 +144,7 @@ fn it_holds_room_that_others_have_not_left() {
         victims: Arc::new([pod("fine-tune-1", "0").uid()]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
-    world.ledger.hold(&uid, hold).unwrap();
+    world.ledger.reserve(&uid, hold).unwrap();
     check("holding", &mut world, &wanted);
 }
 

@@ -38,7 +38,7 @@ impl ApiControlPlane {
             Err(failure) => self.not_evicted(key, uid, failure).await,
         };
         match outcome {
-            EvictionOutcome::Evicted => self.notify(evicted(key, uid, why)),
+            EvictionOutcome::Evicted => self.record_event(evicted(key, uid, why)),
             EvictionOutcome::Refused { .. } => {
                 // Should it fail, the condition is wrong about a pod that nobody evicts; the Events are not.
                 let _ = self.mark(key, uid, EvictionCondition::CalledOff).await;

@@ -223,8 +223,8 @@ impl ControlPlane for ApiControlPlane {
         })
     }
 
-    fn notify(&self, notice: PodEvent) {
-        self.notices.notify(notice);
+    fn record_event(&self, event: PodEvent) {
+        self.notices.record_event(event);
     }
 }
 

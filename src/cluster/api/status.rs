@@ -21,7 +21,7 @@ pub fn status_patch(
     now: jiff::Timestamp,
 ) -> Value {
     let conditions: Vec<PodCondition> = [
-        change.hold.as_ref().map(|hold| reserved_condition(hold, epoch, clock, now)),
+        change.reservation.as_ref().map(|reservation| reserved_condition(reservation, epoch, clock, now)),
         change.plan.as_ref().map(|state| contract::plan_condition(state, now)),
         change.eviction.as_ref().map(contract::evicted_condition),
         change.touch.map(|_| contract::retry_condition(now)),
@@ -54,12 +54,12 @@ fn reserved_condition(
 ) -> PodCondition {
     match change {
         ReservationChange::Ended => contract::ended_reserved_condition(RESERVATION_ENDED, now),
-        ReservationChange::Held(hold) => {
+        ReservationChange::Held(reservation) => {
             let message = ReservationMessage {
-                node: hold.node.clone(),
-                devices: hold.devices.clone(),
-                victims: hold.victims.clone(),
-                deadline: clock.to_wall(hold.deadline),
+                node: reservation.node.clone(),
+                devices: reservation.devices.clone(),
+                victims: reservation.victims.clone(),
+                deadline: clock.to_wall(reservation.deadline),
                 epoch: Some(epoch.clone()),
             };
             message.condition(now)
@@ -105,13 +105,13 @@ mod tests {
 
     #[test]
     fn b5_a_hold_says_which_leader_made_it() {
-        let hold = Reservation {
+        let reservation = Reservation {
             node: node(),
             devices: [].into(),
             victims: [].into(),
             deadline: crate::units::Moment::default(),
         };
-        let patch = patch(&StatusChange::hold(hold));
+        let patch = patch(&StatusChange::reservation(reservation));
         let message = patch["status"]["conditions"][0]["message"].as_str().unwrap();
         let message: Value = serde_json::from_str(message).unwrap();
         assert_eq!(message["epoch"], "lease/3/nonce");

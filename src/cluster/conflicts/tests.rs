@@ -183,7 +183,7 @@ async fn what_waits_to_be_told_is_bounded_and_what_is_dropped_is_counted() {
     bench.looks(3).await;
     let conflict = bench.audit.service.conflicts().standing().next().unwrap().clone();
     bench.audit.queue(vec![conflict; UNREPORTED_LIMIT + 5]);
-    assert_eq!(bench.audit.untold.len(), UNREPORTED_LIMIT);
+    assert_eq!(bench.audit.unreported.len(), UNREPORTED_LIMIT);
     let events = &bench.audit.service.metrics.events;
     assert_eq!(events.with_label_values(&["StowageConflict", "dropped"]).get(), 10);
     bench.recorder.told();

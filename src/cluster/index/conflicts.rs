@@ -7,11 +7,15 @@ use k8s_openapi::api::core::v1::Pod;
 
 /// A pod that asks for a GPU and has not ended.
 pub fn see(service: &Service, uid: &PodUid, key: &PodKey, pod: &Pod) {
-    let shown = contract::observed_binding(pod, key).or_else(|| hold(service, key, pod));
+    let shown = contract::observed_binding(pod, key).or_else(|| reservation(service, key, pod));
     service.conflicts().see(uid, shown);
 }
 
-fn hold(service: &Service, key: &PodKey, pod: &Pod) -> Option<crate::scheduling::conflicts::AuditedPod> {
+fn reservation(
+    service: &Service,
+    key: &PodKey,
+    pod: &Pod,
+) -> Option<crate::scheduling::conflicts::AuditedPod> {
     // Few pods hold room; of the others the policy is not asked.
     contract::ReservationMessage::read(pod)?;
     let policy = service.ledger().policy().clone();

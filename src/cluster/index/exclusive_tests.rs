@@ -77,7 +77,7 @@ impl IndexedReplica {
         let node = NodeName::parse("a").unwrap();
         let (pod_uid, key) = identity(pod);
         let mut ledger = self.service.ledger();
-        let demand = ledger.entry(&pod_uid)?.demand.clone();
+        let demand = ledger.pod_state(&pod_uid)?.demand.clone();
         let Ok(AssumeResult::New(placement)) = ledger.assume(&pod_uid, &node) else { return None };
         let epoch = LeaderEpoch::new("lease", 1, "nonce");
         let binding = contract::binding(&key, &pod_uid, &demand, &placement, "nvidia.com/gpu", &epoch);
@@ -90,9 +90,9 @@ impl IndexedReplica {
     }
 
     fn demand(&self, name: &str) -> Option<Demand> {
-        let demand = self.service.ledger().entry(&uid(name)).map(|entry| entry.demand.clone());
+        let demand = self.service.ledger().pod_state(&uid(name)).map(|entry| entry.demand.clone());
         // Which policy of its process judged it is each process's own.
-        demand.map(|demand| Demand { judged_by: 0, ..demand })
+        demand.map(|demand| Demand { classified_by: 0, ..demand })
     }
 
     fn sharing(&self, name: &str) -> Sharing {

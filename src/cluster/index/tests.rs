@@ -3,9 +3,9 @@
 use super::*;
 use crate::ids::GpuUuid;
 use crate::scheduling::audit::audit;
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterVerdict, Requirements};
 use crate::scheduling::ledger::AssumeResult;
 use crate::scheduling::policy::Policy;
-use crate::scheduling::stock::{AssumedNodeChange, FilterVerdict, Requirements};
 use crate::units::Millis;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use serde_json::{Value, json};
@@ -77,7 +77,7 @@ impl IndexFixture {
     }
 
     fn phase(&self, uid: &str) -> Option<PodPhase> {
-        self.service.ledger().entry(&uid_of(uid)).map(|entry| entry.phase.clone())
+        self.service.ledger().pod_state(&uid_of(uid)).map(|entry| entry.phase.clone())
     }
 
     fn charged(&self) -> [Bytes; 2] {
@@ -87,7 +87,7 @@ impl IndexFixture {
         [node.gpus[0].charged, node.gpus[1].charged]
     }
 
-    fn remarks(&self, code: &str) -> u64 {
+    fn warnings(&self, code: &str) -> u64 {
         self.service.metrics.pod_warnings.with_label_values(&[code]).get()
     }
 }
@@ -193,13 +193,13 @@ fn a_pod_absent_from_a_list_is_gone_whatever_was_promised_to_it() {
 #[test]
 fn an_unplaced_pod_is_charged_everywhere_told_and_counted_once() {
     let mut bench = IndexFixture::new();
-    let stray = bound("stray", "1", 40, "a", None);
-    let notice = bench.apply(&stray).unwrap();
-    assert_eq!((notice.kind, notice.uid.as_str()), (PodEventReason::Unplaced, "1"));
-    assert!(notice.text.contains("40.0 GiB are charged on every GPU"), "{}", notice.text);
+    let unplannable_pod = bound("stray", "1", 40, "a", None);
+    let event = bench.apply(&unplannable_pod).unwrap();
+    assert_eq!((event.kind, event.uid.as_str()), (PodEventReason::Unplaced, "1"));
+    assert!(event.text.contains("40.0 GiB are charged on every GPU"), "{}", event.text);
     assert_eq!(bench.charged(), [Bytes::gib(40); 2]);
-    assert!(bench.apply(&stray).is_some());
-    assert_eq!(bench.remarks("unplaced"), 1, "one pod, however often it is seen");
+    assert!(bench.apply(&unplannable_pod).is_some());
+    assert_eq!(bench.warnings("unplaced"), 1, "one pod, however often it is seen");
     assert_eq!(bench.index.standing(&bench.service).len(), 1);
     bench.index.reset_pods(&bench.service, &[]);
     assert_eq!(bench.index.standing(&bench.service), []);
@@ -212,13 +212,13 @@ fn edits_after_the_bind_are_ignored_and_reported() {
     let moved = bench.apply(&bound("p", "1", 40, "a", Some("index-1"))).unwrap();
     assert_eq!(moved.kind, PodEventReason::EditIgnored);
     assert!(moved.text.contains("charged on index-0 of a"), "{}", moved.text);
-    assert_eq!((bench.charged(), bench.remarks("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+    assert_eq!((bench.charged(), bench.warnings("devices-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
 
     let mut alone = bound("p", "1", 40, "a", Some("index-0"));
     alone["metadata"]["annotations"]["stowage.dev/exclusive"] = json!("true");
-    let notice = bench.apply(&alone).unwrap();
-    assert_eq!(notice.kind, PodEventReason::EditIgnored);
-    assert_eq!((bench.charged(), bench.remarks("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
+    let event = bench.apply(&alone).unwrap();
+    assert_eq!(event.kind, PodEventReason::EditIgnored);
+    assert_eq!((bench.charged(), bench.warnings("demand-edited")), ([Bytes::gib(40), Bytes::ZERO], 1));
 
     assert_eq!(bench.apply(&bound("p", "1", 40, "a", Some("index-0"))), None, "the edit was taken back");
     assert_eq!(bench.index.standing(&bench.service), []);
@@ -368,8 +368,8 @@ fn a_budget_that_a_new_list_does_not_have_is_gone() {
 /// Node `a` takes one pod; whether it would take another one.
 fn takes_one_more(bench: &IndexFixture) -> bool {
     let (uid, node) = (uid_of("new"), NodeName::parse("a").unwrap());
-    let stock = bench.service.stock().snapshot();
-    stock.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
+    let kube_filters = bench.service.kube_filters().snapshot();
+    kube_filters.verdict(&uid, &Requirements::default(), &node, &AssumedNodeChange::default())
         == FilterVerdict::Accepts
 }
 
@@ -400,7 +400,7 @@ fn a_pod_without_a_gpu_counts_for_the_stock_filters_until_it_ends_or_is_gone() {
     bench.apply(&without_gpu("web", "Running"));
     bench.index.delete_pod(&bench.service, &read(without_gpu("web", "Running")));
     assert!(takes_one_more(&bench));
-    assert!(bench.service.ledger().entries().is_empty(), "the ledger is not bothered");
+    assert!(bench.service.ledger().pod_states().is_empty(), "the ledger is not bothered");
 }
 
 #[test]
@@ -409,16 +409,16 @@ fn a_pod_that_a_new_list_does_not_have_is_gone_from_the_stock_view() {
     bench.apply(&without_gpu("web", "Running"));
     bench.index.reset_pods(&bench.service, &[]);
     assert!(takes_one_more(&bench));
-    assert_eq!(bench.service.stock().pods().count(), 0);
+    assert_eq!(bench.service.kube_filters().pods().count(), 0);
 }
 
 #[test]
 fn what_a_waiting_pod_asks_of_its_node_is_known_until_it_is_bound() {
     let mut bench = with_room_for_one_pod();
     bench.apply(&pod("p", "1", 10));
-    assert!(bench.service.stock().wants(&uid_of("1")).is_some());
+    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_some());
     bench.apply(&bound("p", "1", 10, "a", Some("index-0")));
-    assert!(bench.service.stock().wants(&uid_of("1")).is_none());
+    assert!(bench.service.kube_filters().wants(&uid_of("1")).is_none());
     assert!(!takes_one_more(&bench));
     // Its name stands for another pod now.
     bench.apply(&pod("p", "2", 10));
@@ -440,7 +440,7 @@ fn objects_without_a_name_or_uid_change_nothing() {
     assert_eq!(bench.apply(&nameless), None);
     bench.index.apply_node(&bench.service, &Node::default());
     assert_eq!(bench.index.nodes().len(), 1);
-    assert_eq!(bench.service.ledger().entries().len(), 0);
+    assert_eq!(bench.service.ledger().pod_states().len(), 0);
 }
 
 /// A UUID an agent reported and a record of it, seen again after a restart.
@@ -459,7 +459,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     // When each learned of a pod is its own.
     let timeless = |bench: &IndexFixture| -> BTreeMap<PodUid, PodState> {
         let ledger = bench.service.ledger();
-        let entries = ledger.entries().into_iter().map(|(uid, entry)| {
+        let entries = ledger.pod_states().into_iter().map(|(uid, entry)| {
             let mut entry = entry.clone();
             match &mut entry.phase {
                 PodPhase::Bound(bound) => (bound.since, bound.started) = Default::default(),
@@ -473,7 +473,7 @@ fn the_books_rebuilt_from_the_pods_are_the_books_that_were_lost() {
     assert_eq!(timeless(&one), timeless(&two));
     assert_eq!(one.charged(), two.charged());
     let devices = [GpuUuid::from_index(1), GpuUuid::from_index(0)];
-    assert_eq!(two.service.ledger().entry(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
+    assert_eq!(two.service.ledger().pod_state(&uid_of("2")).unwrap().devices().unwrap()[..], devices);
 }
 
 impl IndexFixture {
@@ -481,7 +481,8 @@ impl IndexFixture {
     fn apply_by_request(&self, pod: &Value) {
         let mut ledger = self.service.ledger();
         let seen =
-            contract::seen(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH).unwrap();
+            contract::observation(&read(pod.clone()), ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH)
+                .unwrap();
         ledger.see(seen);
     }
 }

@@ -141,7 +141,7 @@ pub async fn run(
                 // In this order, so that a simulation can be had again.
                 biased;
                 () = look(&client, &service, &lease, &neighbour) => {}
-                () = judge(&service, tenure) => {}
+                () = classify(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
         }
@@ -152,7 +152,7 @@ pub async fn run(
             tokio::select! {
                 biased;
                 () = campaign(&client, &service, &lease, &candidate) => {}
-                () = judge(&service, tenure) => {}
+                () = classify(&service, tenure) => {}
                 () = shutdown.cancelled() => {}
             }
             set_tenure(&service, Tenure::Standby);
@@ -169,7 +169,7 @@ fn nonce() -> String {
 }
 
 /// Sets the gate to what is true now, again and again: a request that hangs must not keep it open.
-async fn judge(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
+async fn classify(service: &Service, tenure: impl Fn(Moment) -> Tenure) {
     loop {
         set_tenure(service, tenure(service.now()));
         tokio::time::sleep(JUDGE_EVERY).await;

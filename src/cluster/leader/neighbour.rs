@@ -36,7 +36,7 @@ impl Neighbour {
             (self.until, self.term) = (None, None);
             return;
         };
-        if !self.holds(&reading) {
+        if !self.reservations(&reading) {
             (self.until, self.term) = (None, None);
         } else {
             if self.term.as_ref().is_none_or(|(term, _)| *term != reading.term) {
@@ -60,7 +60,7 @@ impl Neighbour {
         }
     }
 
-    fn holds(&self, reading: &LeaseReading) -> bool {
+    fn reservations(&self, reading: &LeaseReading) -> bool {
         let Some(holder) = reading.holder.as_deref() else { return false };
         holder.rsplit_once('_').map_or(holder, |(hostname, _)| hostname) == self.hostname
     }

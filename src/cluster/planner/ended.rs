@@ -2,12 +2,12 @@
 //! that is not whole gives back what it has, where the policy says so.
 
 use super::Planner;
-use super::course::ReservationProgress;
+use super::progress::ReservationProgress;
 use crate::control_plane::{ControlPlane, PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::disruption_info::GroupKey;
 use crate::scheduling::ledger::{Ledger, PodPhase, WaitingPod};
 use crate::scheduling::policy::WhenBroken;
-use crate::scheduling::stake::GroupKey;
 use std::collections::{BTreeMap, BTreeSet};
 
 const NOT_BOUND_IN_TIME: &str =
@@ -40,8 +40,8 @@ impl Planner {
         let mut groups = BTreeMap::new();
         for uid in ended {
             let ledger = self.service.ledger();
-            let Some(entry) = ledger.entry(&uid) else { continue };
-            let (key, group) = (entry.key.clone(), entry.stake.group.clone());
+            let Some(entry) = ledger.pod_state(&uid) else { continue };
+            let (key, group) = (entry.key.clone(), entry.disruption_info.group.clone());
             drop(ledger);
             groups.extend(group.map(|group| (group, (uid.clone(), key.clone()))));
             self.end_one(uid, key, ReservationEnd::Late);
@@ -56,20 +56,20 @@ impl Planner {
     pub fn end_unknown(&mut self, uids: BTreeSet<PodUid>) {
         for uid in uids {
             let ledger = self.service.ledger();
-            let Some(entry) = ledger.entry(&uid) else { continue };
+            let Some(entry) = ledger.pod_state(&uid) else { continue };
             let key = entry.key.clone();
             drop(ledger);
             tracing::warn!(pod = %key, "the pod shows a hold of an earlier leader that was written too late; it is ended");
             self.service.metrics.writes.with_label_values(&["hold", "landed-late"]).inc();
             let text = LANDED_LATE.to_owned();
-            let notice =
+            let event =
                 PodEvent { key: key.clone(), uid: uid.clone(), kind: PodEventReason::HoldEnded, text };
-            self.control_plane.notify(notice);
+            self.control_plane.record_event(event);
             let (control_plane, service) = (self.control_plane.clone(), self.service.clone());
             self.writes.add(uid.clone(), async move {
                 // The pod may have got a hold while this waited for its turn.
-                let own = service.ledger().entry(&uid).and_then(|entry| entry.hold().cloned());
-                let change = own.map_or_else(StatusChange::end_reservation, StatusChange::hold);
+                let own = service.ledger().pod_state(&uid).and_then(|entry| entry.reservation().cloned());
+                let change = own.map_or_else(StatusChange::end_reservation, StatusChange::reservation);
                 // Should it fail, the condition shows at the pod's next change and is ended then.
                 if let Err(error) = control_plane.write_status(&key, &uid, &change).await {
                     tracing::warn!(pod = %key, %error, "a hold of an earlier leader was not ended");
@@ -80,12 +80,12 @@ impl Planner {
     }
 
     fn end_one(&mut self, uid: PodUid, key: PodKey, ending: ReservationEnd) {
-        let course = self.courses.remove(&uid);
+        let progress = self.progress_of.remove(&uid);
         let mut refused_on = None;
         if ending == ReservationEnd::Late {
             let (key, uid, text) = (key.clone(), uid.clone(), NOT_BOUND_IN_TIME.to_owned());
-            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
-            refused_on = course.and_then(ReservationProgress::placed_on);
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::HoldEnded, text });
+            refused_on = progress.and_then(ReservationProgress::placed_on);
         }
         let mut change = StatusChange::end_reservation();
         if is_nominated(&self.service.ledger(), &uid) {
@@ -119,7 +119,7 @@ impl Planner {
             if bound.len() == 1 { "is" } else { "are" },
             if leaves { "are evicted" } else { "stay, as planning.groups.whenBroken says" },
         );
-        self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+        self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         holding.into_iter().for_each(|(uid, key)| self.end_one(uid, key, ReservationEnd::WithGroup));
         if leaves {
             bound.into_iter().for_each(|(uid, key)| self.evict_orphaned_member(uid, key, group));
@@ -147,10 +147,10 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
     let mut broken = BrokenGroup { holding: Vec::new(), bound: Vec::new(), assumed: 0 };
     let mut size = None;
     for (uid, entry) in ledger.members(group) {
-        size = size.max(entry.stake.group_size);
+        size = size.max(entry.disruption_info.group_size);
         let who = (uid.clone(), entry.key.clone());
         match &entry.phase {
-            PodPhase::Waiting(WaitingPod { hold: Some(_), .. }) => broken.holding.push(who),
+            PodPhase::Waiting(WaitingPod { reservation: Some(_), .. }) => broken.holding.push(who),
             PodPhase::Bound(bound) if bound.leaving.is_none() => broken.bound.push(who),
             PodPhase::Assumed(_) => broken.assumed += 1,
             _ => {}
@@ -162,6 +162,6 @@ pub(super) fn broken(ledger: &Ledger, group: &GroupKey) -> Option<BrokenGroup> {
 }
 
 pub(super) fn is_nominated(ledger: &Ledger, uid: &PodUid) -> bool {
-    let phase = ledger.entry(uid).map(|entry| &entry.phase);
+    let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
     matches!(phase, Some(PodPhase::Waiting(WaitingPod { nominated: Some(_), .. })))
 }

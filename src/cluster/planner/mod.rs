@@ -1,4 +1,4 @@
-//! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`course`]) until the
+//! What the planner does about pods that wait: it has them planned ([`seek`]), and sees each hold through ([`progress`]) until the
 //! pod is bound or its room is given up ([`ended`]); for whom there is no place is told so ([`waits`]). It has others leave engines under pressure ([`relieve`]), and what is left of
 //! a group that will not be whole ([`orphaned_members`]). What did not work is tried again later ([`attempt`]); of one pod nothing is
 //! written before what was asked for earlier ([`writes`]).
@@ -15,10 +15,10 @@
 //! the last one stopped. It writes through the port and names no client.
 
 mod attempt;
-mod course;
 mod ended;
 mod orphaned_members;
 mod outcome;
+mod progress;
 mod relieve;
 mod run;
 mod seek;
@@ -36,8 +36,8 @@ use crate::scheduling::policy::Mode;
 use crate::service::Service;
 use crate::units::Moment;
 use attempt::RetryState;
-use course::ReservationProgress;
 use orphaned_members::OrphanedMember;
+use progress::ReservationProgress;
 use run::PlanningRun;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ pub struct Planner {
     service: Arc<Service>,
     control_plane: Arc<dyn ControlPlane>,
     /// How far each hold is, beyond what the ledger says.
-    courses: BTreeMap<PodUid, ReservationProgress>,
+    progress_of: BTreeMap<PodUid, ReservationProgress>,
     run: PlanningRun,
     orphaned_members: BTreeMap<PodUid, OrphanedMember>,
     said: BTreeMap<PodUid, ToldReason>,
@@ -61,7 +61,7 @@ pub struct Planner {
     /// Neighbours of engines under pressure whose eviction came to nothing.
     staying: BTreeMap<PodUid, RetryState>,
     check_engine_load_at: Moment,
-    let_through: ReleasedPods,
+    released: ReleasedPods,
 }
 
 impl Planner {
@@ -69,7 +69,7 @@ impl Planner {
         Self {
             service,
             control_plane,
-            courses: BTreeMap::new(),
+            progress_of: BTreeMap::new(),
             run: PlanningRun::default(),
             orphaned_members: BTreeMap::new(),
             said: BTreeMap::new(),
@@ -78,7 +78,7 @@ impl Planner {
             pressure: PressureWatch::default(),
             staying: BTreeMap::new(),
             check_engine_load_at: Moment::default(),
-            let_through: ReleasedPods::default(),
+            released: ReleasedPods::default(),
         }
     }
 
@@ -96,7 +96,7 @@ impl Planner {
 
     /// A replica that may not act forgets how far it was: another goes on.
     pub fn rest(&mut self) {
-        self.courses.clear();
+        self.progress_of.clear();
         self.orphaned_members.clear();
         self.said.clear();
         self.staying.clear();

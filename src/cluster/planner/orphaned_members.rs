@@ -5,13 +5,13 @@
 
 use super::Planner;
 use super::attempt::RetryState;
-use super::course::PAUSES;
 use super::ended::broken;
 use super::outcome::{EvictionTask, WriteOutcome, tried};
+use super::progress::PAUSES;
 use crate::control_plane::{EvictionOutcome, EvictionReason};
 use crate::ids::{PodKey, PodUid};
+use crate::scheduling::disruption_info::GroupKey;
 use crate::scheduling::ledger::PodPhase;
-use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use tracing::warn;
 
@@ -46,7 +46,7 @@ impl Planner {
         let Some(remnant) = self.orphaned_members.get_mut(uid) else { return };
         let mut ledger = self.service.ledger();
         let is_there = ledger
-            .entry(uid)
+            .pod_state(uid)
             .is_some_and(|entry| matches!(&entry.phase, PodPhase::Bound(bound) if bound.leaving.is_none()));
         // Another member may have been bound in the missing one's place.
         if !is_there || broken(&ledger, &remnant.group).is_none() {

@@ -2,7 +2,7 @@
 
 use super::Planner;
 use super::attempt::{Backoff, RetryState};
-use super::course::{PAUSES, SHOWS_WITHIN};
+use super::progress::{PAUSES, SHOWS_WITHIN};
 use crate::control_plane::{ControlPlaneError, EvictionOutcome};
 use crate::ids::{PodKey, PodUid};
 use crate::units::{Millis, Moment};
@@ -18,7 +18,7 @@ pub enum WriteOutcome {
         written: Result<(), ControlPlaneError>,
     },
     Evicted {
-        holder: PodUid,
+        preemptor: PodUid,
         key: PodKey,
         victim: PodUid,
         outcome: EvictionOutcome,
@@ -49,8 +49,8 @@ impl Planner {
         match outcome {
             None => {}
             Some(WriteOutcome::Held { key, uid, written }) => self.note_held(&key, &uid, written),
-            Some(WriteOutcome::Evicted { holder, key, victim, outcome }) => {
-                self.note_evicted(&holder, &key, &victim, outcome);
+            Some(WriteOutcome::Evicted { preemptor, key, victim, outcome }) => {
+                self.note_evicted(&preemptor, &key, &victim, outcome);
             }
             Some(WriteOutcome::EvictedAlone { by, key, victim, outcome }) => {
                 self.note_evicted_alone(by, &key, &victim, outcome);
@@ -60,10 +60,10 @@ impl Planner {
     }
 
     fn note_held(&mut self, key: &PodKey, uid: &PodUid, written: Result<(), ControlPlaneError>) {
-        let Some(course) = self.courses.get_mut(uid) else { return };
-        course.is_writing = false;
+        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        progress.is_writing = false;
         match written {
-            Ok(()) => course.is_written = true,
+            Ok(()) => progress.is_written = true,
             Err(error) => {
                 warn!(pod = %key, %error, "the hold could not be written; nobody is evicted");
                 self.give_up(uid, "the API server did not take the hold");
@@ -71,14 +71,14 @@ impl Planner {
         }
     }
 
-    fn note_evicted(&mut self, holder: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
+    fn note_evicted(&mut self, preemptor: &PodUid, key: &PodKey, victim: &PodUid, outcome: EvictionOutcome) {
         let now = self.now();
         if outcome == EvictionOutcome::Evicted {
             self.service.ledger().note_evicted(victim);
         }
-        let Some(course) = self.courses.get_mut(holder) else { return };
-        if let Err(message) = tried(course.attempt(victim), key, outcome, now, PAUSES) {
-            self.give_up(holder, &format!("the eviction of pod {key} is refused: {message}"));
+        let Some(progress) = self.progress_of.get_mut(preemptor) else { return };
+        if let Err(message) = tried(progress.attempt(victim), key, outcome, now, PAUSES) {
+            self.give_up(preemptor, &format!("the eviction of pod {key} is refused: {message}"));
         }
     }
 
@@ -101,8 +101,8 @@ impl Planner {
 
     fn note_told(&mut self, key: &PodKey, uid: &PodUid, told: Result<(), ControlPlaneError>) {
         let now = self.now();
-        let Some(course) = self.courses.get_mut(uid) else { return };
-        course.note_told(now, told.is_ok());
+        let Some(progress) = self.progress_of.get_mut(uid) else { return };
+        progress.note_told(now, told.is_ok());
         match told {
             Ok(()) => {}
             // The watch says so, too.
@@ -112,8 +112,8 @@ impl Planner {
     }
 
     fn give_up(&mut self, uid: &PodUid, because: &str) {
-        let held = self.service.ledger().reservation_of(uid);
-        held.iter().for_each(|held| self.call_off(held, because));
+        let reservation_status = self.service.ledger().reservation_of(uid);
+        reservation_status.iter().for_each(|reservation_status| self.call_off(reservation_status, because));
     }
 }
 

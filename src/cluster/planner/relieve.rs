@@ -24,16 +24,16 @@ impl Planner {
         if now < self.check_engine_load_at {
             return;
         }
-        self.staying.retain(|uid, _| ledger.entry(uid).is_some());
+        self.staying.retain(|uid, _| ledger.pod_state(uid).is_some());
         let not_now = self.staying.iter().filter(|(_, attempt)| !attempt.is_due(now));
         let not_now: BTreeSet<PodUid> = not_now.map(|(uid, _)| uid.clone()).collect();
         let leaving = self.pressure.look(&ledger, &not_now);
         drop(ledger);
         self.check_engine_load_at = now + LOOK_EVERY;
-        leaving.into_iter().for_each(|relief| self.have_leave(relief));
+        leaving.into_iter().for_each(|relief| self.evict_for(relief));
     }
 
-    fn have_leave(&mut self, relief: ReliefEviction) {
+    fn evict_for(&mut self, relief: ReliefEviction) {
         let ReliefEviction { uid, key, engine, gpu } = relief;
         let mut ledger = self.service.ledger();
         if !ledger.may_order(std::slice::from_ref(&uid)) {

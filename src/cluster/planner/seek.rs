@@ -2,8 +2,8 @@
 //! checks it again, before anything is written.
 
 use super::Planner;
-use super::course::ReservationProgress;
 use super::outcome::WriteOutcome;
+use super::progress::ReservationProgress;
 use super::run::{FinishedPlan, PlanBasis};
 use crate::control_plane::{PlanState, PodEvent, PodEventReason, StatusChange};
 use crate::ids::{PodKey, PodUid};
@@ -34,7 +34,7 @@ impl Planner {
             return;
         }
         let mut pending = ledger.pending(PODS_PER_RUN);
-        if self.courses.values().filter(|course| course.waits_to_be_bound()).count() > TOLD_AT_ONCE {
+        if self.progress_of.values().filter(|progress| progress.waits_to_be_bound()).count() > TOLD_AT_ONCE {
             let is_gated = |pod: &PendingPod| matches!(pod.way, WaitKind::Gated);
             ledger.put_back(pending.iter().filter(|pod| is_gated(pod)).map(|pod| &pod.uid));
             pending.retain(|pod| !is_gated(pod));
@@ -48,9 +48,9 @@ impl Planner {
         drop(ledger);
         let service = self.service.clone();
         self.run.begin(began, move |is_stopped| {
-            let stock = service.stock().snapshot();
+            let kube_filters = service.kube_filters().snapshot();
             let bounds = PlanBounds { free: STEPS, evictions: STEPS, places: PLACED_AT_ONCE, is_stopped };
-            plan_within(scratch, &stock, &pending, bounds)
+            plan_within(scratch, &kube_filters, &pending, bounds)
         });
     }
 
@@ -99,44 +99,44 @@ impl Planner {
         let mut ledger = self.service.ledger();
         // The deadlines are of when the run began.
         let took = ledger.now().since(began.at);
-        places.iter_mut().for_each(|place| place.hold.deadline = place.hold.deadline + took);
+        places.iter_mut().for_each(|place| place.reservation.deadline = place.reservation.deadline + took);
         if let Err((place, conflict)) = reserve_all(&mut ledger, &places) {
             info!(pod = %place.key, %conflict, "the room changed while the plan was made");
             return places.iter().for_each(|place| ledger.note_no_placement(&place.uid, began.generation));
         }
-        places.iter().for_each(|place| ledger.note_ordered(&place.hold.victims));
+        places.iter().for_each(|place| ledger.note_ordered(&place.reservation.victims));
         let now = ledger.now();
         drop(ledger);
         for place in places {
-            self.courses.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
+            self.progress_of.insert(place.uid.clone(), ReservationProgress::own(now, place.by));
             self.begin(place);
         }
     }
 
     /// Where others leave, the hold is written down before the first is told. Where nobody does, the pod itself is told.
     fn begin(&mut self, place: PlannedPlacement) {
-        let PlannedPlacement { uid, key, hold, price, exact, by } = place;
-        let node = &hold.node;
-        info!(pod = %key, %node, victims = ?hold.victims, ?price, exact, ?by, "place planned");
+        let PlannedPlacement { uid, key, reservation, eviction_cost: price, exact, by } = place;
+        let node = &reservation.node;
+        info!(pod = %key, %node, victims = ?reservation.victims, ?price, exact, ?by, "place planned");
         let is_gated = self.scheduling_gate_of(&uid) == Some(SchedulingGate::Planned);
-        if hold.victims.is_empty() {
-            let held = self.service.ledger().reservation_of(&uid);
-            return held.iter().for_each(|held| self.tell(held));
+        if reservation.victims.is_empty() {
+            let reservation_status = self.service.ledger().reservation_of(&uid);
+            return reservation_status.iter().for_each(|reservation_status| self.tell(reservation_status));
         }
-        let gpus = hold.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
-        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", hold.victims.len());
-        self.control_plane.notify(PodEvent {
+        let gpus = reservation.devices.iter().map(|uuid| uuid.as_str()).collect::<Vec<_>>().join(", ");
+        let text = format!("{} pod(s) leave {node} for this pod; it gets {gpus}", reservation.victims.len());
+        self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
             kind: PodEventReason::RoomHeld,
             text,
         });
-        let mut change = StatusChange::hold(hold.clone());
+        let mut change = StatusChange::reservation(reservation.clone());
         if is_gated {
-            change.plan = Some(PlanState::MakingRoom { node: hold.node });
+            change.plan = Some(PlanState::MakingRoom { node: reservation.node });
         }
-        if let Some(course) = self.courses.get_mut(&uid) {
-            course.is_writing = true;
+        if let Some(progress) = self.progress_of.get_mut(&uid) {
+            progress.is_writing = true;
         }
         let control_plane = self.control_plane.clone();
         self.writes.add(uid.clone(), async move {
@@ -146,7 +146,7 @@ impl Planner {
     }
 
     fn scheduling_gate_of(&self, uid: &PodUid) -> Option<SchedulingGate> {
-        match &self.service.ledger().entry(uid)?.phase {
+        match &self.service.ledger().pod_state(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting.gate),
             _ => None,
         }
@@ -155,7 +155,10 @@ impl Planner {
     fn wake(&mut self, uid: PodUid, key: PodKey) {
         let mut ledger = self.service.ledger();
         // It may have asked again while the plan was made.
-        if !ledger.entry(&uid).is_some_and(|entry| entry.refused().is_some() && entry.hold().is_none()) {
+        if !ledger
+            .pod_state(&uid)
+            .is_some_and(|entry| entry.refused().is_some() && entry.reservation().is_none())
+        {
             return;
         }
         if self.writes.are_too_many() {
@@ -192,7 +195,9 @@ fn reserve_all<'a>(
 ) -> Result<(), (&'a PlannedPlacement, AssumeConflict)> {
     for (n, place) in places.iter().enumerate() {
         if let Err(conflict) = place.take(ledger) {
-            places[..n].iter().for_each(|held| ledger.release_reservation(&held.uid));
+            places[..n]
+                .iter()
+                .for_each(|reservation_status| ledger.release_reservation(&reservation_status.uid));
             return Err((place, conflict));
         }
     }

@@ -73,9 +73,9 @@ impl PlannerFixture {
         self.planner.end(ended);
     }
 
-    fn let_through(&mut self) {
+    fn released(&mut self) {
         let after = self.planner.unplannable_pods_after().cloned();
-        self.planner.let_through(self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE));
+        self.planner.released(self.index.unplannable_pods_after(after.as_ref(), UNPLANNABLE_AT_ONCE));
     }
 
     /// One tick with all that it writes, in words.
@@ -97,7 +97,7 @@ fn node(name: &str) -> Value {
 }
 
 /// As the API server shows a hold of the node's only GPU.
-fn hold_shown(victims: &[&str], seconds: i64) -> Value {
+fn reservation_observed(victims: &[&str], seconds: i64) -> Value {
     let deadline = (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(seconds)).to_string();
     let devices = [crate::ids::GpuUuid::from_index(0)];
     let message = json!({ "node": "n", "devices": devices, "victims": victims, "deadline": deadline });
@@ -149,7 +149,7 @@ async fn a_gated_pod_is_nominated_and_let_through() {
     bench.show(gated("a", 40, 0));
     assert_eq!(bench.tick().await, ["a: nominate n, placed, touch", "a: lift"]);
     assert!(bench.tick().await.is_empty(), "the watch will show it");
-    assert_eq!(bench.service.ledger().totals().holds, 1, "the room is its own until it is bound");
+    assert_eq!(bench.service.ledger().totals().reservations, 1, "the room is its own until it is bound");
 }
 
 #[tokio::test]
@@ -159,7 +159,7 @@ async fn a_pod_under_another_gate_too_is_left_alone() {
     pod["spec"]["schedulingGates"] = json!([{ "name": "stowage.dev/plan" }, { "name": "quota" }]);
     bench.show(pod);
     assert!(bench.tick().await.is_empty());
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -186,7 +186,7 @@ async fn a_hold_that_cannot_be_written_evicts_nobody() {
     bench.show(gated("serving", 50, 100));
     *bench.recorder.deaf.lock() = true;
     assert_eq!(bench.tick().await, ["serving: hold n, making room", "serving: end hold, clear nomination"]);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     assert_eq!(bench.recorder.told(), ["StowageRoomHeld", "StowageHoldEnded"]);
 }
 
@@ -202,7 +202,7 @@ async fn an_eviction_that_a_budget_refuses_is_asked_for_again_later_and_later() 
     bench.pass(1);
     assert_eq!(bench.tick().await, ["job: evict Preempted"]);
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().holds, 0, "and not for ever");
+    assert_eq!(bench.service.ledger().totals().reservations, 0, "and not for ever");
     let written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
 }
@@ -219,7 +219,7 @@ async fn an_eviction_that_is_refused_for_good_gives_the_room_up_at_once() {
         bench.tick().await,
         ["job: evict Preempted", "job: stays", "serving: end hold, clear nomination"]
     );
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn a_forged_hold_on_a_pod_that_is_protected_is_ended_and_nobody_leaves() {
 /// A pod that shows a hold on the node's only GPU, and nobody who would have to leave.
 fn shows_hold(name: &str, priority: i32) -> Value {
     let mut pod = waiting(name, 50, priority);
-    pod["status"]["conditions"] = hold_shown(&[], 60);
+    pod["status"]["conditions"] = reservation_observed(&[], 60);
     pod
 }
 
@@ -277,10 +277,10 @@ async fn b5_of_two_holds_on_the_same_gpu_a_new_leader_takes_over_one_and_ends_th
         bench.tick().await.iter().filter(|write| write.contains("meek")).collect::<Vec<_>>(),
         ["meek: end hold"]
     );
-    let holder = |name: &str| {
+    let preemptor = |name: &str| {
         bench.service.ledger().reservation_of(&crate::ids::PodUid::parse(&format!("uid-{name}")).unwrap())
     };
-    assert!(holder("urgent").is_some() && holder("meek").is_none());
+    assert!(preemptor("urgent").is_some() && preemptor("meek").is_none());
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn b5_a_hold_of_a_dead_leader_that_lands_late_is_ended_by_a_write_and_take
     let mut bench = PlannerFixture::new(&["n"]);
     bench.show(waiting("late", 50, 100));
     bench.show(shows_hold("late", 100));
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     let unknown = bench.service.ledger().take_unknown_reservations();
     bench.planner.end_unknown(unknown);
     assert_eq!(bench.tick().await, ["late: end hold"]);
@@ -309,9 +309,9 @@ async fn a_hold_of_a_thousand_years_ends_all_the_same() {
     pod["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
     bench.take_over(pod);
-    assert_eq!(bench.service.ledger().totals().holds, 1);
+    assert_eq!(bench.service.ledger().totals().reservations, 1);
     bench.pass(2 * 3600);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -381,14 +381,14 @@ async fn a_group_whose_member_is_not_bound_in_time_gives_its_room_back_with_one_
     let written = bench.tick().await;
     assert_eq!(written.iter().filter(|write| write.ends_with("lift")).count(), 2, "{written:?}");
     for name in ["a", "b"] {
-        let mut let_through = bench.pod(name);
-        let_through["spec"]["schedulingGates"] = Value::Null;
-        bench.show(let_through);
+        let mut released = bench.pod(name);
+        released["spec"]["schedulingGates"] = Value::Null;
+        bench.show(released);
     }
     bench.recorder.told();
     bench.pass(31);
     bench.tick().await;
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     let told = bench.recorder.told();
     assert_eq!(told.iter().filter(|reason| **reason == "StowageGroupFailed").count(), 1, "{told:?}");
 }
@@ -405,7 +405,7 @@ async fn a_node_that_is_lost_after_the_eviction_leaves_nothing_held() {
     let written = bench.tick().await;
     assert!(written.iter().all(|write| !write.contains("nominate")), "{written:?}");
     bench.pass(120);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -414,20 +414,20 @@ async fn what_shows_a_hold_that_was_given_up_is_old_and_evicts_nobody() {
     bench.show(bound("job", "n", 60, -10));
     bench.show(gated("serving", 50, 100));
     bench.tick().await;
-    let hold = bench.service.ledger().held()[0].hold.clone();
+    let reservation = bench.service.ledger().reservation_status()[0].reservation.clone();
     let refused = EvictionOutcome::Refused { message: "forbidden".into() };
     bench.recorder.evictions.lock().insert("job".into(), refused);
     bench.tick().await;
     // The watch is late: it shows the condition as it was written.
     let mut late = bench.pod("serving");
     let message = json!({
-        "node": "n", "devices": hold.devices, "victims": hold.victims,
+        "node": "n", "devices": reservation.devices, "victims": reservation.victims,
         "deadline": (jiff::Timestamp::now() + jiff::SignedDuration::from_secs(55)).to_string(),
     });
     late["status"]["conditions"] =
         json!([{ "type": "stowage.dev/Hold", "status": "True", "message": message.to_string() }]);
     bench.show(late);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     for _ in 0..3 {
         bench.pass(5);
         let written = bench.tick().await;
@@ -459,15 +459,15 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
     unclear["metadata"]["annotations"] = json!({ "stowage.dev/gpus": "none" });
     bench.show(other.clone());
     bench.show(unclear);
-    bench.let_through();
+    bench.released();
     let written = bench.tick().await;
     for line in ["other: released", "other: lift", "unclear: released", "unclear: lift"] {
         assert!(written.iter().any(|written| written == line), "{written:?}");
     }
-    bench.let_through();
+    bench.released();
     assert!(bench.tick().await.is_empty(), "the watch will show it");
     bench.pass(11);
-    bench.let_through();
+    bench.released();
     assert_eq!(bench.tick().await.len(), 4, "it did not");
     other["spec"]["schedulingGates"] = Value::Null;
     bench.show(other);
@@ -479,20 +479,20 @@ async fn who_is_behind_the_gate_and_nobody_that_is_placed_is_let_through_once() 
 async fn b13_of_many_strays_a_tick_looks_at_some_and_the_next_at_others() {
     let mut bench = PlannerFixture::new(&["n"]);
     for n in 0..UNPLANNABLE_AT_ONCE + 40 {
-        let mut stray = gated(&format!("stray-{n:03}"), 40, 0);
-        stray["spec"]["containers"][0]["resources"] = json!({});
-        bench.show(stray);
+        let mut unplannable_pod = gated(&format!("stray-{n:03}"), 40, 0);
+        unplannable_pod["spec"]["containers"][0]["resources"] = json!({});
+        bench.show(unplannable_pod);
     }
     let lifted = |written: Vec<String>| written.iter().filter(|write| write.ends_with("lift")).count();
     let mut looks = Vec::new();
     for _ in 0..4 {
-        bench.let_through();
+        bench.released();
         looks.push(lifted(bench.tick().await));
     }
     assert_eq!(looks, [UNPLANNABLE_AT_ONCE, 40, 0, 0]);
     bench.gone("stray-007");
-    bench.let_through();
-    assert_eq!(bench.planner.let_through.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
+    bench.released();
+    assert_eq!(bench.planner.released.known(), UNPLANNABLE_AT_ONCE + 39, "who is gone is forgotten");
 }
 
 #[tokio::test]
@@ -522,6 +522,6 @@ async fn a_pod_that_is_deleted_behind_a_finalizer_gets_nothing_and_gives_back_wh
     ending["metadata"]["deletionTimestamp"] = json!(jiff::Timestamp::now().to_string());
     ending["metadata"]["finalizers"] = json!(["batch.kubernetes.io/job-tracking"]);
     bench.show(ending);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     assert!(bench.tick().await.is_empty());
 }

@@ -29,11 +29,11 @@ impl ReleasedPods {
 impl Planner {
     /// After whom the next strays to look at come.
     pub fn unplannable_pods_after(&self) -> Option<&PodUid> {
-        self.let_through.after.as_ref()
+        self.released.after.as_ref()
     }
 
     /// `unplannable_pods` are the next [`UNPLANNABLE_AT_ONCE`] there are; fewer, if there are no more.
-    pub fn let_through(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) {
+    pub fn released(&mut self, unplannable_pods: Vec<(PodUid, PodKey, WaitReason)>) {
         let now = self.now();
         let last = unplannable_pods
             .last()
@@ -41,12 +41,12 @@ impl Planner {
             .map(|(uid, ..)| uid.clone());
         self.forget_let_through(&unplannable_pods, last.as_ref());
         for (uid, key, why) in unplannable_pods {
-            let is_due = self.let_through.at.get(&uid).is_none_or(|at| *at + SHOWS_WITHIN <= now);
+            let is_due = self.released.at.get(&uid).is_none_or(|at| *at + SHOWS_WITHIN <= now);
             if is_due && self.release(uid.clone(), key, why) {
-                self.let_through.at.insert(uid, now);
+                self.released.at.insert(uid, now);
             }
         }
-        self.let_through.after = last;
+        self.released.after = last;
     }
 
     /// Of those between the strays of the last tick and `last` who are none any more nothing is to be remembered.
@@ -55,7 +55,7 @@ impl Planner {
         unplannable_pods: &[(PodUid, PodKey, WaitReason)],
         last: Option<&PodUid>,
     ) {
-        let ReleasedPods { at, after } = &mut self.let_through;
+        let ReleasedPods { at, after } = &mut self.released;
         let known: BTreeSet<&PodUid> = unplannable_pods.iter().map(|(uid, ..)| uid).collect();
         let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let until = last.map_or(Bound::Unbounded, Bound::Included);

@@ -35,11 +35,14 @@ impl Planner {
     pub(super) fn wait(&mut self, uid: PodUid, key: PodKey, why: WaitReason, began: PlanBasis) {
         let mut ledger = self.service.ledger();
         ledger.note_no_placement(&uid, began.generation);
-        let Some(entry) = ledger.entry(&uid).filter(|entry| entry.hold().is_none()) else { return };
+        let Some(entry) = ledger.pod_state(&uid).filter(|entry| entry.reservation().is_none()) else {
+            return;
+        };
         let PodPhase::Waiting(waiting) = &entry.phase else { return };
         let waited = ledger.now().since(waiting.since);
         let has_waited = waited >= ledger.policy().planning.gated_at_most;
-        let (is_gated, is_grouped) = (waiting.gate == SchedulingGate::Planned, entry.stake.group.is_some());
+        let (is_gated, is_grouped) =
+            (waiting.gate == SchedulingGate::Planned, entry.disruption_info.group.is_some());
         drop(ledger);
         if !is_gated {
             return self.say_limit(uid, key, why);
@@ -47,7 +50,7 @@ impl Planner {
         if is_grouped {
             let text = format!("The pod's group is not placed: {why}.");
             let (key, uid) = (key.clone(), uid.clone());
-            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::GroupFailed, text });
         }
         let is_hopeless = matches!(why, WaitReason::CannotJudge(_) | WaitReason::ByPlugin);
         if !is_grouped && (has_waited || is_hopeless) {
@@ -61,13 +64,13 @@ impl Planner {
     fn say_limit(&self, uid: PodUid, key: PodKey, why: WaitReason) {
         if let WaitReason::EvictionLimit(limit) = why {
             let text = format!("Other pods could leave for the pod, but {limit}.");
-            self.control_plane.notify(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
+            self.control_plane.record_event(PodEvent { key, uid, kind: PodEventReason::EvictionLimit, text });
         }
     }
 
     /// Once for each reason, however often it is looked for a place.
     fn say_why(&mut self, uid: PodUid, key: PodKey, why: WaitReason, waited: Millis) {
-        let (at, why) = (self.now(), Arc::<str>::from(why.said()));
+        let (at, why) = (self.now(), Arc::<str>::from(why.describe()));
         let is_news = match self.said.get(&uid) {
             None => waited >= TELL_AFTER,
             Some(said) => said.why != why && said.at + REPEAT_AFTER <= at,
@@ -103,10 +106,10 @@ impl Planner {
         }
         let ledger = self.service.ledger();
         let waits = |uid: &PodUid| {
-            let phase = ledger.entry(uid).map(|entry| &entry.phase);
+            let phase = ledger.pod_state(uid).map(|entry| &entry.phase);
             matches!(
                 phase,
-                Some(PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, hold: None, .. }))
+                Some(PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, reservation: None, .. }))
             )
         };
         let (said, gone) = (&mut self.said, next.iter().filter(|uid| !waits(uid)));
@@ -136,13 +139,13 @@ impl Planner {
             return false;
         }
         let text = format!("The planner has no place for the pod; the scheduler looks for one: {why}.");
-        self.control_plane.notify(PodEvent {
+        self.control_plane.record_event(PodEvent {
             key: key.clone(),
             uid: uid.clone(),
             kind: PodEventReason::PlanFailed,
             text,
         });
-        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.said()) });
+        let mut change = StatusChange::plan(PlanState::Released { why: Arc::from(why.describe()) });
         // Of an earlier plan, which came to nothing.
         if is_nominated(&self.service.ledger(), &uid) {
             change = change.and_clear_nomination();

@@ -56,7 +56,7 @@ impl HeldRequests {
         released.into_iter().filter_map(|one| one.go_on.send(()).ok()).count()
     }
 
-    pub(super) async fn hold(&self, client: &str, operation: Operation, object: &str) {
+    pub(super) async fn reservation(&self, client: &str, operation: Operation, object: &str) {
         let (go_on, released) = oneshot::channel();
         let (client, object) = (client.to_owned(), object.to_owned());
         self.waiting.lock().push(HeldRequest { client, operation, object, go_on });

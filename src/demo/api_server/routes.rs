@@ -158,7 +158,7 @@ impl ApiRequest {
 
     /// Waits until the test releases it.
     pub async fn held_up(&self, operation: Operation) {
-        self.shared.held.hold(&self.client, operation, self.name()).await;
+        self.shared.held.reservation(&self.client, operation, self.name()).await;
     }
 
     /// Waits, but not beyond the server's end.

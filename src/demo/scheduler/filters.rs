@@ -174,9 +174,9 @@ mod tests {
 
     #[test]
     fn an_ignored_resource_is_the_extenders_alone() {
-        let judged =
+        let classified =
             judge(&pod(asks("900Gi")), &node(json!({})), &NodeUsage::default(), Some("stowage.dev/vram"));
-        assert_eq!(judged, Ok(()));
+        assert_eq!(classified, Ok(()));
     }
 
     #[test]

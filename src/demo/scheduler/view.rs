@@ -15,7 +15,7 @@ pub struct SchedulerCache {
     assumed: BTreeMap<String, String>,
     nominated: BTreeMap<String, String>,
     /// What each node holds, bound and assumed.
-    books: BTreeMap<String, CachedNode>,
+    ledger: BTreeMap<String, CachedNode>,
 }
 
 #[derive(Debug, Default)]
@@ -43,13 +43,13 @@ impl SchedulerCache {
 
     /// Bound to a node or assumed on it, and not ended.
     pub fn pods_on(&self, node: &str) -> impl Iterator<Item = &Arc<SchedulerPod>> {
-        let uids = self.books.get(node).into_iter().flat_map(|book| &book.uids);
+        let uids = self.ledger.get(node).into_iter().flat_map(|book| &book.uids);
         uids.filter_map(|uid| self.pods.get(uid))
     }
 
     /// What a pod finds taken: what is there, and those nominated who come before it.
     pub fn usage_for(&self, pod: &SchedulerPod, node: &str) -> NodeUsage {
-        let mut usage = self.books.get(node).map(|book| book.usage.clone()).unwrap_or_default();
+        let mut usage = self.ledger.get(node).map(|book| book.usage.clone()).unwrap_or_default();
         self.nominated_before(pod, node).for_each(|nominated| usage.add(nominated));
         usage
     }
@@ -136,7 +136,7 @@ impl SchedulerCache {
         let Some(node) = self.place_of(pod).cloned() else {
             return;
         };
-        let book = self.books.entry(node).or_default();
+        let book = self.ledger.entry(node).or_default();
         if book.uids.insert(pod.uid.clone()) {
             book.usage.add(pod);
         }
@@ -149,7 +149,7 @@ impl SchedulerCache {
         let Some(node) = self.place_of(&pod).cloned() else {
             return;
         };
-        if let Some(book) = self.books.get_mut(&node)
+        if let Some(book) = self.ledger.get_mut(&node)
             && book.uids.remove(uid)
         {
             subtract(&mut book.usage.requests, &pod.requests);

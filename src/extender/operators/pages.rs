@@ -28,7 +28,7 @@ pub fn snapshot(mut books: Ledger, out: &mut dyn Write) -> serde_json::Result<()
     let shape = Shape {
         policy: books.policy().digest,
         snapshot: &snapshot,
-        pods: books.entries(),
+        pods: books.pod_states(),
         violations: audit(&books),
     };
     serde_json::to_writer(out, &shape)

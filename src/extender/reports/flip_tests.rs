@@ -50,7 +50,7 @@ fn crowded() -> Extender {
         ledger.set_node(&name(node), NodeKind::Stowage, None);
         for place in 0..PODS_PER_NODE {
             let pod = bound(node, place);
-            let seen = contract::seen(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
+            let seen = contract::observation(&pod, ledger.policy(), None, jiff::Timestamp::UNIX_EPOCH);
             ledger.see(seen.unwrap());
         }
     }

@@ -13,10 +13,10 @@ pub mod board;
 mod bodies;
 #[cfg(test)]
 mod flip_tests;
-mod remarks;
 #[cfg(test)]
 mod tests;
 pub mod validate;
+mod warnings;
 
 pub use auth::{AgentAuth, Sender, TokenGuard};
 pub use board::Board;
@@ -151,7 +151,7 @@ fn take(
     let report = validate::check(report)?;
     extender.board.take(&report, text, received, |before| {
         let machine = apply(extender, &report, received, before.machine)?;
-        remarks::of_report(extender, before.findings, &report);
+        warnings::of_report(extender, before.findings, &report);
         Ok(machine)
     })
 }
@@ -196,7 +196,7 @@ fn apply(
         (before.filter(is_other), machine)
     };
     if let Some(before) = before {
-        remarks::of_losses(extender, &before, report);
+        warnings::of_losses(extender, &before, report);
     }
     Ok(machine)
 }

@@ -3,8 +3,8 @@
 use super::{Written, head, key, span};
 use crate::policy_file::diagnostic::{Diagnostic, quoted};
 use crate::policy_file::format::duration_text;
-use crate::policy_file::lower::{DraftClass, SERVING};
 use crate::policy_file::nearest::nearest;
+use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
 use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::MAX_CLASSES;

@@ -12,13 +12,13 @@ mod settings;
 mod tenants;
 
 use super::diagnostic::{Diagnostic, has_errors};
-use super::lower::Draft;
-use super::raw;
+use super::file;
+use super::parse::Draft;
 use super::source::Span;
 use super::tree::YamlNode;
 
-pub fn check(merged: &YamlNode, raw: &raw::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
-    let policy = Written { merged, raw, draft };
+pub fn check(merged: &YamlNode, file: &file::PolicySpec, draft: &Draft) -> Vec<Diagnostic> {
+    let policy = Written { merged, file, draft };
     let mut found = Vec::new();
     settings::check(policy, &mut found);
     classes::check(policy, &mut found);
@@ -54,7 +54,7 @@ fn too_many(policy: Written<'_>, list: &str, what: &str) -> Option<Diagnostic> {
 #[derive(Clone, Copy)]
 struct Written<'a> {
     merged: &'a YamlNode,
-    raw: &'a raw::PolicySpec,
+    file: &'a file::PolicySpec,
     draft: &'a Draft,
 }
 

@@ -6,7 +6,7 @@
 
 use super::{Written, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
-use crate::policy_file::lower::DraftClass;
+use crate::policy_file::parse::DraftClass;
 use crate::policy_file::tree::YamlNode;
 use crate::scheduling::policy::{Match, Preemptibility};
 use std::ops::RangeInclusive;

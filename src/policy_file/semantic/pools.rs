@@ -3,18 +3,18 @@
 use super::classes::unknown_class;
 use super::{Written, head, key, span};
 use crate::policy_file::diagnostic::{Diagnostic, listed, quoted};
+use crate::policy_file::file::NodePool;
 use crate::policy_file::format::mig::{FAMILIES, Family};
-use crate::policy_file::raw::NodePool;
 use crate::policy_file::tree::YamlNode;
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Mode, Pool};
 
 pub fn check(policy: Written<'_>, found: &mut Vec<Diagnostic>) {
     let entries = policy.entries("nodePools");
-    let raw = policy.raw.node_pools.as_deref().unwrap_or_default();
-    for (place, ((pool, raw), entry)) in policy.draft.pools.iter().zip(raw).zip(entries).enumerate() {
+    let file = policy.file.node_pools.as_deref().unwrap_or_default();
+    for (place, ((pool, file), entry)) in policy.draft.pools.iter().zip(file).zip(entries).enumerate() {
         classes(policy, entry, found);
-        shadow(policy, raw, entry, found);
+        shadow(policy, file, entry, found);
         geometry(pool, entry, found);
         reach(policy, place, entry, found);
     }
@@ -47,8 +47,8 @@ fn classes(policy: Written<'_>, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
     }
 }
 
-fn shadow(policy: Written<'_>, raw: &NodePool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
-    if policy.draft.settings.mode == Mode::Shadow && raw.nodes == Some(NodeKind::Stowage) {
+fn shadow(policy: Written<'_>, file: &NodePool, entry: &YamlNode, found: &mut Vec<Diagnostic>) {
+    if policy.draft.settings.mode == Mode::Shadow && file.nodes == Some(NodeKind::Stowage) {
         found.push(
             Diagnostic::error(
                 "shadow-without-gpu",

@@ -6,7 +6,7 @@
 
 use super::{Written, head};
 use crate::policy_file::diagnostic::{Diagnostic, listed};
-use crate::policy_file::lower::{DraftClass, SERVING};
+use crate::policy_file::parse::{DraftClass, SERVING};
 use crate::policy_file::source::Span;
 use crate::scheduling::policy::{Match, Preemptibility};
 use crate::scheduling::request::Sharing;

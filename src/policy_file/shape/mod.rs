@@ -1,4 +1,4 @@
-//! What may stand in a file, taken from the JSON Schema of the [raw types](super::raw): the types are the one source, and
+//! What may stand in a file, taken from the JSON Schema of the [raw types](super::file): the types are the one source, and
 //! what an editor accepts is what `policy check` accepts.
 //!
 //! JSON Schema says much that these types never need. What is read here is what schemars writes for them; a test reads
@@ -11,9 +11,9 @@ pub use check::check;
 pub use schema::{policy_schema, test_schema};
 
 use super::diagnostic::{Diagnostic, quoted};
+use super::file;
 use super::format::TextFormat;
 use super::nearest::nearest;
-use super::raw;
 use super::tree::YamlNode;
 use serde_json::Value as Json;
 use std::sync::LazyLock;
@@ -162,7 +162,7 @@ pub fn is_test(document: &YamlNode) -> bool {
 }
 
 /// What to say of a document that is neither a policy nor its cases, by its `kind`.
-pub fn stranger(document: &YamlNode) -> Option<Diagnostic> {
+pub fn foreign_pod(document: &YamlNode) -> Option<Diagnostic> {
     let kind = document.get("kind")?;
     let text = kind.text().filter(|text| !KINDS.contains(text))?;
     let help = match (nearest(text, &KINDS), text) {

@@ -1,7 +1,7 @@
 //! The JSON Schemas that editors read, made from the raw types, with the defaults that the core has.
 
-use super::raw;
-use crate::policy_file::lower::raise;
+use super::file;
+use crate::policy_file::parse::render;
 use crate::scheduling::policy::{self, Policy};
 use schemars::generate::SchemaSettings;
 use schemars::transform::RecursiveTransform;
@@ -9,7 +9,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::{Map, Value as Json};
 
 pub fn policy_schema() -> Json {
-    let mut schema = schema::<raw::PolicySpec>("Stowage scheduling policy");
+    let mut schema = schema::<file::PolicySpec>("Stowage scheduling policy");
     let defaults = serde_json::to_value(defaults()).expect("a raw policy has text keys and no floats");
     if let Json::Object(defaults) = defaults {
         add_defaults(&mut schema, "", &defaults);
@@ -18,7 +18,7 @@ pub fn policy_schema() -> Json {
 }
 
 pub fn test_schema() -> Json {
-    schema::<raw::PolicyTest>("Cases of a Stowage policy")
+    schema::<file::PolicyTest>("Cases of a Stowage policy")
 }
 
 fn schema<T: JsonSchema>(title: &str) -> Json {
@@ -50,14 +50,14 @@ fn without_null(schema: &mut Schema) {
 }
 
 /// Settings of the whole policy. Lists have entries or none; what a class says depends on which it is.
-fn defaults() -> raw::PolicySpec {
+fn defaults() -> file::PolicySpec {
     let at_most = policy::StartGate::default().at_most;
-    raw::PolicySpec {
-        start_gate: Some(raw::StartGateSpec { at_most: Some(raw::Duration(at_most)) }),
+    file::PolicySpec {
+        start_gate: Some(file::StartGateSpec { at_most: Some(file::Duration(at_most)) }),
         classes: None,
         tenants: None,
         node_pools: None,
-        ..raise(&Policy::default())
+        ..render(&Policy::default())
     }
 }
 

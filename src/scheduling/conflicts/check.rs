@@ -1,7 +1,7 @@
 //! The conflicts on one node: what its pods show, held against its GPUs. A function of its arguments, and it shares no arithmetic
 //! with the ledger: a mistake there would have to be made twice to pass.
 
-use super::shown::{AuditedPod, Grant, ReservedShare};
+use super::observed::{AuditedPod, Grant, ReservedShare};
 use super::{GpuConflictKind, Party, PartyRole};
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::device::{Device, Health};
@@ -31,7 +31,7 @@ struct AuditedGpu<'a> {
     /// `None` if the node does not list it.
     device: Option<&'a Device>,
     bound: PodOnGpu<'a, Grant>,
-    holds: PodOnGpu<'a, ReservedShare>,
+    reservations: PodOnGpu<'a, ReservedShare>,
 }
 
 /// Every conflict on a node with these GPUs, in order of GPU and kind. `devices` are as the node's agent reports them, or as
@@ -75,7 +75,7 @@ fn gpus<'a>(devices: &'a [Device], pods: &'a NodePods, now: Moment) -> BTreeMap<
             let gpu = gpus.entry(name.clone()).or_default();
             gpu.device = device;
             gpu.bound.extend(pod.grant().map(|grant| (uid, pod, grant)));
-            gpu.holds.extend(pod.kept(now).map(|kept| (uid, pod, kept)));
+            gpu.reservations.extend(pod.kept(now).map(|kept| (uid, pod, kept)));
         }
     }
     gpus
@@ -118,25 +118,31 @@ fn held(
     bound_is_sound: bool,
 ) -> Option<FoundConflict> {
     let capacity = capacity?;
-    if gpu.holds.is_empty() {
+    if gpu.reservations.is_empty() {
         return None;
     }
-    let holds = keeping(&gpu.holds, capacity);
-    let is_exclusive = holds.iter().any(|party| party.role.is_exclusive());
-    let kept: Bytes = holds.iter().map(|party| party.bytes).sum();
-    if holds.len() > 1 && (is_exclusive || kept > capacity) {
+    let reservations = keeping(&gpu.reservations, capacity);
+    let is_exclusive = reservations.iter().any(|party| party.role.is_exclusive());
+    let kept: Bytes = reservations.iter().map(|party| party.bytes).sum();
+    if reservations.len() > 1 && (is_exclusive || kept > capacity) {
         let kind = GpuConflictKind::HoldsOverlap;
-        return Some(FoundConflict { kind, gpu: name.clone(), parties: holds, capacity: Some(capacity) });
+        return Some(FoundConflict {
+            kind,
+            gpu: name.clone(),
+            parties: reservations,
+            capacity: Some(capacity),
+        });
     }
-    let leave: BTreeSet<&PodUid> = gpu.holds.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
+    let leave: BTreeSet<&PodUid> =
+        gpu.reservations.iter().flat_map(|(_, _, kept)| kept.victims.iter()).collect();
     let stay: Vec<Party> =
         granted(&gpu.bound).into_iter().filter(|party| !leave.contains(&party.uid)).collect();
-    let stays: Bytes = stay.iter().map(|party| party.bytes).sum();
+    let keep_reason: Bytes = stay.iter().map(|party| party.bytes).sum();
     let is_exclusive = is_exclusive || stay.iter().any(|party| party.role.is_exclusive());
-    if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + stays > capacity) {
+    if !bound_is_sound || stay.is_empty() || !(is_exclusive || kept + keep_reason > capacity) {
         return None;
     }
-    let mut parties = [holds, stay].concat();
+    let mut parties = [reservations, stay].concat();
     parties.sort_by(|a, b| a.uid.cmp(&b.uid));
     Some(FoundConflict {
         kind: GpuConflictKind::HoldOverBound,
@@ -154,7 +160,7 @@ fn granted(bound: &PodOnGpu<'_, Grant>) -> Vec<Party> {
     bound.iter().map(party).collect()
 }
 
-fn keeping(holds: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
+fn keeping(reservations: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
     let party = |(uid, pod, kept): &(&PodUid, &AuditedPod, &ReservedShare)| {
         let (bytes, role) = match kept.sharing {
             Sharing::Exclusive => (capacity, PartyRole::HoldsExclusive),
@@ -162,5 +168,5 @@ fn keeping(holds: &PodOnGpu<'_, ReservedShare>, capacity: Bytes) -> Vec<Party> {
         };
         Party { uid: (*uid).clone(), key: pod.key.clone(), bytes, role }
     };
-    holds.iter().map(party).collect()
+    reservations.iter().map(party).collect()
 }

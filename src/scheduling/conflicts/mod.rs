@@ -2,7 +2,7 @@
 //!
 //! It is an external view. It never reads the ledger's entries, so a Binding that landed late, two leaders at once or a
 //! mistake in the ledger itself shows here, though no book says so. What a conflict is, [`check`] says of one node; who could
-//! leave, [`remedy`]; [`shown`] is what is read of a pod, [`found`] what is told.
+//! leave, [`remedy`]; [`observed`] is what is read of a pod, [`found`] what is told.
 //!
 //! ```text
 //!  watch ─► see · forget ─► pods by node ─► due (changed nodes, and some more in turn) ─► look ─► stands · ends
@@ -17,13 +17,13 @@
 
 mod check;
 mod found;
+mod observed;
 mod queue;
 mod remedy;
-mod shown;
 
 pub use found::{GpuConflict, GpuConflictKind, Party, PartyRole};
+pub use observed::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 pub use remedy::ConflictVictim;
-pub use shown::{AuditedPod, GpuClaim, Grant, ReservedShare, Since};
 
 use super::device::Device;
 use crate::ids::{GpuUuid, NodeName, PodUid};
@@ -112,26 +112,26 @@ impl Conflicts {
     }
 
     /// A pod as it is now; `None` if it has no GPU and holds none.
-    pub fn see(&mut self, uid: &PodUid, shown: Option<AuditedPod>) {
+    pub fn see(&mut self, uid: &PodUid, observed: Option<AuditedPod>) {
         let before = self.of.get(uid).and_then(|node| self.nodes.get(node)?.pods.get(uid));
-        let shown = match (shown, before) {
-            (Some(shown), Some(before)) => Some(shown.after(before)),
-            (shown, _) => shown,
+        let observed = match (observed, before) {
+            (Some(observed), Some(before)) => Some(observed.after(before)),
+            (observed, _) => observed,
         };
-        if shown.as_ref() == before {
+        if observed.as_ref() == before {
             return;
         }
         self.forget(uid);
-        if let Some(mut shown) = shown {
+        if let Some(mut observed) = observed {
             // One copy of each name, however many pods are on the node.
-            if let Some((name, on)) = self.nodes.get_key_value(&shown.node) {
-                shown.node = name.clone();
-                shown.gpus = on.shared(&shown.gpus);
+            if let Some((name, on)) = self.nodes.get_key_value(&observed.node) {
+                observed.node = name.clone();
+                observed.gpus = on.shared(&observed.gpus);
             }
-            let node = shown.node.clone();
+            let node = observed.node.clone();
             self.of.insert(uid.clone(), node.clone());
             self.queue.add(&node);
-            self.nodes.entry(node).or_default().pods.insert(uid.clone(), shown);
+            self.nodes.entry(node).or_default().pods.insert(uid.clone(), observed);
         }
     }
 

@@ -108,10 +108,10 @@ impl Plain {
             .filter(|(_, pod)| pod.gpus.iter().any(|written| means(written) == gpu))
             .collect();
         let bound: Vec<(&u8, &Grant)> =
-            here.iter().filter_map(|(pod, shown)| Some((*pod, shown.grant()?))).collect();
-        let holds: Vec<(&u8, &ReservedShare)> = here
+            here.iter().filter_map(|(pod, observed)| Some((*pod, observed.grant()?))).collect();
+        let reservations: Vec<(&u8, &ReservedShare)> = here
             .iter()
-            .filter_map(|(pod, shown)| match &shown.part {
+            .filter_map(|(pod, observed)| match &observed.part {
                 GpuClaim::Holds(kept) if kept.deadline.0 > self.now => Some((*pod, &**kept)),
                 _ => None,
             })
@@ -120,31 +120,33 @@ impl Plain {
             let pods = pods.into_iter().map(|pod| format!("u-{pod}")).collect();
             (kind, format!("n-{n}"), gpu.to_owned(), pods, sum)
         };
-        let everyone = || bound.iter().map(|(pod, _)| *pod).collect::<Vec<_>>();
+        let all_victims = || bound.iter().map(|(pod, _)| *pod).collect::<Vec<_>>();
         let sum: u64 = bound.iter().map(|(_, grant)| grant.per_gpu.0).sum();
         let is_whole = bound.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive);
         if device.is_none() && reported {
             return if bound.is_empty() {
                 vec![]
             } else {
-                vec![row(GpuConflictKind::UnknownGpu, everyone(), sum)]
+                vec![row(GpuConflictKind::UnknownGpu, all_victims(), sum)]
             };
         }
         if device.is_some_and(|device| device.health == Health::Lost) {
             return vec![];
         }
         if is_whole && bound.len() >= 2 {
-            let mut rows = vec![row(GpuConflictKind::ExclusiveShared, everyone(), sum)];
+            let mut rows = vec![row(GpuConflictKind::ExclusiveShared, all_victims(), sum)];
             rows.extend(
-                self.overlap(device, &holds).map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum)),
+                self.overlap(device, &reservations)
+                    .map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum)),
             );
             return rows;
         }
         let Some(has) = device.map(|device| device.total.0).filter(|has| *has > 0) else { return vec![] };
-        let overlap =
-            self.overlap(device, &holds).map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum));
+        let overlap = self
+            .overlap(device, &reservations)
+            .map(|(pods, sum)| row(GpuConflictKind::HoldsOverlap, pods, sum));
         if !is_whole && sum > has {
-            return [Some(row(GpuConflictKind::Overcommitted, everyone(), sum)), overlap]
+            return [Some(row(GpuConflictKind::Overcommitted, all_victims(), sum)), overlap]
                 .into_iter()
                 .flatten()
                 .collect();
@@ -152,21 +154,25 @@ impl Plain {
         if let Some(overlap) = overlap {
             return vec![overlap];
         }
-        let stays: Vec<_> = bound
+        let keep_reason: Vec<_> = bound
             .iter()
             .filter(|(pod, _)| {
-                !holds.iter().any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
+                !reservations.iter().any(|(_, kept)| kept.victims.contains(&uid(&format!("u-{pod}"))))
             })
             .collect();
-        if holds.is_empty() || stays.is_empty() {
+        if reservations.is_empty() || keep_reason.is_empty() {
             return vec![];
         }
-        let kept: u64 = holds.iter().map(|(_, kept)| wants(kept, has)).sum();
-        let stay: u64 = stays.iter().map(|(_, grant)| grant.per_gpu.0).sum();
-        let whole = stays.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
-            || holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        let kept: u64 = reservations.iter().map(|(_, kept)| wants(kept, has)).sum();
+        let stay: u64 = keep_reason.iter().map(|(_, grant)| grant.per_gpu.0).sum();
+        let whole = keep_reason.iter().any(|(_, grant)| grant.sharing == Sharing::Exclusive)
+            || reservations.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
         if whole || kept + stay > has {
-            let pods = holds.iter().map(|(pod, _)| *pod).chain(stays.iter().map(|(pod, _)| *pod)).collect();
+            let pods = reservations
+                .iter()
+                .map(|(pod, _)| *pod)
+                .chain(keep_reason.iter().map(|(pod, _)| *pod))
+                .collect();
             return vec![row(GpuConflictKind::HoldOverBound, pods, kept + stay)];
         }
         vec![]
@@ -175,13 +181,13 @@ impl Plain {
     fn overlap<'a>(
         &self,
         device: Option<&Device>,
-        holds: &[(&'a u8, &ReservedShare)],
+        reservations: &[(&'a u8, &ReservedShare)],
     ) -> Option<(Vec<&'a u8>, u64)> {
         let has = device.map(|device| device.total.0).filter(|has| *has > 0)?;
-        let kept: u64 = holds.iter().map(|(_, kept)| wants(kept, has)).sum();
-        let whole = holds.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
-        (holds.len() > 1 && (whole || kept > has))
-            .then(|| (holds.iter().map(|(pod, _)| *pod).collect(), kept))
+        let kept: u64 = reservations.iter().map(|(_, kept)| wants(kept, has)).sum();
+        let whole = reservations.iter().any(|(_, kept)| kept.sharing == Sharing::Exclusive);
+        (reservations.len() > 1 && (whole || kept > has))
+            .then(|| (reservations.iter().map(|(pod, _)| *pod).collect(), kept))
     }
 
     /// What counts at a look now.
@@ -211,22 +217,22 @@ impl Both {
         Self { conflicts: Conflicts::with_pace(pace), plain: Plain::default() }
     }
 
-    fn shown(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
+    fn observed(&self, pod: u8, on: u8, gpus: &[u8], part: GpuClaim) -> AuditedPod {
         let gpus = gpus.iter().map(|number| name(*number)).collect();
         let key = PodKey::parse("team", &format!("p-{pod}")).unwrap();
         AuditedPod { key, node: node(&format!("n-{on}")), gpus, part }
     }
 
-    fn show(&mut self, pod: u8, shown: AuditedPod) {
-        self.conflicts.see(&uid(&format!("u-{pod}")), Some(shown.clone()));
+    fn show(&mut self, pod: u8, observed: AuditedPod) {
+        self.conflicts.see(&uid(&format!("u-{pod}")), Some(observed.clone()));
         // The record of a pod on the same node stays as it was.
-        let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == shown.node);
-        match (known.map(|known| (known.grant().is_some(), known)), shown.grant()) {
+        let known = self.plain.pods.get_mut(&pod).filter(|known| known.node == observed.node);
+        match (known.map(|known| (known.grant().is_some(), known)), observed.grant()) {
             (Some((true, known)), Some(grant)) => {
                 let GpuClaim::Bound(first) = &mut known.part else { unreachable!("it is bound") };
                 (first.started, first.leaving) = (first.started || grant.started, grant.leaving);
             }
-            _ => drop(self.plain.pods.insert(pod, shown)),
+            _ => drop(self.plain.pods.insert(pod, observed)),
         }
     }
 
@@ -235,13 +241,13 @@ impl Both {
             ConflictStep::Bound { pod, node, gpus, part, sharing, started, leaving } => {
                 let (per_gpu, since) = (Bytes(part), Since::default());
                 let grant = Grant { per_gpu, sharing, hundredths: 0, started, leaving, since };
-                self.show(pod, self.shown(pod, node, &gpus, GpuClaim::Bound(grant)));
+                self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Bound(grant)));
             }
             ConflictStep::Holds { pod, node, gpus, part, sharing, victims, lasts } => {
                 let victims = victims.iter().map(|pod| uid(&format!("u-{pod}"))).collect();
                 let deadline = Moment(self.plain.now + lasts);
                 let kept = ReservedShare { per_gpu: Bytes(part), sharing, victims, deadline };
-                self.show(pod, self.shown(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))));
+                self.show(pod, self.observed(pod, node, &gpus, GpuClaim::Holds(Box::new(kept))));
             }
             ConflictStep::Gone(pod) => {
                 self.conflicts.forget(&uid(&format!("u-{pod}")));
@@ -332,15 +338,15 @@ proptest! {
         let mut both = Both::with_pace(AuditPace { changed: usize::MAX, in_turn: 0 });
         for step in steps {
             both.step(step);
-            for leaver in both.conflicts.leavers(Moment(both.plain.now)) {
-                let shown = &both.conflicts.nodes[&leaver.node].pods[&leaver.uid];
-                let grant = shown.grant().unwrap();
-                prop_assert!(!grant.started && !grant.leaving && shown.key == leaver.key);
-                let of = both.conflicts.of(&leaver.uid);
-                let conflict = of.iter().find(|conflict| conflict.gpu == leaver.gpu).unwrap();
+            for victim in both.conflicts.victims(Moment(both.plain.now)) {
+                let observed = &both.conflicts.nodes[&victim.node].pods[&victim.uid];
+                let grant = observed.grant().unwrap();
+                prop_assert!(!grant.started && !grant.leaving && observed.key == victim.key);
+                let of = both.conflicts.of(&victim.uid);
+                let conflict = of.iter().find(|conflict| conflict.gpu == victim.gpu).unwrap();
                 // Nothing was recorded of the GPUs' sizes, so only exclusivity proves anything.
                 prop_assert_eq!(conflict.kind, GpuConflictKind::ExclusiveShared);
-                prop_assert!(conflict.parties.iter().any(|party| party.key == leaver.stays));
+                prop_assert!(conflict.parties.iter().any(|party| party.key == victim.keep_reason));
             }
         }
     }

@@ -14,7 +14,7 @@
 //! then the greater UID; one whose leaving ends the conflict goes before one whose leaving does not. Where all have started,
 //! none leaves. A pod that is being deleted is not counted: its end may be the end of the conflict.
 
-use super::shown::{AuditedPod, Grant, Since};
+use super::observed::{AuditedPod, Grant, Since};
 use super::{Conflicts, GpuConflictKind, OnNode, StandingConflict};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::request::Sharing;
@@ -29,7 +29,7 @@ pub struct ConflictVictim {
     pub node: NodeName,
     pub gpu: GpuUuid,
     /// Of the pods that stay, the one that was granted most.
-    pub stays: PodKey,
+    pub keep_reason: PodKey,
     pub stays_uid: PodUid,
 }
 
@@ -37,17 +37,17 @@ type BoundOnGpu<'a> = (&'a PodUid, &'a AuditedPod, &'a Grant);
 
 impl Conflicts {
     /// The pods that should leave, in order of node and GPU; of each GPU one at a time.
-    pub fn leavers(&self, now: Moment) -> Vec<ConflictVictim> {
+    pub fn victims(&self, now: Moment) -> Vec<ConflictVictim> {
         let counting = self.nodes.iter().flat_map(|(name, on)| {
             let mut chosen = BTreeSet::new();
             let standing = on.standing.iter().filter(|standing| standing.counts);
-            standing.filter_map(move |standing| leaver(name, on, standing, now, &mut chosen))
+            standing.filter_map(move |standing| victim(name, on, standing, now, &mut chosen))
         });
         counting.collect()
     }
 }
 
-fn leaver<'a>(
+fn victim<'a>(
     node: &NodeName,
     on: &'a OnNode,
     standing: &'a StandingConflict,
@@ -80,11 +80,11 @@ fn leaver<'a>(
     };
     let (uid, pod, _) = *unstarted.max_by_key(rank)?;
     let others = without(uid);
-    let (stays_uid, stays, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
+    let (stays_uid, keep_reason, _) = others.iter().max_by_key(|(uid, _, grant)| (grant.per_gpu, *uid))?;
     chosen.insert(uid);
     let (node, gpu) = (node.clone(), standing.conflict.gpu.clone());
-    let (stays, stays_uid) = (stays.key.clone(), (*stays_uid).clone());
-    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, stays, stays_uid })
+    let (keep_reason, stays_uid) = (keep_reason.key.clone(), (*stays_uid).clone());
+    Some(ConflictVictim { uid: uid.clone(), key: pod.key.clone(), node, gpu, keep_reason, stays_uid })
 }
 
 /// Whether the records of these Bindings alone contradict each other.

@@ -43,20 +43,20 @@ fn grant(gib: u64, bound: i64) -> Grant {
 }
 
 fn on(name: &str, gpus: &[&str], part: GpuClaim) -> (PodUid, AuditedPod) {
-    let shown = AuditedPod {
+    let observed = AuditedPod {
         key: PodKey::parse("team", name).unwrap(),
         node: node("n"),
         gpus: gpus.iter().map(|name| gpu(name)).collect(),
         part,
     };
-    (uid(name), shown)
+    (uid(name), observed)
 }
 
 fn bound(name: &str, gpus: &[&str], grant: Grant) -> (PodUid, AuditedPod) {
     on(name, gpus, GpuClaim::Bound(grant))
 }
 
-fn holds(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
+fn reservations(name: &str, gib: u64, victims: &[&str], until: u64) -> (PodUid, AuditedPod) {
     let victims = victims.iter().map(|name| uid(name)).collect();
     let (per_gpu, deadline) = (Bytes(gib * GIB), seconds(until));
     let kept = ReservedShare { per_gpu, sharing: Sharing::Shared, victims, deadline };
@@ -76,8 +76,8 @@ impl ConflictFixture {
         bench
     }
 
-    fn see(&mut self, (uid, shown): (PodUid, AuditedPod)) {
-        self.conflicts.see(&uid, Some(shown));
+    fn see(&mut self, (uid, observed): (PodUid, AuditedPod)) {
+        self.conflicts.see(&uid, Some(observed));
     }
 
     fn look(&mut self, at: u64) -> AuditRound {
@@ -93,8 +93,8 @@ impl ConflictFixture {
         self.conflicts.standing().map(|conflict| conflict.to_string()).collect()
     }
 
-    fn leavers(&self, at: u64) -> Vec<String> {
-        self.conflicts.leavers(seconds(at)).iter().map(|leaver| leaver.key.name.to_string()).collect()
+    fn victims(&self, at: u64) -> Vec<String> {
+        self.conflicts.victims(seconds(at)).iter().map(|leaver| leaver.key.name.to_string()).collect()
     }
 }
 
@@ -118,7 +118,7 @@ fn a_pod_that_terminates_counts_until_it_is_gone() {
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], leaving), bound("b", &["GPU-0"], grant(50, 2))]);
     assert_eq!(bench.settled().len(), 1);
-    assert!(bench.leavers(120).is_empty(), "its end ends the conflict");
+    assert!(bench.victims(120).is_empty(), "its end ends the conflict");
     bench.conflicts.forget(&uid("a"));
     assert_eq!(bench.look(121).ended.len(), 1);
 }
@@ -152,7 +152,7 @@ fn a_gpu_named_by_index_is_the_one_named_by_uuid_when_its_node_reports() {
 fn a_gpu_that_its_node_does_not_have_is_told_once_the_node_reports() {
     let mut bench = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     assert_eq!(bench.settled(), ["Node n has no GPU GPU-9, which its Binding granted to team/a (50.0 GiB)."]);
-    assert!(bench.leavers(120).is_empty());
+    assert!(bench.victims(120).is_empty());
     let mut unreported = ConflictFixture::of([bound("a", &["GPU-9"], grant(50, 1))]);
     unreported.devices.clear();
     assert!(unreported.settled().is_empty());
@@ -168,7 +168,8 @@ fn pods_on_a_lost_gpu_are_no_conflict() {
 
 #[test]
 fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
-    let mut bench = ConflictFixture::of([holds("a", 50, &["v"], 1000), holds("b", 50, &[], 130)]);
+    let mut bench =
+        ConflictFixture::of([reservations("a", 50, &["v"], 1000), reservations("b", 50, &[], 130)]);
     bench.see(bound("v", &["GPU-0"], grant(80, 0)));
     assert_eq!(
         bench.settled(),
@@ -182,7 +183,7 @@ fn holds_that_keep_more_than_a_gpu_has_overlap_until_one_ends() {
 #[test]
 fn a_hold_conflicts_with_a_bound_pod_that_stays_and_not_with_its_victim() {
     let victim = bound("v", &["GPU-0"], grant(60, 0));
-    let mut bench = ConflictFixture::of([victim, holds("a", 60, &["v"], 1000)]);
+    let mut bench = ConflictFixture::of([victim, reservations("a", 60, &["v"], 1000)]);
     assert!(bench.settled().is_empty());
     bench.see(bound("late", &["GPU-0"], grant(30, 1)));
     assert!(bench.look(121).begun.is_empty());
@@ -242,7 +243,7 @@ fn the_pod_that_has_not_started_leaves_and_of_two_the_one_bound_later() {
     ] {
         let mut bench = ConflictFixture::of([bound("a", &["GPU-0"], first), bound("b", &["GPU-0"], second)]);
         assert_eq!(bench.settled().len(), 1);
-        assert_eq!(bench.leavers(120), leaver, "{first:?} {second:?}");
+        assert_eq!(bench.victims(120), leaver, "{first:?} {second:?}");
     }
 }
 
@@ -255,7 +256,7 @@ fn one_whose_leaving_ends_the_conflict_leaves_before_one_whose_leaving_does_not(
     ];
     let mut bench = ConflictFixture::of(pods);
     bench.settled();
-    assert_eq!(bench.leavers(120), ["b"]);
+    assert_eq!(bench.victims(120), ["b"]);
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn a_pod_on_two_gpus_in_conflict_is_asked_to_leave_once() {
     ];
     let mut bench = ConflictFixture::of(pods);
     assert_eq!(bench.settled().len(), 2);
-    assert_eq!(bench.leavers(120), ["c"]);
+    assert_eq!(bench.victims(120), ["c"]);
 }
 
 #[test]
@@ -277,19 +278,19 @@ fn nobody_leaves_because_an_agent_reports_a_smaller_gpu() {
         ConflictFixture::of([bound("a", &["GPU-0"], grant(40, 1)), bound("b", &["GPU-0"], grant(39, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1, "it is told");
-    assert!(bench.leavers(120).is_empty());
+    assert!(bench.victims(120).is_empty());
     // Nor where one of them was bound while the agent said so: the largest GPU that a record allows counts.
     let small = Grant { hundredths: 90, ..grant(9, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], small), bound("b", &["GPU-0"], grant(70, 2))]);
     bench.devices[0].total = Bytes(10 * GIB);
     assert_eq!(bench.settled().len(), 1);
-    assert!(bench.leavers(120).is_empty());
+    assert!(bench.victims(120).is_empty());
     let unknown = Grant { hundredths: 0, ..grant(70, 1) };
     let mut bench =
         ConflictFixture::of([bound("a", &["GPU-0"], unknown), bound("b", &["GPU-0"], grant(70, 2))]);
     assert_eq!(bench.settled().len(), 1);
-    assert!(bench.leavers(120).is_empty(), "a record that says nothing of the GPU proves nothing");
+    assert!(bench.victims(120).is_empty(), "a record that says nothing of the GPU proves nothing");
 }
 
 #[test]
@@ -300,21 +301,21 @@ fn one_that_has_just_joined_a_conflict_does_not_leave_for_it_yet() {
     bench.settled();
     bench.see(bound("c", &["GPU-0"], grant(50, 3)));
     bench.look(121);
-    assert!(bench.leavers(121).is_empty());
-    assert_eq!(bench.leavers(123), ["c"]);
+    assert!(bench.victims(121).is_empty());
+    assert_eq!(bench.victims(123), ["c"]);
 }
 
 /// 5,000 nodes of eight GPUs with two pods on each GPU.
 fn large() -> Conflicts {
     let mut conflicts = Conflicts::default();
     for n in 0..80_000u32 {
-        let shown = AuditedPod {
+        let observed = AuditedPod {
             key: PodKey::parse("team", &format!("p-{n}")).unwrap(),
             node: node(&format!("n-{}", n % 5000)),
             gpus: [gpu(&format!("GPU-{}-{}", n % 5000, n / 5000 % 8))].into(),
             part: GpuClaim::Bound(grant(30, i64::from(n))),
         };
-        conflicts.see(&uid(&format!("u-{n}")), Some(shown));
+        conflicts.see(&uid(&format!("u-{n}")), Some(observed));
     }
     conflicts
 }
@@ -334,8 +335,8 @@ fn at_5000_nodes_a_look_visits_the_nodes_that_changed_and_250_in_turn() {
     assert!(due.len() >= in_turn && due.len() <= in_turn + 3, "{}", due.len());
     assert!([7, 4711, 4999].iter().all(|n| due.contains(&node(&format!("n-{n}")))));
     // What a kubelet writes every few seconds changes nothing here.
-    let shown = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
-    conflicts.see(&uid("u-8"), Some(shown));
+    let observed = conflicts.nodes[&node("n-8")].pods[&uid("u-8")].clone();
+    conflicts.see(&uid("u-8"), Some(observed));
     assert_eq!(conflicts.waiting(), 0);
 }
 

@@ -36,17 +36,20 @@ pub struct Facts {
     pub victims: Vec<PodKey>,
     pub victims_left: u32,
     /// How tenants stand to each other; only a pod that waits needs to know.
-    pub claim: Preemptor,
+    pub preemptor: Preemptor,
 }
 
 impl Facts {
     /// `None` if the books have no such pod.
     pub fn take(ledger: &mut Ledger, uid: &PodUid) -> Option<Self> {
-        let entry = ledger.entry(uid)?.clone();
+        let entry = ledger.pod_state(uid)?.clone();
         let snapshot = ledger.snapshot();
         let waits = matches!(entry.phase, PodPhase::Waiting(_));
-        let hold = entry.hold();
-        let victims = hold.iter().flat_map(|hold| hold.victims.iter()).filter_map(|uid| ledger.entry(uid));
+        let reservation = entry.reservation();
+        let victims = reservation
+            .iter()
+            .flat_map(|reservation| reservation.victims.iter())
+            .filter_map(|uid| ledger.pod_state(uid));
         Some(Self {
             now: ledger.now(),
             uid: uid.clone(),
@@ -59,7 +62,7 @@ impl Facts {
             used: entry.demand.tenant.map(|tenant| ledger.used_by(tenant)).unwrap_or_default(),
             victims: victims.map(|victim| victim.key.clone()).collect(),
             victims_left: ledger.victims_left(uid),
-            claim: if waits { ledger.claim(uid) } else { Preemptor::default() },
+            preemptor: if waits { ledger.preemptor(uid) } else { Preemptor::default() },
             entry,
         })
     }
@@ -114,7 +117,10 @@ impl Facts {
 }
 
 fn own_nodes(ledger: &Ledger, uid: &PodUid, entry: &PodState) -> Vec<Node> {
-    let own = [entry.hint().map(|hint| &hint.node), entry.hold().map(|hold| &hold.node)];
+    let own = [
+        entry.soft_reservation().map(|soft_reservation| &soft_reservation.node),
+        entry.reservation().map(|reservation| &reservation.node),
+    ];
     own.into_iter().flatten().filter_map(|node| ledger.node_without(uid, node)).collect()
 }
 
@@ -125,7 +131,7 @@ pub struct NodeDetails {
     pub report_age: Option<Millis>,
     pub occupants: Vec<Occupant>,
     /// Why they do not leave for the pod; who is not named could.
-    stays: BTreeMap<PodUid, KeepReason>,
+    keep_reason: BTreeMap<PodUid, KeepReason>,
     devices: Arc<[Device]>,
 }
 
@@ -135,7 +141,7 @@ impl NodeDetails {
             pool: ledger.pool_of(node).map(|pool| pool.name.clone()),
             report_age: ledger.reading_age(node),
             occupants: ledger.occupants_of(node),
-            stays: BTreeMap::new(),
+            keep_reason: BTreeMap::new(),
             devices: ledger.node(node).map(|node| node.devices.clone()).unwrap_or_default(),
         }
     }
@@ -145,17 +151,20 @@ impl NodeDetails {
         if !matches!(facts.entry.phase, PodPhase::Waiting(_)) {
             return self;
         }
-        let here = self.occupants.iter().filter(|guest| guest.uid != facts.uid);
-        let why = |guest: &Occupant| {
-            Some((guest.uid.clone(), ledger.keep_reason_of(&facts.claim, facts.demand(), &guest.uid)?))
+        let here = self.occupants.iter().filter(|gpu_occupant| gpu_occupant.uid != facts.uid);
+        let why = |gpu_occupant: &Occupant| {
+            Some((
+                gpu_occupant.uid.clone(),
+                ledger.keep_reason_of(&facts.preemptor, facts.demand(), &gpu_occupant.uid)?,
+            ))
         };
-        Self { stays: here.filter_map(why).collect(), ..self }
+        Self { keep_reason: here.filter_map(why).collect(), ..self }
     }
 
     /// Who is on the GPU at `place` of `devices`; nobody, if the node has other devices by now.
     pub fn on<'a>(&'a self, devices: &[Device], place: usize, facts: &'a Facts) -> GpuOccupants<'a> {
         let occupants = if *self.devices == *devices { &self.occupants[..] } else { &[] };
-        GpuOccupants { occupants, stays: Some(&self.stays), place, facts }
+        GpuOccupants { occupants, keep_reason: Some(&self.keep_reason), place, facts }
     }
 }
 
@@ -163,40 +172,46 @@ impl NodeDetails {
 #[derive(Clone, Copy)]
 pub struct GpuOccupants<'a> {
     occupants: &'a [Occupant],
-    stays: Option<&'a BTreeMap<PodUid, KeepReason>>,
+    keep_reason: Option<&'a BTreeMap<PodUid, KeepReason>>,
     place: usize,
     facts: &'a Facts,
 }
 
 impl<'a> GpuOccupants<'a> {
     pub fn nobody(facts: &'a Facts) -> Self {
-        Self { occupants: &[], stays: None, place: 0, facts }
+        Self { occupants: &[], keep_reason: None, place: 0, facts }
     }
 
     pub fn iter(self) -> impl Iterator<Item = &'a Occupant> {
-        self.occupants.iter().filter(move |guest| guest.gpus.contains(self.place))
+        self.occupants.iter().filter(move |gpu_occupant| gpu_occupant.gpus.contains(self.place))
     }
 
     /// Why one of them does not leave for the pod, in a person's words.
-    pub fn stays(self, guest: &Occupant) -> Option<String> {
-        Some(self.stays?.get(&guest.uid)?.to_string())
+    pub fn keep_reason(self, gpu_occupant: &Occupant) -> Option<String> {
+        Some(self.keep_reason?.get(&gpu_occupant.uid)?.to_string())
     }
 
     /// The names of those who are meant; never the pod's own.
     pub fn named(self, is_meant: impl Fn(&Occupant) -> bool) -> Vec<String> {
-        let others = self.iter().filter(|guest| guest.uid != self.facts.uid);
-        others.filter(|guest| is_meant(guest)).map(|guest| guest.key.to_string()).collect()
+        let others = self.iter().filter(|gpu_occupant| gpu_occupant.uid != self.facts.uid);
+        others
+            .filter(|gpu_occupant| is_meant(gpu_occupant))
+            .map(|gpu_occupant| gpu_occupant.key.to_string())
+            .collect()
     }
 
     pub fn alone(self) -> Vec<String> {
-        self.named(|guest| guest.sharing == Sharing::Exclusive && guest.presence != OccupantPhase::Offered)
+        self.named(|gpu_occupant| {
+            gpu_occupant.sharing == Sharing::Exclusive && gpu_occupant.presence != OccupantPhase::Offered
+        })
     }
 
     /// Whose engines start, and when the last gate opens at the latest; unknown for one that has not begun.
     pub fn starting(self) -> (Vec<String>, Option<Millis>) {
-        let is_to_start = |guest: &Occupant| guest.presence == OccupantPhase::Held && guest.engine;
-        let names = self.named(|guest| guest.starting.is_some() || is_to_start(guest));
-        let gates = self.iter().filter_map(|guest| guest.starting).max();
+        let is_to_start =
+            |gpu_occupant: &Occupant| gpu_occupant.presence == OccupantPhase::Held && gpu_occupant.engine;
+        let names = self.named(|gpu_occupant| gpu_occupant.starting.is_some() || is_to_start(gpu_occupant));
+        let gates = self.iter().filter_map(|gpu_occupant| gpu_occupant.starting).max();
         let opens_in = gates.filter(|_| !self.iter().any(is_to_start)).map(|gate| gate.since(self.facts.now));
         (names, opens_in)
     }
@@ -204,10 +219,10 @@ impl<'a> GpuOccupants<'a> {
     pub fn excluding(self, demand: &Demand) -> Vec<String> {
         let policy = &self.facts.policy;
         let own = policy.class(demand.class);
-        self.named(|guest| {
-            let class = policy.class(guest.class);
+        self.named(|gpu_occupant| {
+            let class = policy.class(gpu_occupant.class);
             let agree = class.shares_with(&own.name) && own.shares_with(&class.name);
-            !agree && guest.presence != OccupantPhase::Offered
+            !agree && gpu_occupant.presence != OccupantPhase::Offered
         })
     }
 }

@@ -59,23 +59,31 @@ const CHANGES: usize = 3;
 
 /// Explains the pod of `uid`, by one policy; `None` if the books have no such pod. What the continuous audit finds is not in the
 /// books: whoever has it adds it.
-pub fn explain(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let mut explanation = explain_once(books, uid, options)?;
+pub fn explain(
+    node_states: &mut impl LedgerAccess,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
+    let mut explanation = explain_once(node_states, uid, options)?;
     for _ in 0..CHANGES {
         // Others may have changed it between two looks.
-        if explanation.policy.version == books.look(|ledger| ledger.policy().version) {
+        if explanation.policy.version == node_states.look(|ledger| ledger.policy().version) {
             break;
         }
-        explanation = explain_once(books, uid, options)?;
+        explanation = explain_once(node_states, uid, options)?;
     }
     Some(explanation)
 }
 
-fn explain_once(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNodes) -> Option<Explanation> {
-    let facts = books.look(|ledger| Facts::take(ledger, uid))?.as_the_pod_sees_it();
+fn explain_once(
+    node_states: &mut impl LedgerAccess,
+    uid: &PodUid,
+    options: &ShownNodes,
+) -> Option<Explanation> {
+    let facts = node_states.look(|ledger| Facts::take(ledger, uid))?.as_the_pod_sees_it();
     let outline = NodeOutline::of(&facts, options);
     let verdict = place::verdict(&facts, outline.counts.fit);
-    let nodes = shown(books, &facts, &outline, options);
+    let nodes = shown(node_states, &facts, &outline, options);
     Some(Explanation {
         pod: facts.entry.key.clone(),
         uid: facts.uid.clone(),
@@ -88,13 +96,13 @@ fn explain_once(books: &mut impl LedgerAccess, uid: &PodUid, options: &ShownNode
         counts: outline.counts,
         nodes,
         groups: outline.groups(&facts, options),
-        remedies: remedy::remedies(books, &facts, &outline, verdict),
+        remedies: remedy::remedies(node_states, &facts, &outline, verdict),
         conflicts: Vec::new(),
     })
 }
 
 fn shown(
-    books: &mut impl LedgerAccess,
+    node_states: &mut impl LedgerAccess,
     facts: &Facts,
     outline: &NodeOutline,
     options: &ShownNodes,
@@ -106,8 +114,8 @@ fn shown(
     }
     let nodes = facts.snapshot.nodes();
     let part = |place: usize| {
-        let known =
-            books.look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
+        let known = node_states
+            .look(|ledger| NodeDetails::take(ledger, &nodes[place].name).with_reasons(ledger, facts));
         outline.part(place, facts, &known)
     };
     outline.shown(facts, options).into_iter().map(part).collect()

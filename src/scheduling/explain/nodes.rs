@@ -8,7 +8,7 @@ use super::shape::{
 };
 use crate::ids::NodeName;
 use crate::scheduling::device::{Device, Gpu, GpuSet};
-use crate::scheduling::fit::{Misfit, shut};
+use crate::scheduling::fit::{Misfit, check_node_admission};
 use crate::scheduling::ledger::Occupant;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack::{self, GpuChoice};
@@ -167,7 +167,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     let demand = facts.demand();
     if let Ask::Plugin { resource, count } = &demand.ask {
         let left = node.share_of(resource).map_or(0, PluginShare::left);
-        return (shut(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
+        return (check_node_admission(node, demand).is_err(), 0, Bytes(count.saturating_sub(left).into()));
     }
     let one = |gpu: &Gpu| {
         let against = obstacles(gpu, demand, GpuOccupants::nobody(facts));
@@ -179,7 +179,7 @@ fn distance(node: &Node, facts: &Facts) -> (bool, u8, Bytes) {
     each.sort_unstable();
     let (weight, short) =
         each.get((demand.gpus as usize).saturating_sub(1)).copied().unwrap_or((u8::MAX, Bytes(u64::MAX)));
-    (shut(node, demand).is_err(), weight, short)
+    (check_node_admission(node, demand).is_err(), weight, short)
 }
 
 fn score(node: &Node, rank: u32, candidate: &Candidate, facts: &Facts) -> ScorePart {
@@ -217,20 +217,26 @@ fn weighted(parts: &ScoreParts, weights: &Weights) -> Vec<WeightedPart> {
 fn gpus(node: &Node, chosen: GpuSet, facts: &Facts, known: &NodeDetails) -> Vec<GpuPart> {
     let both = node.gpus.iter().zip(node.devices.iter()).take(MAX_GPUS as usize).enumerate();
     both.map(|(place, (gpu, device))| {
-        let guests = known.on(&node.devices, place, facts);
-        gpu_part(gpu, device, guests, chosen.contains(place), facts)
+        let gpu_occupants = known.on(&node.devices, place, facts);
+        gpu_part(gpu, device, gpu_occupants, chosen.contains(place), facts)
     })
     .collect()
 }
 
-fn gpu_part(gpu: &Gpu, device: &Device, guests: GpuOccupants<'_>, chosen: bool, facts: &Facts) -> GpuPart {
+fn gpu_part(
+    gpu: &Gpu,
+    device: &Device,
+    gpu_occupants: GpuOccupants<'_>,
+    chosen: bool,
+    facts: &Facts,
+) -> GpuPart {
     // A pod on its node has nothing in its way, and least of all itself.
     let is_placed = facts.entry.node().is_some();
     // And the GPU of one that asks a device plugin is the kubelet's to pick.
     let against = if chosen || is_placed || facts.demand().asks_plugin() {
         Vec::new()
     } else {
-        obstacles(gpu, facts.demand(), guests)
+        obstacles(gpu, facts.demand(), gpu_occupants)
     };
     GpuPart {
         uuid: device.uuid.clone(),
@@ -243,26 +249,29 @@ fn gpu_part(gpu: &Gpu, device: &Device, guests: GpuOccupants<'_>, chosen: bool, 
         headroom_bytes: facts.policy.headroom.of(&device.model).of(device.total),
         capacity_bytes: gpu.capacity,
         promised_bytes: gpu.charged,
-        beyond_bytes: gpu.taken,
-        offered_bytes: gpu.hinted,
+        unaccounted_bytes: gpu.unaccounted_vram,
+        offered_bytes: gpu.softly_reserved,
         free_bytes: gpu.free(),
-        kv_cache_percent: gpu.pressure.kv_cache,
-        queue: gpu.pressure.queue,
+        kv_cache_percent: gpu.engine_load.kv_cache,
+        queue: gpu.engine_load.queue,
         starting: gpu.starting,
-        occupants: guests.iter().map(|guest| occupant(guest, gpu, guests.stays(guest), facts)).collect(),
+        occupants: gpu_occupants
+            .iter()
+            .map(|gpu_occupant| occupant(gpu_occupant, gpu, gpu_occupants.keep_reason(gpu_occupant), facts))
+            .collect(),
         chosen,
         obstacles: against,
     }
 }
 
-fn occupant(guest: &Occupant, gpu: &Gpu, stays: Option<String>, facts: &Facts) -> OccupantPart {
+fn occupant(gpu_occupant: &Occupant, gpu: &Gpu, keep_reason: Option<String>, facts: &Facts) -> OccupantPart {
     OccupantPart {
-        pod: guest.key.clone(),
-        class: facts.policy.class(guest.class).name.clone(),
-        priority: guest.priority,
-        presence: guest.presence,
-        bytes: gpu.price(guest.per_gpu, guest.sharing),
-        gate_opens_in_millis: guest.starting.map(|gate| gate.since(facts.now)),
-        stays,
+        pod: gpu_occupant.key.clone(),
+        class: facts.policy.class(gpu_occupant.class).name.clone(),
+        priority: gpu_occupant.priority,
+        presence: gpu_occupant.presence,
+        bytes: gpu.charge_for(gpu_occupant.per_gpu, gpu_occupant.sharing),
+        start_gate_opens_in_millis: gpu_occupant.starting.map(|gate| gate.since(facts.now)),
+        keep_reason,
     }
 }

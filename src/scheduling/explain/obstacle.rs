@@ -35,19 +35,30 @@ pub enum Obstacle {
 }
 
 /// All that keeps `demand` off this GPU.
-pub fn obstacles(gpu: &Gpu, demand: &Demand, guests: GpuOccupants<'_>) -> Vec<Obstacle> {
+pub fn obstacles(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Vec<Obstacle> {
     let unhealthy = (gpu.health != Health::Healthy).then_some(Obstacle::Unhealthy { health: gpu.health });
     let slice = (gpu.slice && demand.gpus > 1).then_some(Obstacle::Slice);
-    let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: guests.alone() });
+    let taken_whole = gpu.exclusive.then(|| Obstacle::TakenWhole { by: gpu_occupants.alone() });
     // What is taken whole has nothing free: that says nothing more.
     let room = if gpu.exclusive && demand.per_gpu <= gpu.capacity { None } else { shortage(gpu, demand) };
     let starting = demand.terms.engine && gpu.starting;
     let starting = starting.then(|| {
-        let (by, opens_in_millis) = guests.starting();
+        let (by, opens_in_millis) = gpu_occupants.starting();
         Obstacle::EngineStarting { by, opens_in_millis }
     });
-    let barred = gpu.barred.contains(demand.class).then(|| Obstacle::Barred { by: guests.excluding(demand) });
-    let all = [unhealthy, slice, room, taken_whole, not_empty(gpu, demand, guests), starting, barred];
+    let excluded_classes = gpu
+        .excluded_classes
+        .contains(demand.class)
+        .then(|| Obstacle::Barred { by: gpu_occupants.excluding(demand) });
+    let all = [
+        unhealthy,
+        slice,
+        room,
+        taken_whole,
+        not_empty(gpu, demand, gpu_occupants),
+        starting,
+        excluded_classes,
+    ];
     all.into_iter().chain(too_busy(gpu, demand)).flatten().collect()
 }
 
@@ -61,19 +72,19 @@ fn shortage(gpu: &Gpu, demand: &Demand) -> Option<Obstacle> {
     (needs_bytes > free_bytes).then_some(Obstacle::Short { needs_bytes, free_bytes, short_bytes })
 }
 
-fn not_empty(gpu: &Gpu, demand: &Demand, guests: GpuOccupants<'_>) -> Option<Obstacle> {
+fn not_empty(gpu: &Gpu, demand: &Demand, gpu_occupants: GpuOccupants<'_>) -> Option<Obstacle> {
     let is_wanted_empty = demand.sharing == Sharing::Exclusive && gpu.tenants > 0 && !gpu.exclusive;
-    let names = || guests.named(|guest| guest.presence != OccupantPhase::Offered);
+    let names = || gpu_occupants.named(|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered);
     is_wanted_empty.then(|| Obstacle::NotEmpty { by: names() })
 }
 
 fn too_busy(gpu: &Gpu, demand: &Demand) -> [Option<Obstacle>; 2] {
-    let full = gpu.pressure.kv_cache.zip(demand.terms.kv_cache_limit);
+    let full = gpu.engine_load.kv_cache.zip(demand.terms.kv_cache_limit);
     let full = full.filter(|(percent, limit)| percent > limit).map(|(percent, limit_percent)| {
         let above_points = percent.get() - limit_percent.get();
         Obstacle::KvCacheFull { percent, limit_percent, above_points }
     });
-    let long = gpu.pressure.queue.zip(demand.terms.queue_limit);
+    let long = gpu.engine_load.queue.zip(demand.terms.queue_limit);
     let long = long.filter(|(queue, limit)| queue > limit).map(|(queue, limit)| Obstacle::QueueLong {
         queue,
         limit,

@@ -16,7 +16,7 @@ pub fn place(facts: &Facts) -> PodStage {
             gpus: assumed.placement.devices.to_vec(),
             granted_bytes: assumed.placement.granted,
         },
-        PodPhase::Waiting(WaitingPod { hold: Some(hold), .. }) => holding(facts, hold),
+        PodPhase::Waiting(WaitingPod { reservation: Some(reservation), .. }) => holding(facts, reservation),
         PodPhase::Waiting(waiting) => waiting_place(facts, waiting),
     }
 }
@@ -27,7 +27,7 @@ pub fn verdict(facts: &Facts, fitting: u32) -> PodVerdict {
         PodPhase::Assumed(_) => PodVerdict::Assumed,
         // As soon as the room is free, it fits.
         PodPhase::Waiting(_) if fitting > 0 => PodVerdict::Fits,
-        PodPhase::Waiting(waiting) if waiting.hold.is_some() => PodVerdict::Holding,
+        PodPhase::Waiting(waiting) if waiting.reservation.is_some() => PodVerdict::Holding,
         PodPhase::Waiting(_) => PodVerdict::DoesNotFit,
     }
 }
@@ -44,7 +44,7 @@ fn bound_place(facts: &Facts, bound: &BoundPod) -> PodStage {
         gpus,
         granted_bytes: granted(facts),
         running_for_millis: facts.now.since(bound.started),
-        gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
+        start_gate_opens_in_millis: gate.map(|gate| gate.since(facts.now)),
     }
 }
 
@@ -53,20 +53,20 @@ fn granted(facts: &Facts) -> Bytes {
     let demand = facts.demand();
     let on = |node: &Node| match &facts.reserved_placement {
         Some((_, Ok(gpus))) if facts.entry.devices().is_some() => {
-            gpus.iter().map(|place| node.gpus[place].price(demand.per_gpu, demand.sharing)).sum()
+            gpus.iter().map(|place| node.gpus[place].charge_for(demand.per_gpu, demand.sharing)).sum()
         }
         _ => demand.vram(),
     };
     facts.entry.node().and_then(|node| facts.snapshot.node(node.as_str())).map_or(demand.vram(), on)
 }
 
-fn holding(facts: &Facts, hold: &Reservation) -> PodStage {
+fn holding(facts: &Facts, reservation: &Reservation) -> PodStage {
     PodStage::Holding {
-        node: hold.node.clone(),
-        gpus: hold.devices.to_vec(),
+        node: reservation.node.clone(),
+        gpus: reservation.devices.to_vec(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
         victims_left: facts.victims_left,
-        deadline_in_millis: hold.deadline.since(facts.now),
+        deadline_in_millis: reservation.deadline.since(facts.now),
     }
 }
 
@@ -75,15 +75,18 @@ fn waiting_place(facts: &Facts, waiting: &WaitingPod) -> PodStage {
         ago_millis: facts.now.since(refused.at),
         asked_about: facts.open_places().count() as u32,
         woken: refused.unanswered,
-        in_vain: waiting.in_vain,
+        unanswered_wakes: waiting.unanswered_wakes,
     };
     PodStage::Waiting {
         offered: waiting.offered.clone(),
-        offer_lasts_millis: waiting.hint.as_ref().map(|hint| hint.expires.since(facts.now)),
+        offer_lasts_millis: waiting
+            .soft_reservation
+            .as_ref()
+            .map(|soft_reservation| soft_reservation.expires.since(facts.now)),
         tries: waiting.tries,
         refused: waiting.refused.as_ref().map(refused),
         offered_to_preempt: waiting.offered_to_preempt,
         gate: waiting.gate,
-        sought_in_vain: waiting.sought.map_or(0, |sought| sought.in_vain),
+        failed_attempts: waiting.failed_attempt.map_or(0, |failed_attempt| failed_attempt.unanswered_wakes),
     }
 }

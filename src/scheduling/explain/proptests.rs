@@ -63,7 +63,7 @@ impl ExplainedPlan {
             // It is there if there is room for it.
             match world.ledger.assume(&uid, &node) {
                 Ok(_) => {
-                    let devices = world.ledger.entry(&uid).unwrap().devices().cloned();
+                    let devices = world.ledger.pod_state(&uid).unwrap().devices().cloned();
                     world.ledger.confirm(&uid, &node, devices);
                 }
                 Err(_) => drop(world.ledger.release(&uid)),
@@ -93,10 +93,10 @@ fn release(world: &mut ExplainedCluster, keys: &[String]) {
 }
 
 /// Whether the pod fits on the seat's node, asked of the core itself.
-fn fits(world: &mut ExplainedCluster, pod: &Sketch, seat: &GpuCandidate) -> bool {
+fn fits(world: &mut ExplainedCluster, pod: &Sketch, gpu_candidate: &GpuCandidate) -> bool {
     let demand = pod.demand(&Policy::default());
     let snapshot = world.ledger.snapshot();
-    fit(snapshot.node(seat.node.as_str()).unwrap(), &demand).is_ok()
+    fit(snapshot.node(gpu_candidate.node.as_str()).unwrap(), &demand).is_ok()
 }
 
 fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
@@ -108,7 +108,7 @@ fn fits_anywhere(world: &mut ExplainedCluster, pod: &Sketch) -> bool {
 fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option<bool> {
     let mut world = plan.build();
     let mut other = wanted.clone();
-    let seat = change.seat()?;
+    let gpu_candidate = change.gpu_candidate()?;
     match change {
         RemedyChange::AskLess { vram_bytes, .. } => other.vram = vram_bytes.0.to_string(),
         RemedyChange::OtherCount { gpus, .. } => other.gpus = Some(*gpus),
@@ -123,14 +123,14 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
             if victims.is_empty() {
                 return Some(false);
             }
-            let calm = seat.node.as_str();
+            let calm = gpu_candidate.node.as_str();
             plan.report(&mut world, Some(calm));
         }
         RemedyChange::WaitForGate { opens_in_millis, .. } => {
             world.pass((*opens_in_millis)?);
             plan.report(&mut world, None);
         }
-        RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(seat.node.as_str())),
+        RemedyChange::CalmEngines { .. } => plan.report(&mut world, Some(gpu_candidate.node.as_str())),
         RemedyChange::FreeMore { short_bytes, .. } if wanted.gpus == Some(1) => {
             let asked = Bytes::parse_quantity(&wanted.vram).unwrap();
             // Of a GPU on which nothing is free all of it is missing, and nobody asks for nothing.
@@ -142,11 +142,11 @@ fn helps(plan: &ExplainedPlan, wanted: &Sketch, change: &RemedyChange) -> Option
         }
         RemedyChange::Empty { by, .. } => {
             release(&mut world, by);
-            plan.report(&mut world, Some(seat.node.as_str()));
+            plan.report(&mut world, Some(gpu_candidate.node.as_str()));
         }
         _ => return None,
     }
-    Some(fits(&mut world, &other, seat))
+    Some(fits(&mut world, &other, gpu_candidate))
 }
 
 fn explained(plan: &ExplainedPlan, wanted: &Sketch) -> (ExplainedCluster, Explanation) {
@@ -171,11 +171,11 @@ proptest! {
             let code = part.misfit.as_ref().map(|misfit| misfit.code.as_str());
             prop_assert_eq!(code, verdict.as_ref().err().map(Misfit::code));
             for (place, gpu) in part.gpus.iter().enumerate() {
-                let has_room = usable(&node.gpus[place], &demand) && node.gpus[place].has_room(&demand);
-                prop_assert_eq!(gpu.obstacles.is_empty(), has_room, "{:?}", gpu);
+                let can_take = usable(&node.gpus[place], &demand) && node.gpus[place].can_take(&demand);
+                prop_assert_eq!(gpu.obstacles.is_empty(), can_take, "{:?}", gpu);
                 prop_assert_eq!(gpu.chosen, verdict.is_ok_and(|gpus| gpus.contains(place)));
                 let left = gpu.total_bytes.minus(gpu.reserved_bytes).minus(gpu.headroom_bytes);
-                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.promised_bytes).minus(gpu.beyond_bytes));
+                prop_assert_eq!(gpu.free_bytes, left.minus(gpu.promised_bytes).minus(gpu.unaccounted_bytes));
                 let named = |obstacle: &Obstacle| match obstacle {
                     Obstacle::TakenWhole { by } | Obstacle::NotEmpty { by } | Obstacle::EngineStarting { by, .. } => !by.is_empty(),
                     _ => true,

@@ -187,7 +187,7 @@ pub enum PodStage {
         granted_bytes: Bytes,
         running_for_millis: Millis,
         /// While its engine starts: how long it still keeps others from starting there, at most.
-        gate_opens_in_millis: Option<Millis>,
+        start_gate_opens_in_millis: Option<Millis>,
     },
     Assumed {
         node: NodeName,
@@ -217,7 +217,7 @@ pub enum PodStage {
         /// What keeps the scheduler from it.
         gate: SchedulingGate,
         /// How often in a row the planner looked for a place for it and found none.
-        sought_in_vain: u32,
+        failed_attempts: u32,
     },
 }
 
@@ -232,7 +232,7 @@ pub struct RefusedPart {
     /// How often it was woken since it last asked.
     pub woken: u32,
     /// How often in a row it was woken, asked, and was refused again.
-    pub in_vain: u32,
+    pub unanswered_wakes: u32,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -333,7 +333,7 @@ pub struct GpuPart {
     pub capacity_bytes: Bytes,
     pub promised_bytes: Bytes,
     /// What is used beyond what was promised, or a margin where nobody looks.
-    pub beyond_bytes: Bytes,
+    pub unaccounted_bytes: Bytes,
     /// What other pods were just offered.
     pub offered_bytes: Bytes,
     pub free_bytes: Bytes,
@@ -361,10 +361,10 @@ pub struct OccupantPart {
     /// What it counts for on this GPU.
     pub bytes: Bytes,
     /// While its engine starts: how long it still keeps others from starting here, at most.
-    pub gate_opens_in_millis: Option<Millis>,
+    pub start_gate_opens_in_millis: Option<Millis>,
     /// Why it does not leave for the pod; `None` if it could, or if the pod does not wait.
     #[serde(default)]
-    pub stays: Option<String>,
+    pub keep_reason: Option<String>,
 }
 
 /// Nodes that do not fit for the same reason.

@@ -71,11 +71,12 @@ fn an_engine_that_starts_is_named_with_the_time_its_gate_is_shut_at_most() {
     world.pass(Millis::seconds(2));
     world.report("a", &[], &[]);
     let explanation = explained(&mut world, &pod("second", "10Gi"));
-    let [RemedyChange::WaitForGate { seat, by, opens_in_millis: Some(opens_in) }] = changes(&explanation)[..]
+    let [RemedyChange::WaitForGate { gpu_candidate, by, opens_in_millis: Some(opens_in) }] =
+        changes(&explanation)[..]
     else {
         panic!("{:?}", explanation.remedies)
     };
-    assert_eq!((seat.gpus.as_slice(), by.as_slice()), (&[0][..], &["team/first".to_owned()][..]));
+    assert_eq!((gpu_candidate.gpus.as_slice(), by.as_slice()), (&[0][..], &["team/first".to_owned()][..]));
     world.pass(Millis(opens_in.0 - 1));
     assert_eq!(explained(&mut world, &pod("second", "10Gi")).verdict, PodVerdict::DoesNotFit);
     world.pass(Millis(1));
@@ -194,13 +195,13 @@ fn who_holds_room_is_told_whom_it_waits_for() {
     let mut world = ExplainedCluster::new(Policy::default()).node("a", 1).runs(&job, "a", &[0]);
     let uid = world.wait(&pod("p", "60Gi"));
     let devices = world.ledger.node(&name("a")).unwrap().devices.clone();
-    let hold = Reservation {
+    let reservation = Reservation {
         node: name("a"),
         devices: Arc::new([devices[0].uuid.clone()]),
         victims: Arc::new([job.uid()]),
         deadline: world.ledger.now() + Millis::seconds(60),
     };
-    world.ledger.hold(&uid, hold).unwrap();
+    world.ledger.reserve(&uid, reservation).unwrap();
     let explanation = explain(&mut world.ledger, &uid, &ShownNodes::default()).unwrap();
     assert_eq!(explanation.verdict, PodVerdict::Holding);
     let PodStage::Holding { victims, victims_left: 1, .. } = &explanation.place else { panic!() };
@@ -233,9 +234,12 @@ fn what_another_plugin_rules_out_is_proposed_to_nobody() {
     assert!(
         matches!(changes(&explanation)[0], RemedyChange::RuledOut { node, nodes: 1 } if node.as_str() == "b")
     );
-    let seats: Vec<&str> =
-        changes(&explanation)[1..].iter().filter_map(|c| Some(c.seat()?.node.as_str())).collect();
-    assert!(!seats.is_empty() && seats.iter().all(|node| *node == "a"), "{seats:?}");
+    let gpu_candidates: Vec<&str> =
+        changes(&explanation)[1..].iter().filter_map(|c| Some(c.gpu_candidate()?.node.as_str())).collect();
+    assert!(
+        !gpu_candidates.is_empty() && gpu_candidates.iter().all(|node| *node == "a"),
+        "{gpu_candidates:?}"
+    );
 }
 
 #[test]

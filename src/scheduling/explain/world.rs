@@ -137,19 +137,19 @@ impl ExplainedCluster {
         let occupants = self.ledger.occupants_of(&name(node));
         let count = self.ledger.node(&name(node)).unwrap().devices.len();
         let gpu = |place: usize| {
-            let here = occupants.iter().filter(|guest| {
-                guest.gpus.contains(place)
-                    && matches!(guest.presence, OccupantPhase::Bound | OccupantPhase::Assumed)
+            let here = occupants.iter().filter(|gpu_occupant| {
+                gpu_occupant.gpus.contains(place)
+                    && matches!(gpu_occupant.presence, OccupantPhase::Bound | OccupantPhase::Assumed)
             });
             let mut attributed: Vec<(PodUid, Bytes)> =
-                here.map(|guest| (guest.uid.clone(), guest.per_gpu)).collect();
+                here.map(|gpu_occupant| (gpu_occupant.uid.clone(), gpu_occupant.per_gpu)).collect();
             attributed.sort_unstable();
-            let pressure = busy.iter().find(|(busy, ..)| *busy == place);
+            let engine_load = busy.iter().find(|(busy, ..)| *busy == place);
             GpuReading {
                 uuid: uuid(node, place),
                 used: Some(attributed.iter().map(|(_, bytes)| *bytes).sum()),
                 attributed,
-                pressure: pressure.map_or(EngineLoad::NONE, |(_, kv, queue)| {
+                engine_load: engine_load.map_or(EngineLoad::NONE, |(_, kv, queue)| {
                     EngineLoad::of(Percent::new(*kv), Some(*queue))
                 }),
             }
@@ -192,7 +192,7 @@ impl ExplainedCluster {
 
     fn see(&mut self, pod: &Sketch, state: ObservedPhase) -> PodUid {
         let demand = pod.demand(&self.ledger.policy().clone());
-        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: pod.uid(), key: pod.key(), demand, state, observed: None });
         pod.uid()
     }
 

@@ -5,7 +5,7 @@
 //! late, and only a write that ends it settles that. Nothing here knows a Lease or a condition.
 
 use super::Ledger;
-use super::entry::{PodPhase, PodState};
+use super::pod_state::{PodPhase, PodState};
 use super::sight::is_news;
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::scheduling::decision::Reservation;
@@ -36,7 +36,7 @@ impl Ledger {
     /// The node's GPUs are known now, and so are those that its holds name.
     pub(super) fn adopt_reservations_on(&mut self, node: &NodeName) {
         if self.leader.is_some() {
-            self.adopt_reservations(|hold| hold.node == *node);
+            self.adopt_reservations(|reservation| reservation.node == *node);
         }
     }
 
@@ -46,11 +46,11 @@ impl Ledger {
     }
 
     /// What a pod shows of a hold, as far as it counts: a leader has made every hold that it does not end.
-    pub(super) fn believed(&mut self, uid: &PodUid, shown: Option<Reservation>) -> Option<Reservation> {
-        let shown = shown?;
-        let is_known = self.entries.get(uid).is_some_and(|entry| entry.knows(&shown));
+    pub(super) fn believed(&mut self, uid: &PodUid, observed: Option<Reservation>) -> Option<Reservation> {
+        let observed = observed?;
+        let is_known = self.pod_states.get(uid).is_some_and(|pod_state| pod_state.knows(&observed));
         if self.leader.is_none() || is_known {
-            return Some(shown);
+            return Some(observed);
         }
         self.unknown_reservations.insert(uid.clone());
         None
@@ -59,48 +59,51 @@ impl Ledger {
     fn adopt_reservations(&mut self, concerns: impl Fn(&Reservation) -> bool) {
         let holders: BTreeSet<&PodUid> = self.deadlines.iter().map(|(_, uid)| uid).collect();
         let held = |uid: &PodUid| {
-            let entry = self.entries.get(uid)?;
-            let hold = entry.hold().filter(|hold| concerns(hold))?;
-            Some((Reverse(entry.demand.priority), uid.clone(), hold.clone()))
+            let pod_state = self.pod_states.get(uid)?;
+            let reservation = pod_state.reservation().filter(|reservation| concerns(reservation))?;
+            Some((Reverse(pod_state.demand.priority), uid.clone(), reservation.clone()))
         };
         let mut held: Vec<_> = holders.into_iter().filter_map(held).collect();
         held.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         held.iter().for_each(|(_, uid, _)| self.set_reservation(uid, None));
         let mut fallen = Vec::new();
-        for (_, uid, hold) in held {
-            match self.may_stand(&uid, &hold) {
-                true => self.set_reservation(&uid, Some(hold)),
-                false => fallen.push((uid, hold)),
+        for (_, uid, reservation) in held {
+            match self.may_stand(&uid, &reservation) {
+                true => self.set_reservation(&uid, Some(reservation)),
+                false => fallen.push((uid, reservation)),
             }
         }
         // Only now: a hold that falls must not stand in the way of one that could stand.
-        for (uid, hold) in fallen {
-            self.set_reservation(&uid, Some(Reservation { deadline: Moment::default(), ..hold }));
+        for (uid, reservation) in fallen {
+            self.set_reservation(&uid, Some(Reservation { deadline: Moment::default(), ..reservation }));
         }
     }
 
     /// Whether the hold would be made now, of those of its victims that are still there.
-    fn may_stand(&self, uid: &PodUid, hold: &Reservation) -> bool {
-        let Some(book) = self.books.get(&hold.node).filter(|book| book.exists) else { return false };
+    fn may_stand(&self, uid: &PodUid, reservation: &Reservation) -> bool {
+        let Some(node_state) = self.node_states.get(&reservation.node).filter(|node_state| node_state.exists)
+        else {
+            return false;
+        };
         // Until the agent reports, nobody may know which GPUs it names.
-        if !book.reported && book.resolve(&hold.devices).is_none() {
+        if !node_state.reported && node_state.resolve(&reservation.devices).is_none() {
             return true;
         }
-        let is_there = |victim: &&PodUid| self.entries.contains_key(victim);
-        let remaining = hold.victims.iter().filter(is_there).cloned().collect();
-        let remaining = Reservation { victims: remaining, ..hold.clone() };
-        let claim = self.preemptor_without_cost(uid).adopting();
-        let stands = self.check_reservation(&claim, uid, &remaining);
+        let is_there = |victim: &&PodUid| self.pod_states.contains_key(victim);
+        let remaining = reservation.victims.iter().filter(is_there).cloned().collect();
+        let remaining = Reservation { victims: remaining, ..reservation.clone() };
+        let preemptor = self.preemptor_without_cost(uid).adopting();
+        let stands = self.check_reservation(&preemptor, uid, &remaining);
         // It may have been made for pods that have room elsewhere.
-        stands.or_else(|_| self.check_reservation(&claim.moving(), uid, &remaining)).is_ok()
+        stands.or_else(|_| self.check_reservation(&preemptor.moving(), uid, &remaining)).is_ok()
     }
 }
 
 impl PodState {
     /// Whether a hold that the pod shows is the one that it has, or had and gave up.
-    fn knows(&self, shown: &Reservation) -> bool {
+    fn knows(&self, observed: &Reservation) -> bool {
         match &self.phase {
-            PodPhase::Waiting(waiting) => !is_news(shown, waiting),
+            PodPhase::Waiting(waiting) => !is_news(observed, waiting),
             // What is seen is older than what is known.
             _ => true,
         }

@@ -3,7 +3,7 @@
 //! They are kept, not interpreted: who may leave is for the price of a victim set to say.
 
 use super::Ledger;
-use super::entry::PodState;
+use super::pod_state::PodState;
 use crate::ids::PodUid;
 use crate::scheduling::budget::{BudgetVisibility, DisruptionBudget};
 use std::sync::Arc;
@@ -36,8 +36,8 @@ impl Ledger {
 
     /// Whether the pod's eviction waits for the disruption budgets that cover it. Of a pod that is not known it does.
     pub fn waits_for_budgets(&self, uid: &PodUid) -> bool {
-        let class = |entry: &PodState| self.policy.class(entry.demand.class).honors_budgets();
-        self.entries.get(uid).is_none_or(class)
+        let class = |pod_state: &PodState| self.policy.class(pod_state.demand.class).honors_budgets();
+        self.pod_states.get(uid).is_none_or(class)
     }
 
     pub fn set_budget_visibility(&mut self, sight: BudgetVisibility) {

@@ -2,8 +2,8 @@
 //! pod's entry. Most nodes need no closer look.
 
 use super::Ledger;
-use super::book::{NodeState, ResidentPod};
-use super::claim::Preemptor;
+use super::node_state::{NodeState, ResidentPod};
+use super::preemptor::Preemptor;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
 use crate::scheduling::policy::Preemptibility;
@@ -15,11 +15,12 @@ impl Ledger {
     /// The nodes where there would be room for a demand if all left who might be evicted for it, those that could be cheapest
     /// first. Who stays for another reason than priority and class is not looked for here.
     pub fn cost_bounds(&self, claim: &Preemptor, demand: &Demand) -> Vec<NodeCostBound> {
-        let books = self.books.values().filter(|book| book.can_be_emptied_for(demand));
-        let mut cost_bounds: Vec<NodeCostBound> = books
-            .filter_map(|book| {
-                let (floor, least_evicted) = self.floor(book, claim, demand)?;
-                Some(NodeCostBound { floor, node: book.view.name.clone(), least_evicted })
+        let node_states =
+            self.node_states.values().filter(|node_state| node_state.can_be_emptied_for(demand));
+        let mut cost_bounds: Vec<NodeCostBound> = node_states
+            .filter_map(|node_state| {
+                let (floor, least_evicted) = self.floor(node_state, claim, demand)?;
+                Some(NodeCostBound { floor, node: node_state.view.name.clone(), least_evicted })
             })
             .collect();
         cost_bounds.sort_unstable();
@@ -27,45 +28,50 @@ impl Ledger {
     }
 
     /// The least price there, and the fewest pods that are evicted.
-    fn floor(&self, book: &NodeState, claim: &Preemptor, demand: &Demand) -> Option<(EvictionCost, u32)> {
+    fn floor(
+        &self,
+        node_state: &NodeState,
+        claim: &Preemptor,
+        demand: &Demand,
+    ) -> Option<(EvictionCost, u32)> {
         let asks = claim.uid.as_ref()?;
         let own_view;
-        let gpus = match book.pods.contains(asks) {
+        let gpus = match node_state.pods.contains(asks) {
             true => {
-                own_view = book.gpus_without(asks, &self.entries, &self.policy);
+                own_view = node_state.gpus_without(asks, &self.pod_states, &self.policy);
                 own_view.as_slice()
             }
-            false => &book.view.gpus,
+            false => &node_state.view.gpus,
         };
         let places = (0..gpus.len()).filter(|place| usable(&gpus[*place], demand));
-        let seats = places.filter_map(|place| self.gpu_cost_floor(book, gpus, place, demand));
-        let (mut floors, mut pods): (Vec<EvictionCost>, Vec<u32>) = seats.unzip();
+        let gpu_candidates = places.filter_map(|place| self.gpu_cost_floor(node_state, gpus, place, demand));
+        let (mut floors, mut pods): (Vec<EvictionCost>, Vec<u32>) = gpu_candidates.unzip();
         floors.sort_unstable();
         pods.sort_unstable();
         let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
         // One pod may be on several of the seats.
-        let widest = book.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
+        let widest = node_state.tenants.iter().map(|tenant| tenant.gpus.len()).max().unwrap_or(1).max(1);
         let on_gpus: u32 = pods.iter().take(demand.gpus as usize).sum();
         Some((last, on_gpus.div_ceil(widest)))
     }
 
     fn gpu_cost_floor(
         &self,
-        book: &NodeState,
+        node_state: &NodeState,
         gpus: &[Gpu],
         place: usize,
         demand: &Demand,
     ) -> Option<(EvictionCost, u32)> {
         let (gpu, need) = (&gpus[place], gpu_need(&gpus[place], demand));
-        let there = book.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
+        let there = node_state.tenants.iter().filter(|tenant| tenant.placed && tenant.gpus.contains(place));
         let who_goes = || {
             let there = there.clone();
             there.filter_map(|tenant| {
-                let price = self.lowest_cost(tenant, demand)?;
-                Some((most_given_back(tenant, gpu, demand), price, tenant.is_leaving))
+                let eviction_cost = self.lowest_cost(tenant, demand)?;
+                Some((most_given_back(tenant, gpu, demand), eviction_cost, tenant.is_leaving))
             })
         };
-        let floor = least_on_gpu(need, who_goes().map(|(amount, price, _)| (amount, price)))?;
+        let floor = least_on_gpu(need, who_goes().map(|(amount, eviction_cost, _)| (amount, eviction_cost)))?;
         Some((floor, least_pods_on_gpu(need, who_goes().map(|(amount, _, is_leaving)| (amount, is_leaving)))))
     }
 
@@ -76,10 +82,10 @@ impl Ledger {
         }
         let class = self.policy.class(tenant.class);
         let since = tenant.unsaved_since?;
-        let stays = !preemptor.may_preempt
+        let keep_reason = !preemptor.may_preempt
             || class.eviction == Preemptibility::Never
             || tenant.priority >= preemptor.priority;
-        if stays {
+        if keep_reason {
             return None;
         }
         let work = self.work_lost(since, class);
@@ -97,8 +103,8 @@ fn most_given_back(tenant: &ResidentPod, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
         Sharing::Shared => {
-            let promised: Bytes = gpu.price(tenant.per_gpu, tenant.sharing);
-            (promised + gpu.taken).0
+            let reserved: Bytes = gpu.charge_for(tenant.per_gpu, tenant.sharing);
+            (reserved + gpu.unaccounted_vram).0
         }
     }
 }

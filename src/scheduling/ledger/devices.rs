@@ -4,7 +4,7 @@
 //! bounded here; what was measured on the devices is [`super::measured`]'s.
 
 use super::Ledger;
-use super::entry::PodPhase;
+use super::pod_state::PodPhase;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::device::{Device, Health};
 use crate::scheduling::node::NodeIdentity;
@@ -54,21 +54,26 @@ impl Ledger {
         name: &NodeName,
         mut devices: Vec<Device>,
     ) -> Result<usize, DevicesRefused> {
-        let entries = &self.entries;
-        let book = self.books.get_mut(name).filter(|book| book.exists).ok_or(DevicesRefused::UnknownNode)?;
-        if book.reported && *book.devices == *devices {
+        let pod_states = &self.pod_states;
+        let node_state = self
+            .node_states
+            .get_mut(name)
+            .filter(|node_state| node_state.exists)
+            .ok_or(DevicesRefused::UnknownNode)?;
+        if node_state.reported && *node_state.devices == *devices {
             return Ok(0);
         }
-        let merged = book.merge_devices(devices.clone(), entries).len();
+        let merged = node_state.merge_devices(devices.clone(), pod_states).len();
         if merged > MAX_GPUS as usize {
             return Err(DevicesRefused::TooMany(merged));
         }
-        let gains = devices.iter().filter(|device| is_gain(&book.devices, device)).count();
-        let waiting = if book.reported && gains > 0 && !book.gain_limit.take(self.now) { gains } else { 0 };
+        let gains = devices.iter().filter(|device| is_gain(&node_state.devices, device)).count();
+        let waiting =
+            if node_state.reported && gains > 0 && !node_state.gain_limit.take(self.now) { gains } else { 0 };
         if waiting > 0 {
-            devices = without_gains(&book.devices, devices);
+            devices = without_gains(&node_state.devices, devices);
         }
-        let is_first = !std::mem::replace(&mut book.reported, true);
+        let is_first = !std::mem::replace(&mut node_state.reported, true);
         self.set_devices(name, devices);
         if is_first {
             self.pin_indices(name);
@@ -80,7 +85,7 @@ impl Ledger {
     /// Which Node object it is that bears the name, and which machine that is. Another machine has nothing of what the one
     /// before it had; what was promised there stays charged on GPUs that are lost, until their pods are gone.
     pub fn identify_node(&mut self, name: &NodeName, identity: NodeIdentity) {
-        let known = self.books.open(name).identity.replace(identity.clone());
+        let known = self.node_states.open(name).identity.replace(identity.clone());
         if known.is_some_and(|known| !known.is_same_machine(&identity)) {
             self.forget_machine(name);
         }
@@ -88,14 +93,14 @@ impl Ledger {
 
     /// Which Node object bears the name, if anybody said.
     pub fn node_identity(&self, name: &NodeName) -> Option<&NodeIdentity> {
-        self.books.get(name)?.identity.as_ref()
+        self.node_states.get(name)?.identity.as_ref()
     }
 
     fn forget_machine(&mut self, name: &NodeName) {
         self.forget_reading(name);
-        let Some(book) = self.books.get_mut(name) else { return };
-        book.forget_departed();
-        book.reported = false;
+        let Some(node_state) = self.node_states.get_mut(name) else { return };
+        node_state.forget_departed();
+        node_state.reported = false;
         self.drop_soft_reservations_on(name);
         self.set_devices(name, Vec::new());
         self.expire_reservations_on(name, |_, _| true);
@@ -105,20 +110,20 @@ impl Ledger {
     /// What a node's labels say of its devices. It is left aside while pods are charged on devices that are known by UUID:
     /// the second GPU of the labels may be one of those.
     pub(super) fn set_labelled_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
-        let still_charged = self.books[name].merge_devices(Vec::new(), &self.entries);
+        let still_charged = self.node_states[name].merge_devices(Vec::new(), &self.pod_states);
         self.set_devices(name, if still_charged.is_empty() { devices } else { Vec::new() });
     }
 
     fn set_devices(&mut self, name: &NodeName, devices: Vec<Device>) {
-        let book = self.books.get_mut(name).expect("the caller has the node's page");
-        let devices: Arc<[Device]> = book.merge_devices(devices, &self.entries).into();
-        if devices != book.devices {
+        let node_state = self.node_states.get_mut(name).expect("the caller has the node's page");
+        let devices: Arc<[Device]> = node_state.merge_devices(devices, &self.pod_states).into();
+        if devices != node_state.devices {
             // Hints name places, and those may be others now.
             self.drop_soft_reservations_on(name);
-            self.books.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
+            self.node_states.get_mut(name).expect("hints do not remove a node that exists").devices = devices;
             self.refresh(name);
             // Before the agent reports, nobody knows which GPUs a hold names.
-            if self.books[name].reported {
+            if self.node_states[name].reported {
                 self.expire_broken_reservations(name);
             }
         }
@@ -126,24 +131,26 @@ impl Ledger {
 
     /// A hold that has lost one of its GPUs keeps nothing any more: it runs out at the next look at the clock.
     fn expire_broken_reservations(&mut self, name: &NodeName) {
-        self.expire_reservations_on(name, |book, hold| book.resolve(&hold.devices).is_none());
+        self.expire_reservations_on(name, |node_state, reservation| {
+            node_state.resolve(&reservation.devices).is_none()
+        });
     }
 
     /// Pods that were bound when only indices were known are on the GPUs that have these indices now. NVML may number them
     /// otherwise after its next start.
     pub(super) fn pin_indices(&mut self, name: &NodeName) {
-        let book = &self.books[name];
-        let by_index = |uid: &PodUid| match &self.entries[uid].phase {
+        let node_state = &self.node_states[name];
+        let by_index = |uid: &PodUid| match &self.pod_states[uid].phase {
             PodPhase::Bound(bound)
                 if !bound.is_recorded() && bound.located.is_none() && bound.node == *name =>
             {
-                let places = book.resolve(bound.devices.as_ref()?)?;
-                let uuids = places.iter().map(|place| book.devices[place].uuid.clone()).collect();
+                let places = node_state.resolve(bound.devices.as_ref()?)?;
+                let uuids = places.iter().map(|place| node_state.devices[place].uuid.clone()).collect();
                 Some((uid.clone(), uuids))
             }
             _ => None,
         };
-        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = book.pods.iter().filter_map(by_index).collect();
+        let pinned: Vec<(PodUid, Arc<[GpuUuid]>)> = node_state.pods.iter().filter_map(by_index).collect();
         pinned.into_iter().for_each(|(uid, gpus)| self.locate(&uid, gpus));
     }
 }

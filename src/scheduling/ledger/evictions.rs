@@ -25,7 +25,9 @@ impl Ledger {
     pub fn note_evicted(&mut self, uid: &PodUid) {
         let now = self.now;
         self.forget_old_evictions();
-        if let Some(owner) = self.entries.get(uid).and_then(|entry| entry.stake.owner.clone()) {
+        if let Some(owner) =
+            self.pod_states.get(uid).and_then(|pod_state| pod_state.disruption_info.owner.clone())
+        {
             Arc::make_mut(&mut self.evictions).add(now, owner);
         }
     }

@@ -2,7 +2,7 @@
 
 use super::Ledger;
 use crate::ids::PodUid;
-use crate::scheduling::stake::{DisruptionInfo, GroupKey};
+use crate::scheduling::disruption_info::{DisruptionInfo, GroupKey};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ impl Ledger {
     }
 
     /// What a pod shows counts from now on.
-    pub(super) fn set_disruption_info(&mut self, uid: &PodUid, stake: DisruptionInfo) {
-        let Some(entry) = self.entries.get_mut(uid) else { return };
-        let before = std::mem::replace(&mut entry.stake, Arc::new(stake));
-        let after = entry.stake.clone();
+    pub(super) fn set_disruption_info(&mut self, uid: &PodUid, disruption_info: DisruptionInfo) {
+        let Some(pod_state) = self.pod_states.get_mut(uid) else { return };
+        let before = std::mem::replace(&mut pod_state.disruption_info, Arc::new(disruption_info));
+        let after = pod_state.disruption_info.clone();
         if before.group == after.group {
             return;
         }
@@ -31,8 +31,8 @@ impl Ledger {
         }
     }
 
-    pub(super) fn leave_group(&mut self, uid: &PodUid, stake: &DisruptionInfo) {
-        let Some(group) = &stake.group else { return };
+    pub(super) fn leave_group(&mut self, uid: &PodUid, disruption_info: &DisruptionInfo) {
+        let Some(group) = &disruption_info.group else { return };
         let groups = Arc::make_mut(&mut self.groups);
         if let Some(members) = groups.get_mut(group) {
             members.remove(uid);

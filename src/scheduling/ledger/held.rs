@@ -2,11 +2,11 @@
 //! given up. After a restart, too: all of it follows from what the API server keeps.
 
 use super::Ledger;
-use super::claim::KeepReason;
-use super::entry::{PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::pod_state::{PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::preemptor::KeepReason;
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Reservation;
-use crate::scheduling::stake::GroupKey;
+use crate::scheduling::disruption_info::GroupKey;
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ const SAME_DEADLINE: Millis = Millis::seconds(1);
 pub struct ReservationStatus {
     pub uid: PodUid,
     pub key: PodKey,
-    pub hold: Reservation,
+    pub reservation: Reservation,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
     /// Victims that have not left yet, in the order of the hold.
@@ -51,49 +51,66 @@ pub struct RemainingVictim {
 
 impl Ledger {
     /// All holds that stand, in order of UID.
-    pub fn held(&self) -> Vec<ReservationStatus> {
+    pub fn reservation_status(&self) -> Vec<ReservationStatus> {
         let with_deadline = self.deadlines.iter().map(|(_, uid)| uid);
-        let mut held: Vec<ReservationStatus> =
+        let mut reservation_status: Vec<ReservationStatus> =
             with_deadline.filter_map(|uid| self.reservation_of(uid)).collect();
-        held.sort_by(|a, b| a.uid.cmp(&b.uid));
-        held.dedup_by(|a, b| a.uid == b.uid);
-        held
+        reservation_status.sort_by(|a, b| a.uid.cmp(&b.uid));
+        reservation_status.dedup_by(|a, b| a.uid == b.uid);
+        reservation_status
     }
 
     /// That of one pod.
     pub fn reservation_of(&self, uid: &PodUid) -> Option<ReservationStatus> {
-        let entry = self.entries.get(uid)?;
-        let PodPhase::Waiting(WaitingPod { hold: Some(hold), gate, nominated, hold_shown, .. }) =
-            &entry.phase
+        let pod_state = self.pod_states.get(uid)?;
+        let PodPhase::Waiting(WaitingPod {
+            reservation: Some(reservation),
+            gate,
+            nominated,
+            reservation_observed,
+            ..
+        }) = &pod_state.phase
         else {
             return None;
         };
-        let book = self.books.get(&hold.node)?;
+        let node_state = self.node_states.get(&reservation.node)?;
         Some(ReservationStatus {
             uid: uid.clone(),
-            key: entry.key.clone(),
-            hold: hold.clone(),
+            key: pod_state.key.clone(),
+            reservation: reservation.clone(),
             gate: *gate,
             nominated: nominated.clone(),
-            remaining: hold.victims.iter().filter_map(|victim| self.remaining(victim, entry, hold)).collect(),
-            is_free: book.exists
-                && self.placement_of_reservation(uid, &entry.demand, hold, book).is_ok()
-                && !self.has_waiting_group_members(uid, entry),
-            is_shown: *hold_shown,
+            remaining: reservation
+                .victims
+                .iter()
+                .filter_map(|victim| self.remaining(victim, pod_state, reservation))
+                .collect(),
+            is_free: node_state.exists
+                && self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state).is_ok()
+                && !self.has_waiting_group_members(uid, pod_state),
+            is_shown: *reservation_observed,
         })
     }
 
     /// Whether room of another pod of its group is not free yet: a group starts whole.
-    fn has_waiting_group_members(&self, uid: &PodUid, entry: &PodState) -> bool {
-        let fellows = entry.stake.group.iter().flat_map(|group| self.members(group));
-        fellows
-            .filter(|(fellow, _)| *fellow != uid)
-            .filter_map(|(_, fellow)| fellow.hold())
-            .any(|hold| self.books.get(&hold.node).is_none_or(|book| self.victims_on(hold, book) > 0))
+    fn has_waiting_group_members(&self, uid: &PodUid, pod_state: &PodState) -> bool {
+        let fellows = pod_state.disruption_info.group.iter().flat_map(|group| self.members(group));
+        fellows.filter(|(fellow, _)| *fellow != uid).filter_map(|(_, fellow)| fellow.reservation()).any(
+            |reservation| {
+                self.node_states
+                    .get(&reservation.node)
+                    .is_none_or(|node_state| self.victims_on(reservation, node_state) > 0)
+            },
+        )
     }
 
-    fn remaining(&self, uid: &PodUid, preemptor: &PodState, hold: &Reservation) -> Option<RemainingVictim> {
-        let victim = self.entries.get(uid)?;
+    fn remaining(
+        &self,
+        uid: &PodUid,
+        preemptor: &PodState,
+        reservation: &Reservation,
+    ) -> Option<RemainingVictim> {
+        let victim = self.pod_states.get(uid)?;
         let PodPhase::Bound(bound) = &victim.phase else { return None };
         let tenant = preemptor.demand.tenant.filter(|_| victim.demand.tenant != preemptor.demand.tenant);
         Some(RemainingVictim {
@@ -101,7 +118,7 @@ impl Ledger {
             key: victim.key.clone(),
             is_leaving: bound.leaving.is_some(),
             takes: victim.demand.grace + self.policy.class(victim.demand.class).drain_time,
-            with_group: victim.stake.group.clone().filter(|_| bound.node != hold.node),
+            with_group: victim.disruption_info.group.clone().filter(|_| bound.node != reservation.node),
             is_protected: !matches!(
                 self.own_keep_reason(victim, &preemptor.demand),
                 None | Some(KeepReason::Leaving)
@@ -114,27 +131,27 @@ impl Ledger {
 
     /// The pod was told late where its room is: that lasts until then at least.
     pub fn extend_reservation(&mut self, uid: &PodUid, until: Moment) {
-        let hold = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
-        if let Some(hold) = hold.filter(|hold| hold.deadline < until) {
-            self.set_reservation(uid, Some(Reservation { deadline: until, ..hold }));
+        let reservation = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
+        if let Some(reservation) = reservation.filter(|reservation| reservation.deadline < until) {
+            self.set_reservation(uid, Some(Reservation { deadline: until, ..reservation }));
         }
     }
 
     /// The API server shows a later deadline than is known: whoever leads has extended the hold.
-    pub(super) fn observe_deadline(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
-        let known = self.entries.get(uid).and_then(|entry| entry.hold());
-        let Some((shown, known)) = shown.zip(known) else { return };
-        let is_it =
-            (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims);
+    pub(super) fn observe_deadline(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
+        let known = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation());
+        let Some((observed, known)) = observed.zip(known) else { return };
+        let is_it = (&known.node, &known.devices, &known.victims)
+            == (&observed.node, &observed.devices, &observed.victims);
         // What is told by wall time wavers by some milliseconds.
-        if is_it && shown.deadline > known.deadline + SAME_DEADLINE {
-            let until = shown.deadline.min(self.latest_deadline());
+        if is_it && observed.deadline > known.deadline + SAME_DEADLINE {
+            let until = observed.deadline.min(self.latest_deadline());
             self.extend_reservation(uid, until);
         }
     }
 
     /// By when a hold ends at the latest, whatever deadline was written down.
     pub(super) fn latest_deadline(&self) -> Moment {
-        self.now + LONGEST_GRACE + self.policy.hold_slack
+        self.now + LONGEST_GRACE + self.policy.reservation_slack
     }
 }

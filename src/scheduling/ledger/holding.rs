@@ -1,14 +1,14 @@
 //! Holds: made by the checks of one place, and given up. How far a hold is, `held` says; which of an earlier leader's stand, `adopt`.
 
 use super::Ledger;
-use super::book::NodeState;
-use super::claim::{Departure, KeepReason, Preemptor};
-use super::entry::{PodPhase, PodState};
+use super::node_state::NodeState;
+use super::pod_state::{PodPhase, PodState};
+use super::preemptor::{Departure, KeepReason, Preemptor};
 use super::promise::{AssumeConflict, forget_measured};
 use super::room::given_back;
 use crate::ids::PodUid;
 use crate::scheduling::decision::Reservation;
-use crate::scheduling::fit::{Misfit, misfit, shut};
+use crate::scheduling::fit::{Misfit, check_node_admission, misfit};
 use crate::scheduling::policy::TenantUsage;
 use crate::scheduling::preempt::{PotentialVictim, discharge, settle_class_exclusions};
 use crate::scheduling::request::Demand;
@@ -16,27 +16,33 @@ use crate::scheduling::request::Demand;
 impl Ledger {
     /// Keeps room for a waiting pod until its victims are gone: pods of that node, those of other nodes that leave with their
     /// groups, and such as are leaving anyway.
-    pub fn hold(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
-        let claim = self.preemptor_without_cost(uid);
-        self.reserve_by(&claim, uid, hold)
+    pub fn reserve(&mut self, uid: &PodUid, reservation: Reservation) -> Result<(), AssumeConflict> {
+        let preemptor = self.preemptor_without_cost(uid);
+        self.reserve_by(&preemptor, uid, reservation)
     }
 
     /// The same, if its victims have room elsewhere.
-    pub fn reserve_by_moving(&mut self, uid: &PodUid, hold: Reservation) -> Result<(), AssumeConflict> {
-        let claim = self.preemptor_without_cost(uid).moving();
-        self.reserve_by(&claim, uid, hold)
+    pub fn reserve_by_moving(
+        &mut self,
+        uid: &PodUid,
+        reservation: Reservation,
+    ) -> Result<(), AssumeConflict> {
+        let preemptor = self.preemptor_without_cost(uid).moving();
+        self.reserve_by(&preemptor, uid, reservation)
     }
 
     fn reserve_by(
         &mut self,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         uid: &PodUid,
-        hold: Reservation,
+        reservation: Reservation,
     ) -> Result<(), AssumeConflict> {
-        self.check_reservation(claim, uid, &hold)?;
-        self.set_reservation(uid, Some(hold));
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.hold_shown = false;
+        self.check_reservation(preemptor, uid, &reservation)?;
+        self.set_reservation(uid, Some(reservation));
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
+            waiting.reservation_observed = false;
         }
         Ok(())
     }
@@ -44,89 +50,98 @@ impl Ledger {
     /// Whether the pod may have this hold, in place of none.
     pub fn check_reservation(
         &self,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         uid: &PodUid,
-        hold: &Reservation,
+        reservation: &Reservation,
     ) -> Result<(), AssumeConflict> {
-        let entry = self.waiting(uid)?;
-        if let Some(held) = entry.hold() {
+        let pod_state = self.waiting(uid)?;
+        if let Some(held) = pod_state.reservation() {
             return Err(AssumeConflict::AlreadyHolds { node: held.node.clone() });
         }
-        let book = self.books.get(&hold.node).ok_or(Misfit::UnknownNode)?;
-        match shut(&book.view, &entry.demand) {
-            Err(Misfit::Unseen) if claim.adopts => {}
-            shut => shut?,
+        let node_state = self.node_states.get(&reservation.node).ok_or(Misfit::UnknownNode)?;
+        match check_node_admission(&node_state.view, &pod_state.demand) {
+            Err(Misfit::Unseen) if preemptor.adopts => {}
+            check_node_admission => check_node_admission?,
         }
-        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        if claim.adopts {
+        let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        if preemptor.adopts {
             forget_measured(&mut gpus);
         }
-        let bars = book.bars(uid, &self.entries);
+        let class_exclusions = node_state.class_exclusions(uid, &self.pod_states);
         // A tenant at its limit may put one of its pods in the place of others of its own.
         let mut given_back = TenantUsage::default();
-        for (resident, returned) in self.leavers(claim, &entry.demand, hold, book)? {
+        for (resident, returned) in
+            self.group_victims(preemptor, &pod_state.demand, reservation, node_state)?
+        {
             given_back += returned;
             resident.iter().for_each(|resident| discharge(&mut gpus, resident));
         }
-        settle_class_exclusions(&bars, &mut gpus, |uid| hold.victims.contains(uid));
-        let demand = &entry.demand;
-        let seats = book.resolve(&hold.devices).ok_or_else(|| misfit(&gpus, demand))?;
-        if !seats.iter().all(|g| gpus[g].has_room(demand)) {
+        settle_class_exclusions(&class_exclusions, &mut gpus, |uid| reservation.victims.contains(uid));
+        let demand = &pod_state.demand;
+        let gpu_candidates = node_state.resolve(&reservation.devices).ok_or_else(|| misfit(&gpus, demand))?;
+        if !gpu_candidates.iter().all(|g| gpus[g].can_take(demand)) {
             return Err(misfit(&gpus, demand).into());
         }
-        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, seats)?;
+        self.within_limit(self.allowance_beside(uid, demand, given_back), demand, &gpus, gpu_candidates)?;
         Ok(())
     }
 
     /// Everyone who must have left before the held room is free, with what each gives back to the pod's own tenant; of those on
     /// other nodes nothing is discharged here.
-    fn leavers(
+    fn group_victims(
         &self,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         demand: &Demand,
-        hold: &Reservation,
-        book: &NodeState,
+        reservation: &Reservation,
+        node_state: &NodeState,
     ) -> Result<Vec<(Option<PotentialVictim>, TenantUsage)>, AssumeConflict> {
-        let wanted = book.most_used_by(demand);
+        let wanted = node_state.most_used_by(demand);
         let leaver = |victim: &PodUid| {
-            let there = self.entries.get(victim).ok_or(AssumeConflict::VictimGone)?;
+            let there = self.pod_states.get(victim).ok_or(AssumeConflict::VictimGone)?;
             let home =
-                there.node().and_then(|node| self.books.get(node)).ok_or(AssumeConflict::VictimGone)?;
+                there.node().and_then(|node| self.node_states.get(node)).ok_or(AssumeConflict::VictimGone)?;
             let is_soon = matches!(self.departure_of(there), Some(Departure::Soon(_)));
-            match self.stays(victim, there, demand, wanted, claim) {
-                Some(KeepReason::SpokenFor | KeepReason::Leaving) if claim.spoken_for.contains(victim) => {
+            match self.keep_reason(victim, there, demand, wanted, preemptor) {
+                Some(KeepReason::SpokenFor | KeepReason::Leaving)
+                    if preemptor.spoken_for.contains(victim) =>
+                {
                     return Err(AssumeConflict::VictimGone);
                 }
-                Some(KeepReason::Leaving) if is_soon || claim.adopts => {}
-                None if (demand.may_preempt || claim.moves) && !self.would_break(there, &hold.victims) => {}
+                Some(KeepReason::Leaving) if is_soon || preemptor.adopts => {}
+                None if (demand.may_preempt || preemptor.moves)
+                    && !self.would_break(there, &reservation.victims) => {}
                 _ => return Err(AssumeConflict::VictimStays),
             }
-            let is_here = there.node() == Some(&hold.node);
+            let is_here = there.node() == Some(&reservation.node);
             let resident = self.resident(victim, there, home).filter(|_| is_here);
-            if resident.is_none() && !self.leaves_with_another(there, hold) {
+            if resident.is_none() && !self.leaves_with_another(there, reservation) {
                 return Err(AssumeConflict::VictimGone);
             }
             Ok((resident, given_back(there, home.use_of(there).unwrap_or_default(), demand)))
         };
-        hold.victims.iter().map(leaver).collect()
+        reservation.victims.iter().map(leaver).collect()
     }
 
     /// Whether a member of its group leaves the node of the hold.
-    fn leaves_with_another(&self, leaver: &PodState, hold: &Reservation) -> bool {
+    fn leaves_with_another(&self, leaver: &PodState, reservation: &Reservation) -> bool {
         let is_member_there = |uid: &PodUid| {
-            let entry = self.entries.get(uid);
-            entry.is_some_and(|e| e.node() == Some(&hold.node) && e.stake.group == leaver.stake.group)
+            let pod_state = self.pod_states.get(uid);
+            pod_state.is_some_and(|e| {
+                e.node() == Some(&reservation.node) && e.disruption_info.group == leaver.disruption_info.group
+            })
         };
-        leaver.stake.group.is_some() && hold.victims.iter().any(is_member_there)
+        leaver.disruption_info.group.is_some() && reservation.victims.iter().any(is_member_there)
     }
 
     /// Gives the pod's room up. Whatever shows the hold from here on is older than that.
     pub fn release_reservation(&mut self, uid: &PodUid) {
-        let given_up = self.entries.get(uid).and_then(|entry| entry.hold().cloned());
+        let given_up = self.pod_states.get(uid).and_then(|pod_state| pod_state.reservation().cloned());
         self.set_reservation(uid, None);
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
             waiting.given_up = given_up.map(Box::new).or(waiting.given_up.take());
-            waiting.hold_shown = false;
+            waiting.reservation_observed = false;
         }
     }
 

@@ -3,7 +3,7 @@
 //! `free = total − driver's reserve − headroom − Σ max(reserved, attributed) − unexplained`: the ledger's sum counts the
 //! promises, and what is found here is what processes have beyond them. It changes no promise.
 
-use super::book::{NodeState, ResidentPod};
+use super::node_state::{NodeState, ResidentPod};
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::policy::{Policy, TelemetryRules};
@@ -56,7 +56,7 @@ impl NodeState {
         let due = self.ages_at(rules);
         self.reading = None;
         self.freshness = Freshness::Unreported;
-        self.unexplained.clear();
+        self.unaccounted.clear();
         due
     }
 
@@ -64,38 +64,46 @@ impl NodeState {
     pub fn add_measured(&self, rules: &TelemetryRules, gpus: &mut [Gpu]) {
         for (place, (gpu, device)) in gpus.iter_mut().zip(self.devices.iter()).enumerate() {
             let margin = rules.margin.of(device.total);
-            let seen = self.reading.as_ref().and_then(|reading| seen(reading, place, &device.uuid));
-            match (self.freshness, seen) {
+            let observation =
+                self.reading.as_ref().and_then(|reading| observation(reading, place, &device.uuid));
+            match (self.freshness, observation) {
                 (Freshness::Unreported, _) => {}
-                (Freshness::Fresh, Some(seen)) => {
-                    gpu.taken = self.taken(place, seen, gpu.capacity, margin);
-                    gpu.pressure = seen.pressure;
+                (Freshness::Fresh, Some(observation)) => {
+                    gpu.unaccounted_vram = self.unaccounted_vram(place, observation, gpu.capacity, margin);
+                    gpu.engine_load = observation.engine_load;
                 }
-                (Freshness::Stale, Some(seen)) => {
-                    gpu.taken = self.taken(place, seen, gpu.capacity, margin).max(margin);
+                (Freshness::Stale, Some(observation)) => {
+                    gpu.unaccounted_vram =
+                        self.unaccounted_vram(place, observation, gpu.capacity, margin).max(margin);
                 }
-                (Freshness::Expired, _) | (_, None) => gpu.taken = margin,
+                (Freshness::Expired, _) | (_, None) => gpu.unaccounted_vram = margin,
             }
         }
     }
 
     /// VRAM of a GPU that is used although nobody was promised it: by pods beyond their promise, by pods that were
     /// promised nothing here, and by nobody that is known.
-    fn taken(&self, place: usize, seen: &GpuReading, capacity: Bytes, margin: Bytes) -> Bytes {
-        let beyond =
+    fn unaccounted_vram(
+        &self,
+        place: usize,
+        observation: &GpuReading,
+        capacity: Bytes,
+        margin: Bytes,
+    ) -> Bytes {
+        let used_beyond_grant =
             |(uid, attributed): &(PodUid, Bytes)| attributed.minus(self.reserved_by(uid, place, capacity));
-        let beyond: Bytes = seen.attributed.iter().map(beyond).sum();
-        let least = if seen.used.is_none() { margin } else { Bytes::ZERO };
-        (beyond + self.unaccounted_on(place).believed()).max(least)
+        let used_beyond_grant: Bytes = observation.attributed.iter().map(used_beyond_grant).sum();
+        let least = if observation.used.is_none() { margin } else { Bytes::ZERO };
+        (used_beyond_grant + self.unaccounted_on(place).believed()).max(least)
     }
 
     /// What a pod's processes have beyond its promise on each of these GPUs, at least.
-    pub fn beyond(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
+    pub fn used_beyond_grant(&self, uid: &PodUid, per_gpu: Bytes, gpus: GpuSet) -> Bytes {
         let is_believed = matches!(self.freshness, Freshness::Fresh | Freshness::Stale);
         let Some(reading) = self.reading.as_ref().filter(|_| is_believed) else { return Bytes::ZERO };
         let on = |place: usize| {
-            let seen = seen(reading, place, &self.devices[place].uuid)?;
-            Some(seen.attributed_to(uid)?.minus(per_gpu))
+            let observation = observation(reading, place, &self.devices[place].uuid)?;
+            Some(observation.attributed_to(uid)?.minus(per_gpu))
         };
         gpus.iter().map(|place| on(place).unwrap_or_default()).min().unwrap_or_default()
     }
@@ -108,25 +116,25 @@ impl NodeState {
 
     fn unaccounted_on(&self, place: usize) -> UnaccountedVram {
         let uuid = &self.devices[place].uuid;
-        let known = near(&self.unexplained, place, |(known, _)| known == uuid);
-        known.map(|(_, unexplained)| *unexplained).unwrap_or_default()
+        let known = near(&self.unaccounted, place, |(known, _)| known == uuid);
+        known.map(|(_, unaccounted)| *unaccounted).unwrap_or_default()
     }
 
     /// Takes in a reading: what of each GPU's use it leaves unexplained, and where it shows pods of which no record says on
     /// which GPUs they are.
     pub fn read(&mut self, mut reading: NodeReading, policy: &Policy) -> Vec<(PodUid, Arc<[GpuUuid]>)> {
         self.rename(&mut reading);
-        let mut unexplained = Vec::with_capacity(self.devices.len());
+        let mut unaccounted = Vec::with_capacity(self.devices.len());
         for (place, device) in self.devices.iter().enumerate() {
-            let Some(seen) = seen(&reading, place, &device.uuid) else { continue };
+            let Some(observation) = observation(&reading, place, &device.uuid) else { continue };
             let mut known = self.unaccounted_on(place);
             // A figure that is missing once takes nothing back.
-            if let Some(used) = seen.used {
-                known.add(self.rest(place, seen, used, reading.sampled, policy));
+            if let Some(used) = observation.used {
+                known.add(self.rest(place, observation, used, reading.sampled, policy));
             }
-            unexplained.push((device.uuid.clone(), known));
+            unaccounted.push((device.uuid.clone(), known));
         }
-        self.unexplained = unexplained;
+        self.unaccounted = unaccounted;
         let found = self.locate(&reading);
         self.look_after_departed(&reading);
         self.reading = Some(reading);
@@ -158,13 +166,21 @@ impl NodeState {
 
     /// `max(0, used − Σ attributed − Σ max(0, reserved − attributed))`, the last sum over pods bound before the sample: a
     /// pod that has not allocated all it was promised explains nothing beyond what it has.
-    fn rest(&self, place: usize, seen: &GpuReading, used: Bytes, sampled: Moment, policy: &Policy) -> Bytes {
-        let attributed: Bytes = seen.attributed.iter().map(|(_, bytes)| *bytes).sum();
+    fn rest(
+        &self,
+        place: usize,
+        observation: &GpuReading,
+        used: Bytes,
+        sampled: Moment,
+        policy: &Policy,
+    ) -> Bytes {
+        let attributed: Bytes = observation.attributed.iter().map(|(_, bytes)| *bytes).sum();
         let capacity = self.devices[place].capacity(&policy.headroom);
-        let judged = self.tenants.iter().filter(|tenant| tenant.bound.is_some_and(|since| since <= sampled));
-        let growing = judged.filter(|tenant| tenant.gpus.contains(place)).map(|tenant| {
+        let classified =
+            self.tenants.iter().filter(|tenant| tenant.bound.is_some_and(|since| since <= sampled));
+        let growing = classified.filter(|tenant| tenant.gpus.contains(place)).map(|tenant| {
             let reserved = tenant.reserved_on(place, capacity);
-            reserved.minus(seen.attributed_to(&tenant.uid).unwrap_or_default())
+            reserved.minus(observation.attributed_to(&tenant.uid).unwrap_or_default())
         });
         used.minus(attributed).minus(growing.sum())
     }
@@ -195,7 +211,7 @@ impl ResidentPod {
 }
 
 /// What a reading says of a GPU, which most often has the same place in both.
-fn seen<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
+fn observation<'a>(reading: &'a NodeReading, place: usize, uuid: &GpuUuid) -> Option<&'a GpuReading> {
     near(&reading.gpus, place, |gpu| gpu.uuid == *uuid)
 }
 

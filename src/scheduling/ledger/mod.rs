@@ -10,29 +10,28 @@
 //!
 //! [`plugin`] is about pods and nodes of which the kubelet picks the GPUs, [`reload`] changes the policy under it, [`tenancy`] says whose share is whose,
 //! [`sight`] takes in what is seen, [`devices`] what a node has, [`measured`] holds it against what was promised, [`promise`] makes and settles promises,
-//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`claim`] and [`room`] say who could leave for whom,
-//! [`cleared`] what a node is without all who could, [`loss`] what it costs and [`cost_bounds`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
-//! [`rates`] how many, [`queue`] knows who waits for a place and [`turns`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
+//! [`budgets`] keeps what may be disrupted, [`query`] answers, [`preemptor`] and [`room`] say who could leave for whom,
+//! [`without_evictable`] what a node is without all who could, [`eviction_cost`] what it costs and [`cost_bounds`] at least how much on each node, [`coverage`] which budgets it concerns, [`groups`] who belongs together, [`evictions`] who was evicted lately and
+//! [`rates`] how many, [`queue`] knows who waits for a place and [`waiting_queue`] whose turn it is, [`held`] how far each hold is, [`demanded`] what was asked for lately,
 //! [`shared`] keeps it all so that a copy costs next to nothing; here is how an entry changes.
 
 mod adopt;
-mod book;
 mod budgets;
-mod claim;
-mod cleared;
 mod cost_bounds;
 mod coverage;
 mod demanded;
 mod devices;
-mod entry;
+mod eviction_cost;
 mod evictions;
 mod groups;
 mod held;
 mod holding;
-mod loss;
 mod measured;
+mod node_state;
 mod occupants;
 mod plugin;
+mod pod_state;
+mod preemptor;
 mod promise;
 mod query;
 mod queue;
@@ -42,17 +41,17 @@ mod room;
 mod shared;
 mod sight;
 mod tenancy;
-mod turns;
+mod waiting_queue;
+mod without_evictable;
 
-pub use claim::{KeepReason, NearestModels, Preemptor};
-pub use cleared::WithoutEvictable;
 pub use devices::DevicesRefused;
-pub use entry::{
+pub use held::{RemainingVictim, ReservationStatus};
+pub use occupants::{Occupant, OccupantPhase};
+pub use pod_state::{
     AssumedPod, BoundPod, FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, SoftReservation,
     WaitingPod,
 };
-pub use held::{RemainingVictim, ReservationStatus};
-pub use occupants::{Occupant, OccupantPhase};
+pub use preemptor::{KeepReason, NearestModels, Preemptor};
 pub use promise::{AssumeConflict, AssumeResult};
 pub use query::Totals;
 pub use queue::{PendingPod, PodGroup, WaitKind};
@@ -61,40 +60,41 @@ pub use room::CandidateSurvey;
 pub use sight::{ObservedPhase, ObservedWaiting, PodObservation, PodWarning};
 pub use tenancy::TenantShares;
 pub(super) use tenancy::is_allowed;
+pub use without_evictable::WithoutEvictable;
 
 use super::budget::{BudgetVisibility, DisruptionBudget};
 use super::decision::Reservation;
+use super::disruption_info::GroupKey;
 use super::node::Node;
+use super::packing_model::{DemandHistory, PackingModel};
 use super::policy::{ExpiredRule, Policy, TenantUsage};
 use super::preempt::ScopeKey;
 use super::reading::Freshness;
 use super::snapshot::Snapshot;
-use super::stake::GroupKey;
-use super::worth::{DemandHistory, PackingModel};
 use crate::ids::{LeaderEpoch, NodeName, PodUid};
 use crate::units::Moment;
-pub(super) use book::used_on;
 use evictions::OwnerEvictions;
+pub(super) use node_state::used_on;
 #[cfg(test)]
 pub(crate) use shared::PODS_PER_RUN;
 use shared::{NodeStates, PodStates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use turns::WaitingQueue;
+use waiting_queue::WaitingQueue;
 
 #[derive(Debug, Default, Clone)]
 pub struct Ledger {
     policy: Arc<Policy>,
     /// What whoever holds the lock takes for the present.
     now: Moment,
-    entries: PodStates,
-    books: NodeStates,
+    pod_states: PodStates,
+    node_states: NodeStates,
     /// When hints, holds and start gates run out.
     deadlines: BTreeSet<(Moment, PodUid)>,
     /// Pods that were refused and have not asked again since.
     refused: BTreeSet<PodUid>,
     /// Who is due for a look of the planner.
-    turns: WaitingQueue,
+    waiting_queue: WaitingQueue,
     /// When nodes' readings go stale or expire.
     aging: BTreeSet<(Moment, NodeName)>,
     generation: u64,
@@ -119,8 +119,8 @@ pub struct Ledger {
     budgets: Arc<Vec<DisruptionBudget>>,
     budget_visibility: BudgetVisibility,
     /// What was asked for lately, and what free VRAM is worth by that. Shared with copies of the ledger and with whoever learns.
-    mix: Arc<DemandHistory>,
-    worth: Arc<PackingModel>,
+    demand_history: Arc<DemandHistory>,
+    packing_model: Arc<PackingModel>,
     /// As whom this replica leads, if it does.
     leader: Option<LeaderEpoch>,
     /// Pods that showed a hold which this leader did not make.
@@ -129,8 +129,8 @@ pub struct Ledger {
 
 impl Ledger {
     pub fn new(policy: Arc<Policy>) -> Self {
-        let mix = Arc::new(DemandHistory::of_last(policy.packing.window));
-        Self { policy, mix, ..Self::default() }
+        let demand_history = Arc::new(DemandHistory::of_last(policy.packing.window));
+        Self { policy, demand_history, ..Self::default() }
     }
 
     /// What it takes for the present.
@@ -152,13 +152,22 @@ impl Ledger {
     /// The cluster as it stands. Cheap: most changes are in it already, and of the others only what changed is copied.
     pub fn snapshot(&mut self) -> Arc<Snapshot> {
         if self.nodes_changed {
-            let nodes =
-                self.books.values().filter(|book| book.exists).map(|book| book.view.clone()).collect();
+            let nodes = self
+                .node_states
+                .values()
+                .filter(|node_state| node_state.exists)
+                .map(|node_state| node_state.view.clone())
+                .collect();
             let snapshot = Snapshot::new(self.generation, self.epoch, nodes);
-            self.published = Arc::new(snapshot.with_packing_model(self.worth.clone()));
+            self.published = Arc::new(snapshot.with_packing_model(self.packing_model.clone()));
         } else if self.published.generation() != self.generation || !self.changed.is_empty() {
-            let changed = self.changed.iter().map(|name| &self.books[name]).filter(|book| book.exists);
-            Arc::make_mut(&mut self.published).update(self.generation, changed.map(|book| book.view.clone()));
+            let changed = self
+                .changed
+                .iter()
+                .map(|name| &self.node_states[name])
+                .filter(|node_state| node_state.exists);
+            Arc::make_mut(&mut self.published)
+                .update(self.generation, changed.map(|node_state| node_state.view.clone()));
         }
         self.nodes_changed = false;
         self.changed.clear();
@@ -171,12 +180,12 @@ impl Ledger {
         Self {
             policy: self.policy.clone(),
             now: self.now,
-            entries: self.entries.clone(),
-            books: self.books.clone(),
+            pod_states: self.pod_states.clone(),
+            node_states: self.node_states.clone(),
             // Who holds room is found by them.
             deadlines: self.deadlines.clone(),
             refused: BTreeSet::new(),
-            turns: WaitingQueue::default(),
+            waiting_queue: WaitingQueue::default(),
             aging: BTreeSet::new(),
             generation: self.generation,
             published: Arc::default(),
@@ -191,57 +200,66 @@ impl Ledger {
             budgets: self.budgets.clone(),
             budget_visibility: self.budget_visibility,
             // Who comes on a copy is nobody's demand.
-            mix: Arc::default(),
-            worth: self.worth.clone(),
+            demand_history: Arc::default(),
+            packing_model: self.packing_model.clone(),
             leader: None,
             unknown_reservations: BTreeSet::new(),
         }
     }
 
-    fn set_soft_reservation(&mut self, uid: &PodUid, hint: Option<SoftReservation>) {
-        let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
+    fn set_soft_reservation(&mut self, uid: &PodUid, soft_reservation: Option<SoftReservation>) {
+        let Some(PodPhase::Waiting(waiting)) = self.pod_states.get(uid).map(|pod_state| &pod_state.phase)
+        else {
             return;
         };
-        if waiting.hint == hint {
+        if waiting.soft_reservation == soft_reservation {
             return;
         }
-        self.change(uid, |entries| {
-            if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
-                waiting.hint = hint;
+        self.change(uid, |pod_states| {
+            if let Some(PodPhase::Waiting(waiting)) =
+                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+            {
+                waiting.soft_reservation = soft_reservation;
             }
         });
     }
 
-    fn set_reservation(&mut self, uid: &PodUid, hold: Option<Reservation>) {
-        self.change(uid, |entries| {
-            if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
-                waiting.hold = hold;
+    fn set_reservation(&mut self, uid: &PodUid, reservation: Option<Reservation>) {
+        self.change(uid, |pod_states| {
+            if let Some(PodPhase::Waiting(waiting)) =
+                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+            {
+                waiting.reservation = reservation;
             }
         });
     }
 
     fn drop_soft_reservations_on(&mut self, node: &NodeName) {
-        let Some(book) = self.books.get(node) else { return };
-        let hinted = |uid: &&PodUid| self.entries[*uid].hint().is_some_and(|hint| hint.node == *node);
-        let uids: Vec<PodUid> = book.pods.iter().filter(hinted).cloned().collect();
+        let Some(node_state) = self.node_states.get(node) else { return };
+        let softly_reserved = |uid: &&PodUid| {
+            self.pod_states[*uid]
+                .soft_reservation()
+                .is_some_and(|soft_reservation| soft_reservation.node == *node)
+        };
+        let uids: Vec<PodUid> = node_state.pods.iter().filter(softly_reserved).cloned().collect();
         uids.iter().for_each(|uid| self.set_soft_reservation(uid, None));
     }
 
     /// Every change of an entry goes through here: the pages it stood on and the pages it stands on now are
     /// brought up to date, and so are its deadlines.
     fn change(&mut self, uid: &PodUid, edit: impl FnOnce(&mut PodStates)) {
-        let before = self.entries.get(uid).map(footprint).unwrap_or_default();
-        edit(&mut self.entries);
-        let after = self.entries.get(uid).map(footprint).unwrap_or_default();
+        let before = self.pod_states.get(uid).map(footprint).unwrap_or_default();
+        edit(&mut self.pod_states);
+        let after = self.pod_states.get(uid).map(footprint).unwrap_or_default();
         for deadline in &before.deadlines {
             self.deadlines.remove(&(*deadline, uid.clone()));
         }
         self.deadlines.extend(after.deadlines.iter().map(|deadline| (*deadline, uid.clone())));
         for node in before.nodes.iter().filter(|node| !after.nodes.contains(*node)) {
-            self.books.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
+            self.node_states.get_mut(node).expect("a page with a pod stays").pods.remove(uid);
         }
         for node in &after.nodes {
-            self.books.open(node).pods.insert(uid.clone());
+            self.node_states.open(node).pods.insert(uid.clone());
         }
         for node in before.nodes.union(&after.nodes) {
             self.refresh(node);
@@ -252,9 +270,9 @@ impl Ledger {
 
     /// Brings a node's page to its entries and devices.
     fn refresh(&mut self, name: &NodeName) {
-        if let Some(book) = self.books.get_mut(name) {
-            let before = std::mem::take(&mut book.usage);
-            book.recount(&self.entries, &self.policy);
+        if let Some(node_state) = self.node_states.get_mut(name) {
+            let before = std::mem::take(&mut node_state.usage);
+            node_state.recount(&self.pod_states, &self.policy);
             self.settle_usage(&before, name);
             self.refresh_view(name);
         }
@@ -262,37 +280,38 @@ impl Ledger {
 
     /// Brings the view of a node to its page.
     fn refresh_view(&mut self, name: &NodeName) {
-        let Some(book) = self.books.get_mut(name) else { return };
-        let gpus = book.gpus(&self.policy);
-        let unseen = matches!(book.freshness, Freshness::Unreported | Freshness::Expired);
-        let replicas = if self.policy.weights.spread > 0 { book.replicas(&self.entries) } else { Vec::new() };
+        let Some(node_state) = self.node_states.get_mut(name) else { return };
+        let gpus = node_state.gpus(&self.policy);
+        let unseen = matches!(node_state.freshness, Freshness::Unreported | Freshness::Expired);
+        let replicas =
+            if self.policy.weights.spread > 0 { node_state.replicas(&self.pod_states) } else { Vec::new() };
         let view = Node {
             name: name.clone(),
-            kind: self.policy.kind_of(book.kind, book.admission),
-            generation: book.view.generation,
+            kind: self.policy.kind_of(node_state.kind, node_state.admission),
+            generation: node_state.view.generation,
             // What decisions read again and again is shared as long as it stays the same.
-            gpus: if *book.view.gpus == *gpus { book.view.gpus.clone() } else { gpus.into() },
-            devices: book.devices.clone(),
-            plugin: if *book.view.plugin == *book.plugin {
-                book.view.plugin.clone()
+            gpus: if *node_state.view.gpus == *gpus { node_state.view.gpus.clone() } else { gpus.into() },
+            devices: node_state.devices.clone(),
+            plugin: if *node_state.view.plugin == *node_state.plugin {
+                node_state.view.plugin.clone()
             } else {
-                book.plugin.as_slice().into()
+                node_state.plugin.as_slice().into()
             },
-            freshness: book.freshness,
+            freshness: node_state.freshness,
             closed: unseen && self.policy.telemetry.expired == ExpiredRule::Refuse,
-            miscut: book.is_miscut(&self.policy),
-            classes: book.admission.classes,
-            holdings: book.holdings(),
-            replicas: if *book.view.replicas == *replicas {
-                book.view.replicas.clone()
+            miscut: node_state.is_miscut(&self.policy),
+            classes: node_state.admission.classes,
+            holdings: node_state.holdings(),
+            replicas: if *node_state.view.replicas == *replicas {
+                node_state.view.replicas.clone()
             } else {
                 replicas.into()
             },
-            spare: book.spare(&self.entries),
+            free_host: node_state.free_host(&self.pod_states),
         };
-        if view != book.view {
+        if view != node_state.view {
             self.generation += 1;
-            book.view = Node { generation: self.generation, ..view };
+            node_state.view = Node { generation: self.generation, ..view };
             self.publish(name);
         }
     }
@@ -300,7 +319,7 @@ impl Ledger {
     /// Brings a changed view to the next reader: at once if nobody reads the snapshot now, so that no reader finds five
     /// thousand changes to wait for.
     fn publish(&mut self, name: &NodeName) {
-        let view = &self.books[name].view;
+        let view = &self.node_states[name].view;
         match Arc::get_mut(&mut self.published) {
             Some(published) if !self.nodes_changed && published.node(name.as_str()).is_some() => {
                 published.update(self.generation, [view.clone()]);
@@ -312,8 +331,12 @@ impl Ledger {
     }
 
     fn forget_empty_node_state(&mut self, name: &NodeName) {
-        if self.books.get(name).is_some_and(|book| !book.exists && book.pods.is_empty()) {
-            self.books.remove(name);
+        if self
+            .node_states
+            .get(name)
+            .is_some_and(|node_state| !node_state.exists && node_state.pods.is_empty())
+        {
+            self.node_states.remove(name);
             self.changed.remove(name);
         }
     }
@@ -326,16 +349,24 @@ struct PodFootprint {
     deadlines: Vec<Moment>,
 }
 
-fn footprint(entry: &PodState) -> PodFootprint {
-    let hint = entry.hint();
-    let hold = entry.hold();
-    let nodes = [entry.node(), hint.map(|hint| &hint.node), hold.map(|hold| &hold.node)];
+fn footprint(pod_state: &PodState) -> PodFootprint {
+    let soft_reservation = pod_state.soft_reservation();
+    let reservation = pod_state.reservation();
+    let nodes = [
+        pod_state.node(),
+        soft_reservation.map(|soft_reservation| &soft_reservation.node),
+        reservation.map(|reservation| &reservation.node),
+    ];
     PodFootprint {
         nodes: nodes.into_iter().flatten().cloned().collect(),
-        deadlines: [hint.map(|hint| hint.expires), hold.map(|hold| hold.deadline), entry.starting]
-            .into_iter()
-            .flatten()
-            .collect(),
+        deadlines: [
+            soft_reservation.map(|soft_reservation| soft_reservation.expires),
+            reservation.map(|reservation| reservation.deadline),
+            pod_state.starting,
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
     }
 }
 

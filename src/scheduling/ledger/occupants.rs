@@ -3,7 +3,7 @@
 //! Decisions read snapshots, which know numbers and no names; nothing that decides should come here.
 
 use super::Ledger;
-use super::entry::{PodPhase, PodState};
+use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodKey, PodUid};
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::node::Node;
@@ -48,7 +48,7 @@ pub enum OccupantPhase {
 impl Ledger {
     /// The pod of that name; of two that have had it, the one with the lower UID.
     pub fn uid_of(&self, key: &PodKey) -> Option<PodUid> {
-        let named = self.entries.in_no_order().filter(|(_, entry)| entry.key == *key);
+        let named = self.pod_states.in_no_order().filter(|(_, pod_state)| pod_state.key == *key);
         named.map(|(uid, _)| uid).min().cloned()
     }
 
@@ -59,57 +59,69 @@ impl Ledger {
 
     /// The pool that a node is in.
     pub fn pool_of(&self, node: &NodeName) -> Option<&Pool> {
-        self.policy.pool(self.books.get(node)?.admission.pool?)
+        self.policy.pool(self.node_states.get(node)?.admission.pool?)
     }
 
     /// The node as the pod itself sees it: without its own charge, hold or hint.
     pub fn node_without(&self, uid: &PodUid, node: &NodeName) -> Option<Node> {
-        let book = self.books.get(node).filter(|book| book.exists)?;
-        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        Some(Node { gpus: gpus.into(), ..book.view.clone() })
+        let node_state = self.node_states.get(node).filter(|node_state| node_state.exists)?;
+        let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        Some(Node { gpus: gpus.into(), ..node_state.view.clone() })
     }
 
     /// Everyone with anything on a node, in order of UID; one that has room and was offered more stands there twice.
     pub fn occupants_of(&self, node: &NodeName) -> Vec<Occupant> {
-        let Some(book) = self.books.get(node) else { return Vec::new() };
-        let here = book.pods.iter().map(|uid| (uid, &self.entries[uid]));
-        let seats = |entry: &PodState| {
-            let charge = book.charge_of(entry).map(|charge| match (&entry.phase, charge.placed) {
-                (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
-                (_, true) => (charge.gpus, OccupantPhase::Bound),
-                (_, false) => (charge.gpus, OccupantPhase::Somewhere),
-            });
-            let hold = entry.hold().filter(|hold| hold.node == *node);
-            let held =
-                hold.and_then(|hold| book.resolve(&hold.devices)).map(|gpus| (gpus, OccupantPhase::Held));
-            let hint = entry.hint().filter(|hint| hint.node == *node);
-            [charge, held, hint.map(|hint| (hint.gpus, OccupantPhase::Offered))].into_iter().flatten()
+        let Some(node_state) = self.node_states.get(node) else { return Vec::new() };
+        let here = node_state.pods.iter().map(|uid| (uid, &self.pod_states[uid]));
+        let gpu_candidates = |pod_state: &PodState| {
+            let charge =
+                node_state.charge_of(pod_state).map(|charge| match (&pod_state.phase, charge.placed) {
+                    (PodPhase::Assumed(_), _) => (charge.gpus, OccupantPhase::Assumed),
+                    (_, true) => (charge.gpus, OccupantPhase::Bound),
+                    (_, false) => (charge.gpus, OccupantPhase::Somewhere),
+                });
+            let reservation = pod_state.reservation().filter(|reservation| reservation.node == *node);
+            let held = reservation
+                .and_then(|reservation| node_state.resolve(&reservation.devices))
+                .map(|gpus| (gpus, OccupantPhase::Held));
+            let soft_reservation =
+                pod_state.soft_reservation().filter(|soft_reservation| soft_reservation.node == *node);
+            [
+                charge,
+                held,
+                soft_reservation.map(|soft_reservation| (soft_reservation.gpus, OccupantPhase::Offered)),
+            ]
+            .into_iter()
+            .flatten()
         };
-        here.flat_map(|(uid, entry)| seats(entry).map(move |seat| occupant(uid, entry, seat))).collect()
+        here.flat_map(|(uid, pod_state)| {
+            gpu_candidates(pod_state).map(move |gpu_candidate| occupant(uid, pod_state, gpu_candidate))
+        })
+        .collect()
     }
 
     /// How many of those who are to leave for a pod that holds room are still in its way.
     pub fn victims_left(&self, uid: &PodUid) -> u32 {
         let left = || {
-            let hold = self.entries.get(uid)?.hold()?;
-            Some(self.victims_on(hold, self.books.get(&hold.node)?))
+            let reservation = self.pod_states.get(uid)?.reservation()?;
+            Some(self.victims_on(reservation, self.node_states.get(&reservation.node)?))
         };
         left().unwrap_or(0)
     }
 }
 
-fn occupant(uid: &PodUid, entry: &PodState, (gpus, presence): (GpuSet, OccupantPhase)) -> Occupant {
-    let demand = &entry.demand;
+fn occupant(uid: &PodUid, pod_state: &PodState, (gpus, presence): (GpuSet, OccupantPhase)) -> Occupant {
+    let demand = &pod_state.demand;
     Occupant {
         uid: uid.clone(),
-        key: entry.key.clone(),
+        key: pod_state.key.clone(),
         class: demand.class,
         priority: demand.priority,
         per_gpu: demand.per_gpu,
         sharing: demand.sharing,
         gpus,
         presence,
-        starting: entry.starting,
+        starting: pod_state.starting,
         engine: demand.terms.engine,
     }
 }

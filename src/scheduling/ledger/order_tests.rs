@@ -3,11 +3,11 @@
 use super::*;
 use crate::ids::{GpuUuid, PodKey};
 use crate::scheduling::audit::audit;
+use crate::scheduling::disruption_info::{ObservedDisruptionInfo, PodDeletion};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::StartGate;
 use crate::scheduling::proptests::{demand_of, whole_gpu};
 use crate::scheduling::request::Sharing;
-use crate::scheduling::stake::{ObservedDisruptionInfo, PodDeletion};
 use crate::units::{Bytes, Millis};
 use proptest::prelude::*;
 
@@ -57,14 +57,14 @@ fn assumed() -> Ledger {
     ledger
 }
 
-fn see(ledger: &mut Ledger, state: ObservedPhase, shown: Option<ObservedDisruptionInfo>) {
+fn see(ledger: &mut Ledger, state: ObservedPhase, observed: Option<ObservedDisruptionInfo>) {
     let key = PodKey::parse("default", "pod").unwrap();
     ledger.see(PodObservation {
         uid: uid(),
         key,
         demand: demand_of(40, 1, Sharing::Shared, 0),
         state,
-        shown,
+        observed,
     });
 }
 
@@ -77,9 +77,9 @@ fn take(ledger: &mut Ledger, event: BindEvent) {
         BindEvent::Ready(ran) => see(ledger, bound(false, Some(Millis::seconds(ran))), None),
         BindEvent::Leaving(grace) => {
             let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(grace) };
-            let shown =
+            let observed =
                 ObservedDisruptionInfo { leaving: Some(leaving), ..ObservedDisruptionInfo::default() };
-            see(ledger, bound(true, None), Some(shown));
+            see(ledger, bound(true, None), Some(observed));
         }
     }
     assert_eq!(audit(ledger), []);
@@ -95,7 +95,7 @@ proptest! {
             let mut ledger = assumed();
             events.into_iter().for_each(|event| take(&mut ledger, event));
             let snapshot = ledger.snapshot();
-            (ledger.entry(&uid()).cloned(), snapshot.node("n").map(|node| node.gpus.to_vec()))
+            (ledger.pod_state(&uid()).cloned(), snapshot.node("n").map(|node| node.gpus.to_vec()))
         });
         prop_assert_eq!(one, other);
     }

@@ -4,13 +4,13 @@
 //! none and is hinted none.
 
 use super::Ledger;
-use super::book::NodeState;
-use super::claim::Preemptor;
-use super::entry::{PodPhase, PodState};
+use super::node_state::NodeState;
+use super::pod_state::{PodPhase, PodState};
+use super::preemptor::Preemptor;
 use super::shared::PodStates;
 use crate::ids::{NodeName, PodUid};
-use crate::scheduling::fit::shut;
-use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_room};
+use crate::scheduling::fit::check_node_admission;
+use crate::scheduling::plugin::{Ask, PluginDevices, PluginShare, has_devices};
 use crate::scheduling::policy::{Mode, TenantUsage};
 use crate::scheduling::preempt::{EvictionCost, PotentialVictim};
 use crate::scheduling::request::Demand;
@@ -18,8 +18,12 @@ use crate::scheduling::request::Demand;
 impl Ledger {
     /// What device plugins offer on a node that exists.
     pub fn set_plugin_devices(&mut self, name: &NodeName, offered: PluginDevices) {
-        let Some(book) = self.books.get_mut(name).filter(|book| book.offered != offered) else { return };
-        book.offered = offered;
+        let Some(node_state) =
+            self.node_states.get_mut(name).filter(|node_state| node_state.offered != offered)
+        else {
+            return;
+        };
+        node_state.offered = offered;
         self.refresh(name);
     }
 
@@ -32,65 +36,73 @@ impl Ledger {
         victims: &[PodUid],
     ) -> Option<EvictionCost> {
         let uid = claim.uid.as_ref()?;
-        let preemptor = &self.entries.get(uid)?.demand;
-        let book = self.books.get(node).filter(|book| book.exists)?;
-        let mut price = EvictionCost::default();
+        let preemptor = &self.pod_states.get(uid)?.demand;
+        let node_state = self.node_states.get(node).filter(|node_state| node_state.exists)?;
+        let mut eviction_cost = EvictionCost::default();
         let mut leaving = Vec::new();
         for victim in victims {
-            match self.leaver(victim, preemptor, book, claim) {
+            match self.leaver(victim, preemptor, node_state, claim) {
                 ProposedVictim::Stays => return None,
                 ProposedVictim::Unknown => {}
-                ProposedVictim::Goes(entry, resident) => {
-                    if self.would_break(entry, victims) {
+                ProposedVictim::Goes(pod_state, resident) => {
+                    if self.would_break(pod_state, victims) {
                         return None;
                     }
-                    price = price.plus(&resident);
-                    leaving.push(entry);
+                    eviction_cost = eviction_cost.plus(&resident);
+                    leaving.push(pod_state);
                 }
             }
         }
-        self.fits_without(uid, preemptor, book, &leaving).then_some(price)
+        self.fits_without(uid, preemptor, node_state, &leaving).then_some(eviction_cost)
     }
 
     fn leaver(
         &self,
         victim: &PodUid,
         preemptor: &Demand,
-        book: &NodeState,
+        node_state: &NodeState,
         claim: &Preemptor,
     ) -> ProposedVictim<'_> {
         // One that asks for no GPU is the scheduler's own affair: it needs its CPU or memory.
-        let Some(entry) = self.entries.get(victim) else { return ProposedVictim::Unknown };
-        let stays = self.stays(victim, entry, preemptor, book.most_used_by(preemptor), claim);
-        let resident = || self.with_eviction_cost(victim, entry, book, preemptor, claim);
-        match stays.is_none().then(resident).flatten() {
-            Some(resident) => ProposedVictim::Goes(entry, Box::new(resident)),
+        let Some(pod_state) = self.pod_states.get(victim) else { return ProposedVictim::Unknown };
+        let keep_reason =
+            self.keep_reason(victim, pod_state, preemptor, node_state.most_used_by(preemptor), claim);
+        let resident = || self.with_eviction_cost(victim, pod_state, node_state, preemptor, claim);
+        match keep_reason.is_none().then(resident).flatten() {
+            Some(resident) => ProposedVictim::Goes(pod_state, Box::new(resident)),
             None => ProposedVictim::Stays,
         }
     }
 
     /// Whether a member of its group would stay behind.
-    pub(super) fn would_break(&self, leaver: &PodState, leavers: &[PodUid]) -> bool {
-        let Some(group) = &leaver.stake.group else { return false };
-        let stays = |uid: &&PodUid| {
-            let entry = &self.entries[*uid];
-            let is_there = !matches!(entry.phase, PodPhase::Waiting(_)) && self.departure_of(entry).is_none();
-            is_there && !leavers.contains(uid)
+    pub(super) fn would_break(&self, leaver: &PodState, group_victims: &[PodUid]) -> bool {
+        let Some(group) = &leaver.disruption_info.group else { return false };
+        let keep_reason = |uid: &&PodUid| {
+            let pod_state = &self.pod_states[*uid];
+            let is_there =
+                !matches!(pod_state.phase, PodPhase::Waiting(_)) && self.departure_of(pod_state).is_none();
+            is_there && !group_victims.contains(uid)
         };
-        self.members_of(group).any(|uid| stays(&uid))
+        self.members_of(group).any(|uid| keep_reason(&uid))
     }
 
-    fn fits_without(&self, uid: &PodUid, demand: &Demand, book: &NodeState, leaving: &[&PodState]) -> bool {
+    fn fits_without(
+        &self,
+        uid: &PodUid,
+        demand: &Demand,
+        node_state: &NodeState,
+        leaving: &[&PodState],
+    ) -> bool {
         let Ask::Plugin { resource, count } = &demand.ask else { return false };
-        let freed = leaving.iter().map(|entry| match &entry.demand.ask {
+        let freed = leaving.iter().map(|pod_state| match &pod_state.demand.ask {
             Ask::Plugin { resource: other, count } if other == resource => *count,
             _ => 0,
         });
-        let own = leaving.iter().filter(|entry| entry.demand.tenant == demand.tenant);
-        let given_back: TenantUsage = own.filter_map(|entry| book.use_of(entry)).sum();
+        let own = leaving.iter().filter(|pod_state| pod_state.demand.tenant == demand.tenant);
+        let given_back: TenantUsage = own.filter_map(|pod_state| node_state.use_of(pod_state)).sum();
         let wanted = TenantUsage { vram: demand.vram(), milli_gpus: u64::from(*count) * 1000 };
-        shut(&book.view, demand).is_ok()
-            && has_room(&book.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
+        check_node_admission(&node_state.view, demand).is_ok()
+            && has_devices(&node_state.view, resource, *count, freed.fold(0, u32::saturating_add)).is_ok()
             && self.allowance_beside(uid, demand, given_back).allows(wanted)
     }
 
@@ -111,10 +123,12 @@ enum ProposedVictim<'a> {
 
 impl NodeState {
     /// What device plugins offer here, beside what pods that are here or on their way use.
-    pub(super) fn plugin_shares(&self, entries: &PodStates) -> Vec<PluginShare> {
+    pub(super) fn plugin_shares(&self, pod_states: &PodStates) -> Vec<PluginShare> {
         let mut used = PluginDevices::new();
-        for entry in self.pods.iter().map(|uid| &entries[uid]) {
-            if let (Ask::Plugin { resource, count }, Some(_)) = (&entry.demand.ask, self.charge_of(entry)) {
+        for pod_state in self.pods.iter().map(|uid| &pod_states[uid]) {
+            if let (Ask::Plugin { resource, count }, Some(_)) =
+                (&pod_state.demand.ask, self.charge_of(pod_state))
+            {
                 let sum = used.entry(resource.clone()).or_default();
                 *sum = sum.saturating_add(*count);
             }

@@ -61,7 +61,7 @@ fn add_node(ledger: &mut Ledger, node: &str) {
 
 fn demand(policy: &Policy, gib: u64, traits: PodTraits) -> Demand {
     let mut demand = demand_of(gib << 30, 1, traits.sharing, traits.priority);
-    demand.take(policy.judge(&traits));
+    demand.take(policy.classify(&traits));
     Demand { traits: Arc::new(traits), ..demand }
 }
 
@@ -72,7 +72,7 @@ fn wait(ledger: &mut Ledger, pod: &str, demand: Demand) {
         key,
         demand,
         state: ObservedPhase::Waiting(ObservedWaiting::default()),
-        shown: None,
+        observed: None,
     });
 }
 
@@ -80,7 +80,7 @@ fn observe_bound(ledger: &mut Ledger, pod: &str, gpu: u32, demand: Demand, ran: 
     let key = PodKey::parse("default", pod).unwrap();
     let devices = Some([device("n", gpu).uuid].into());
     let state = ObservedPhase::Bound { node: name("n"), devices, starting: false, ran };
-    ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown: None });
+    ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
 }
 
 fn job(policy: &Policy, gib: u64) -> Demand {
@@ -88,7 +88,7 @@ fn job(policy: &Policy, gib: u64) -> Demand {
 }
 
 fn candidates(ledger: &Ledger, pod: &str) -> usize {
-    ledger.candidate_for(&ledger.claim(&uid(pod)), &name("n")).unwrap().candidates.len()
+    ledger.candidate_for(&ledger.preemptor(&uid(pod)), &name("n")).unwrap().candidates.len()
 }
 
 fn with_class(class: Class) -> Policy {
@@ -120,7 +120,7 @@ fn another_policy_counts_at_once_for_everyone_who_is_there() {
 
     // Someone who was read under the old policy is judged by the new one.
     wait(&mut ledger, "late", demand(&old, 1, PodTraits::default()));
-    let late = &ledger.entry(&uid("late")).unwrap().demand;
+    let late = &ledger.pod_state(&uid("late")).unwrap().demand;
     assert_eq!(ledger.policy().class(late.class).name, "weak");
 }
 
@@ -134,13 +134,13 @@ fn what_others_have_judged_beforehand_is_taken_and_who_is_missing_is_judged() {
         matches: Match { namespaces: vec!["a".into(), "b".into()], ..Match::default() },
         ..Class::named("ours")
     });
-    let traits = ledger.entry(&uid("known")).unwrap().demand.traits.clone();
-    let judged: Classifications = [(traits.clone(), new.judge(&traits))].into_iter().collect();
-    ledger.set_policy(new, &judged);
+    let traits = ledger.pod_state(&uid("known")).unwrap().demand.traits.clone();
+    let classified: Classifications = [(traits.clone(), new.classify(&traits))].into_iter().collect();
+    ledger.set_policy(new, &classified);
     for pod in ["known", "missed"] {
-        let demand = &ledger.entry(&uid(pod)).unwrap().demand;
+        let demand = &ledger.pod_state(&uid(pod)).unwrap().demand;
         assert_eq!(ledger.policy().class(demand.class).name, "ours");
-        assert_eq!(demand.judged_by, 1);
+        assert_eq!(demand.classified_by, 1);
     }
 }
 
@@ -186,7 +186,7 @@ fn the_start_gate_stays_within_its_class_bounds() {
         let mut ledger = ledger(policy.clone());
         wait(&mut ledger, "engine", demand(&policy, 20, PodTraits::default()));
         ledger.assume(&uid("engine"), &name("n")).unwrap();
-        ledger.entry(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
+        ledger.pod_state(&uid("engine")).unwrap().starting.unwrap().since(ledger.now())
     };
     // Twice what 20 GiB need over the network, from disk and to start: 97 s.
     assert_eq!(gate(0, 600).0 / 1000, 97);
@@ -309,10 +309,10 @@ fn who_wants_gpus_to_itself_takes_them_back_only_if_the_guarantee_is_of_all_thei
 }
 
 /// The pod has room on GPU 0 for which nobody had to leave.
-fn hold(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
+fn reserve(ledger: &mut Ledger, pod: &str) -> Result<(), AssumeConflict> {
     let deadline = ledger.now() + Millis::seconds(60);
     let devices = [device("n", 0).uuid].into();
-    ledger.hold(&uid(pod), Reservation { node: name("n"), devices, victims: [].into(), deadline })
+    ledger.reserve(&uid(pod), Reservation { node: name("n"), devices, victims: [].into(), deadline })
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn room_that_was_held_is_given_by_the_policy_in_force() {
         let mut ledger = ledger(Policy::default());
         let old = ledger.policy().clone();
         wait(&mut ledger, "pod", of_tenant(&old, 20, 0));
-        hold(&mut ledger, "pod").unwrap();
+        reserve(&mut ledger, "pod").unwrap();
         ledger.set_policy(policy, &Classifications::default());
         let own = ledger.reserved_placement(&uid("pod")).unwrap().1.map(drop);
         let assumed = ledger.assume(&uid("pod"), &name("n")).map(drop);
@@ -349,7 +349,7 @@ fn a_pod_that_is_edited_after_its_room_was_held_stays_within_its_tenants_limit()
     let mut ledger = ledger(policy.clone());
     let shared = of_tenant(&policy, 20, 0);
     wait(&mut ledger, "pod", shared.clone());
-    hold(&mut ledger, "pod").unwrap();
+    reserve(&mut ledger, "pod").unwrap();
     wait(&mut ledger, "pod", Demand { sharing: Sharing::Exclusive, ..shared });
     let refused = AssumeConflict::NoLongerFits(Misfit::BeyondLimitHere { left: limit });
     assert_eq!(ledger.assume(&uid("pod"), &name("n")), Err(refused));
@@ -361,7 +361,7 @@ fn no_room_is_held_where_the_pods_class_is_not_admitted() {
     let policy = Policy::default().with_pools(vec![others]).unwrap();
     let mut ledger = ledger(policy.clone());
     wait(&mut ledger, "pod", of_tenant(&policy, 20, 0));
-    assert_eq!(hold(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
+    assert_eq!(reserve(&mut ledger, "pod"), Err(AssumeConflict::NoLongerFits(Misfit::ClassNotAdmitted)));
 }
 
 #[test]
@@ -375,8 +375,8 @@ fn no_room_is_held_by_the_eviction_of_a_pod_that_came_to_be_protected_meanwhile(
     observe_bound(&mut ledger, "own", 1, of_tenant(&policy, 40, 5), None);
     let deadline = ledger.now() + Millis::seconds(60);
     let (devices, victims) = ([device("n", 0).uuid].into(), [uid("borrower")].into());
-    let hold = Reservation { node: name("n"), devices, victims, deadline };
-    assert_eq!(ledger.hold(&uid("urgent"), hold), Err(AssumeConflict::VictimStays));
+    let reservation = Reservation { node: name("n"), devices, victims, deadline };
+    assert_eq!(ledger.reserve(&uid("urgent"), reservation), Err(AssumeConflict::VictimStays));
 }
 
 #[test]
@@ -408,8 +408,8 @@ fn a_start_gate_stays_shut_as_long_as_its_class_says_however_soon_the_engine_is_
         let (key, devices) =
             (PodKey::parse("default", "engine").unwrap(), Some([device("n", 0).uuid].into()));
         let state = ObservedPhase::Bound { node: name("n"), devices, starting, ran: None };
-        ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, shown: None });
-        ledger.entry(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
+        ledger.see(PodObservation { uid: uid("engine"), key, demand: engine.clone(), state, observed: None });
+        ledger.pod_state(&uid("engine")).unwrap().starting.map(|until| until.since(ledger.now()))
     };
     assert_eq!(see(&mut ledger, true).map(|left| left > Millis::seconds(30)), Some(true));
     ledger.set_now(ledger.now() + Millis::seconds(10));
@@ -426,11 +426,11 @@ fn a_tenant_at_its_limit_takes_the_place_of_its_own_pods_and_of_nobody_elses() {
     observe_bound(&mut ledger, "own", 0, of_tenant(&policy, 60, -1), None);
     observe_bound(&mut ledger, "foreign", 1, job(&policy, 60), None);
     wait(&mut ledger, "urgent", of_tenant(&policy, 60, 5));
-    let mut hold = |victim: &str, gpu: u32| {
+    let mut reservation = |victim: &str, gpu: u32| {
         let victims = [uid(victim)].into();
         let devices = [device("n", gpu).uuid].into();
-        let hold = Reservation { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
-        ledger.hold(&uid("urgent"), hold).is_ok()
+        let reservation = Reservation { node: name("n"), devices, victims, deadline: Moment(u64::MAX) };
+        ledger.reserve(&uid("urgent"), reservation).is_ok()
     };
-    assert_eq!((hold("foreign", 1), hold("own", 0)), (false, true));
+    assert_eq!((reservation("foreign", 1), reservation("own", 0)), (false, true));
 }

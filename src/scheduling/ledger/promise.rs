@@ -1,22 +1,22 @@
 //! What is promised, and to whom: offers, what runs out, and the way from assume to confirm or forget. Holds are made in `holding`.
 
 use super::Ledger;
-use super::book::NodeState;
-use super::entry::{AssumedPod, BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
+use super::node_state::NodeState;
+use super::pod_state::{AssumedPod, BoundPod, PodPhase, PodState, SoftReservation, WaitingPod};
 use super::tenancy::is_allowed;
 use crate::ids::{GpuUuid, NodeName, PodUid};
 use crate::scheduling::decision::{Placement, Reservation};
 use crate::scheduling::device::{Gpu, GpuSet};
-use crate::scheduling::fit::{Misfit, fit, misfit, shut};
+use crate::scheduling::fit::{Misfit, check_node_admission, fit, misfit};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
+use crate::scheduling::packing_model::NodeGpus;
 use crate::scheduling::plugin::Ask;
 use crate::scheduling::policy::{Policy, StartGate, TenantLimit};
 use crate::scheduling::rank;
 use crate::scheduling::reading::EngineLoad;
 use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::worth::NodeGpus;
 use crate::units::{Bytes, Moment};
 use std::sync::Arc;
 
@@ -113,19 +113,19 @@ impl Ledger {
         self.run_out(now, ExpiredReservations::Stand);
     }
 
-    fn run_out(&mut self, now: Moment, holds: ExpiredReservations) -> Vec<PodUid> {
+    fn run_out(&mut self, now: Moment, reservations: ExpiredReservations) -> Vec<PodUid> {
         self.set_now(now);
         let mut ended = Vec::new();
-        while let Some((deadline, uid)) = self.next_due(holds) {
+        while let Some((deadline, uid)) = self.next_due(reservations) {
             self.deadlines.remove(&(deadline, uid.clone()));
-            let Some(entry) = self.entries.get(&uid) else { continue };
+            let Some(pod_state) = self.pod_states.get(&uid) else { continue };
             let is_over = |moment: Option<Moment>| moment.is_some_and(|moment| moment <= deadline);
-            if is_over(entry.starting) {
+            if is_over(pod_state.starting) {
                 self.open_start_gate(&uid);
-            } else if is_over(entry.hint().map(|hint| hint.expires)) {
+            } else if is_over(pod_state.soft_reservation().map(|soft_reservation| soft_reservation.expires)) {
                 self.set_soft_reservation(&uid, None);
-            } else if is_over(entry.hold().map(|hold| hold.deadline)) {
-                if entry.hold().is_some_and(|hold| !hold.victims.is_empty()) {
+            } else if is_over(pod_state.reservation().map(|reservation| reservation.deadline)) {
+                if pod_state.reservation().is_some_and(|reservation| !reservation.victims.is_empty()) {
                     self.note_failed_eviction(&uid);
                 }
                 self.release_reservation(&uid);
@@ -140,16 +140,19 @@ impl Ledger {
         ended
     }
 
-    fn next_due(&self, holds: ExpiredReservations) -> Option<(Moment, PodUid)> {
+    fn next_due(&self, reservations: ExpiredReservations) -> Option<(Moment, PodUid)> {
         let mut due = self.deadlines.iter().take_while(|(deadline, _)| *deadline <= self.now);
         let is_of_hold = |(deadline, uid): &(Moment, PodUid)| {
-            let entry = self.entries.get(uid);
-            entry.is_some_and(|entry| {
-                let hint_is_over = entry.hint().is_some_and(|hint| hint.expires <= *deadline);
-                !hint_is_over && entry.hold().is_some_and(|hold| hold.deadline <= *deadline)
+            let pod_state = self.pod_states.get(uid);
+            pod_state.is_some_and(|pod_state| {
+                let hint_is_over = pod_state
+                    .soft_reservation()
+                    .is_some_and(|soft_reservation| soft_reservation.expires <= *deadline);
+                !hint_is_over
+                    && pod_state.reservation().is_some_and(|reservation| reservation.deadline <= *deadline)
             })
         };
-        due.find(|due| holds == ExpiredReservations::End || !is_of_hold(due)).cloned()
+        due.find(|due| reservations == ExpiredReservations::End || !is_of_hold(due)).cloned()
     }
 
     /// The pod asks for a node (again): what it was offered before is open, and did not lead to a bind. Answers how often
@@ -162,10 +165,10 @@ impl Ledger {
     }
 
     fn count_attempt(&mut self, uid: &PodUid) -> (u32, Option<NodeName>) {
-        match self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        match self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase) {
             Some(PodPhase::Waiting(waiting)) => {
                 if waiting.refused.take().is_some_and(|refused| refused.unanswered > 0) {
-                    waiting.in_vain = waiting.in_vain.saturating_add(1);
+                    waiting.unanswered_wakes = waiting.unanswered_wakes.saturating_add(1);
                 }
                 let failed = waiting.offered.take();
                 waiting.tries += u32::from(failed.is_some());
@@ -180,23 +183,29 @@ impl Ledger {
     pub fn offer(&mut self, uid: &PodUid, offered: &Node, gpus: GpuSet, now: Moment) {
         let node = &offered.name;
         // The node may have changed since the view was taken, and its places may be other GPUs now.
-        let is_current = |book: &NodeState| book.exists && Arc::ptr_eq(&book.devices, &offered.devices);
-        if !self.books.get(node).is_some_and(is_current) {
+        let is_current =
+            |node_state: &NodeState| node_state.exists && Arc::ptr_eq(&node_state.devices, &offered.devices);
+        if !self.node_states.get(node).is_some_and(is_current) {
             return;
         }
-        let expires = now + self.policy.hint_lifetime;
+        let expires = now + self.policy.soft_reservation_lifetime;
         // Of a device plugin's GPUs none was offered: the scheduler counts them itself.
-        let hint = (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
-        self.set_soft_reservation(uid, hint);
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        let soft_reservation =
+            (!gpus.is_empty()).then(|| SoftReservation { node: node.clone(), gpus, expires });
+        self.set_soft_reservation(uid, soft_reservation);
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
             waiting.offered = Some(node.clone());
-            waiting.in_vain = 0;
+            waiting.unanswered_wakes = 0;
         }
     }
 
     /// The scheduler asked on how many nodes others could leave for the pod.
     pub fn note_offered_to_preempt(&mut self, uid: &PodUid, nodes: usize) {
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
             waiting.offered_to_preempt = Some(u32::try_from(nodes).unwrap_or(u32::MAX));
         }
     }
@@ -204,20 +213,27 @@ impl Ledger {
     /// The room that is the pod's already: where it is bound or assumed, or what its hold keeps, with how many victims
     /// are still in the way.
     pub fn reserved_placement(&self, uid: &PodUid) -> Option<(NodeName, Result<GpuSet, Misfit>)> {
-        let entry = self.entries.get(uid)?;
-        let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
-        let verdict = match (self.books.get(node).filter(|book| book.exists), entry.hold()) {
+        let pod_state = self.pod_states.get(uid)?;
+        let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
+        let verdict = match (
+            self.node_states.get(node).filter(|node_state| node_state.exists),
+            pod_state.reservation(),
+        ) {
             (None, _) => Err(Misfit::UnknownNode),
-            (Some(book), Some(hold)) => self.placement_of_reservation(uid, &entry.demand, hold, book),
-            (Some(book), None) => Ok(book.charge_of(entry).map(|charge| charge.gpus).unwrap_or_default()),
+            (Some(node_state), Some(reservation)) => {
+                self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state)
+            }
+            (Some(node_state), None) => {
+                Ok(node_state.charge_of(pod_state).map(|charge| charge.gpus).unwrap_or_default())
+            }
         };
         Some((node.clone(), verdict))
     }
 
     /// Promises the pod its GPUs on `node`, checking again that they are free. Idempotent.
     pub fn assume(&mut self, uid: &PodUid, node: &NodeName) -> Result<AssumeResult, AssumeConflict> {
-        let entry = self.entries.get(uid).ok_or(AssumeConflict::UnknownPod)?;
-        match &entry.phase {
+        let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
+        match &pod_state.phase {
             PodPhase::Bound(bound) if bound.node == *node => return Ok(AssumeResult::Bound),
             PodPhase::Bound(bound) => {
                 return Err(AssumeConflict::BoundElsewhere { node: bound.node.clone() });
@@ -230,68 +246,77 @@ impl Ledger {
             }
             PodPhase::Waiting(_) => {}
         }
-        let placement = match self.passes_through(&entry.demand) {
+        let placement = match self.passes_through(&pod_state.demand) {
             true => Placement::by_plugin(node.clone()),
-            false => self.checked(uid, entry, node)?,
+            false => self.checked(uid, pod_state, node)?,
         };
-        let starting =
-            self.books.get(node).and_then(|book| gate(&entry.demand, &book.view, self.now, &self.policy));
-        self.change(uid, |entries| {
-            let entry = entries.get_mut(uid).expect("the entry was just read");
-            entry.starting = starting;
-            if let PodPhase::Waiting(before) = &mut entry.phase {
+        let starting = self
+            .node_states
+            .get(node)
+            .and_then(|node_state| gate(&pod_state.demand, &node_state.view, self.now, &self.policy));
+        self.change(uid, |pod_states| {
+            let pod_state = pod_states.get_mut(uid).expect("the entry was just read");
+            pod_state.starting = starting;
+            if let PodPhase::Waiting(before) = &mut pod_state.phase {
                 let before = std::mem::take(before);
-                entry.phase = PodPhase::Assumed(AssumedPod { placement: placement.clone(), before });
+                pod_state.phase = PodPhase::Assumed(AssumedPod { placement: placement.clone(), before });
             }
         });
         Ok(AssumeResult::New(placement))
     }
 
     /// Where the pod goes on `node`, by what is free there now.
-    fn checked(&self, uid: &PodUid, entry: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
-        let book = self.books.get(node).filter(|book| book.exists).ok_or(Misfit::UnknownNode)?;
-        let gpus = match entry.hold().filter(|hold| hold.node == *node) {
-            Some(hold) => self.placement_of_reservation(uid, &entry.demand, hold, book)?,
-            None => self.free_gpus_for(uid, &entry.demand, book)?,
+    fn checked(&self, uid: &PodUid, pod_state: &PodState, node: &NodeName) -> Result<Placement, Misfit> {
+        let node_state =
+            self.node_states.get(node).filter(|node_state| node_state.exists).ok_or(Misfit::UnknownNode)?;
+        let gpus = match pod_state.reservation().filter(|reservation| reservation.node == *node) {
+            Some(reservation) => {
+                self.placement_of_reservation(uid, &pod_state.demand, reservation, node_state)?
+            }
+            None => self.free_gpus_for(uid, &pod_state.demand, node_state)?,
         };
-        Ok(placement(book, &entry.demand, gpus))
+        Ok(placement(node_state, &pod_state.demand, gpus))
     }
 
     /// The pod is bound to `node` with these devices: its Binding was written, or a read past every cache said so. It
     /// counts there from now on, whatever was assumed. Where the watch was faster, what it has shown stays.
     pub fn confirm(&mut self, uid: &PodUid, node: &NodeName, devices: Option<Arc<[GpuUuid]>>) {
-        let bound = match self.entries.get(uid).map(|entry| &entry.phase) {
+        let bound = match self.pod_states.get(uid).map(|pod_state| &pod_state.phase) {
             Some(PodPhase::Bound(known)) if known.node == *node => {
                 BoundPod { devices: known.devices.clone().or(devices), ..known.clone() }
             }
             _ => BoundPod::new(node.clone(), devices, self.now),
         };
-        self.change(uid, |entries| {
-            if let Some(entry) = entries.get_mut(uid) {
-                entry.phase = PodPhase::Bound(bound);
+        self.change(uid, |pod_states| {
+            if let Some(pod_state) = pod_states.get_mut(uid) {
+                pod_state.phase = PodPhase::Bound(bound);
             }
         });
-        if self.books.get(node).is_some_and(|book| book.reported) {
+        if self.node_states.get(node).is_some_and(|node_state| node_state.reported) {
             self.pin_indices(node);
         }
     }
 
     /// The Binding was not written. The pod waits again, with the hold it had before.
     pub fn forget(&mut self, uid: &PodUid) {
-        self.change(uid, |entries| {
-            let Some(entry) = entries.get_mut(uid) else { return };
-            if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut entry.phase {
-                entry.starting = None;
+        self.change(uid, |pod_states| {
+            let Some(pod_state) = pod_states.get_mut(uid) else { return };
+            if let PodPhase::Assumed(AssumedPod { placement, before }) = &mut pod_state.phase {
+                pod_state.starting = None;
                 let offered = Some(placement.node.clone());
-                entry.phase = PodPhase::Waiting(WaitingPod { offered, hint: None, ..std::mem::take(before) });
+                pod_state.phase = PodPhase::Waiting(WaitingPod {
+                    offered,
+                    soft_reservation: None,
+                    ..std::mem::take(before)
+                });
             }
         });
     }
 
     pub(super) fn waiting(&self, uid: &PodUid) -> Result<&PodState, AssumeConflict> {
-        let entry = self.entries.get(uid).ok_or(AssumeConflict::UnknownPod)?;
-        match &entry.phase {
-            PodPhase::Waiting(_) => Ok(entry),
+        let pod_state = self.pod_states.get(uid).ok_or(AssumeConflict::UnknownPod)?;
+        match &pod_state.phase {
+            PodPhase::Waiting(_) => Ok(pod_state),
             PodPhase::Assumed(assumed) => {
                 Err(AssumeConflict::Unsettled { node: assumed.placement.node.clone() })
             }
@@ -299,20 +324,31 @@ impl Ledger {
         }
     }
 
-    fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, book: &NodeState) -> Result<GpuSet, Misfit> {
-        shut(&book.view, demand)?;
-        let gpus = book.gpus_without(uid, &self.entries, &self.policy);
+    fn free_gpus_for(&self, uid: &PodUid, demand: &Demand, node_state: &NodeState) -> Result<GpuSet, Misfit> {
+        check_node_admission(&node_state.view, demand)?;
+        let gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
         let chosen = match &demand.ask {
-            Ask::Vram => self.choice(book, &gpus, demand, GpuSet::ALL),
-            Ask::Plugin { .. } => Some(fit(&book.view, demand)?),
+            Ask::Vram => self.choice(node_state, &gpus, demand, GpuSet::ALL),
+            Ask::Plugin { .. } => Some(fit(&node_state.view, demand)?),
         };
         let chosen = chosen.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, chosen)
     }
 
     /// The GPUs for the demand among the `allowed` ones of a node whose GPUs are these.
-    fn choice(&self, book: &NodeState, gpus: &[Gpu], demand: &Demand, allowed: GpuSet) -> Option<GpuSet> {
-        pack::choose_at(&self.worth, NodeGpus { gpus, ..book.view.site() }, demand, allowed)
+    fn choice(
+        &self,
+        node_state: &NodeState,
+        gpus: &[Gpu],
+        demand: &Demand,
+        allowed: GpuSet,
+    ) -> Option<GpuSet> {
+        pack::choose_at(
+            &self.packing_model,
+            NodeGpus { gpus, ..node_state.view.node_gpus() },
+            demand,
+            allowed,
+        )
     }
 
     /// These GPUs, if the pod's tenant may take them of what is left to it.
@@ -331,39 +367,41 @@ impl Ledger {
         &self,
         uid: &PodUid,
         demand: &Demand,
-        hold: &Reservation,
-        book: &NodeState,
+        reservation: &Reservation,
+        node_state: &NodeState,
     ) -> Result<GpuSet, Misfit> {
-        let mut gpus = book.gpus_without(uid, &self.entries, &self.policy);
-        match shut(&book.view, demand) {
+        let mut gpus = node_state.gpus_without(uid, &self.pod_states, &self.policy);
+        match check_node_admission(&node_state.view, demand) {
             // The policy, or the node's pool, may have changed since. That nobody sees the node now changes nothing.
             Ok(()) | Err(Misfit::Unseen) => {}
             Err(misfit) => return Err(misfit),
         }
-        let remaining = self.victims_on(hold, book);
+        let remaining = self.victims_on(reservation, node_state);
         if remaining > 0 {
             return Err(Misfit::VictimsLeaving { remaining });
         }
         forget_measured(&mut gpus);
-        let held = book.resolve(&hold.devices).and_then(|held| self.choice(book, &gpus, demand, held));
+        let held = node_state
+            .resolve(&reservation.devices)
+            .and_then(|held| self.choice(node_state, &gpus, demand, held));
         let held = held.ok_or_else(|| misfit(&gpus, demand))?;
         self.within_limit(self.allowance(uid, demand), demand, &gpus, held)
     }
 
     /// How many of a hold's victims still take room on its node. The driver gives memory back later than the API server
     /// forgets a pod: where an agent looks, a victim has left when a reading sampled after its end shows nothing of it.
-    pub(super) fn victims_on(&self, hold: &Reservation, book: &NodeState) -> u32 {
+    pub(super) fn victims_on(&self, reservation: &Reservation, node_state: &NodeState) -> u32 {
         let is_charged =
-            |victim: &PodUid| self.entries.get(victim).is_some_and(|v| book.charge_of(v).is_some());
-        let is_there = |victim: &&PodUid| is_charged(victim) || book.may_have_memory(victim, self.now);
-        hold.victims.iter().filter(is_there).count() as u32
+            |victim: &PodUid| self.pod_states.get(victim).is_some_and(|v| node_state.charge_of(v).is_some());
+        let is_there = |victim: &&PodUid| is_charged(victim) || node_state.may_have_memory(victim, self.now);
+        reservation.victims.iter().filter(is_there).count() as u32
     }
 }
 
 /// Room that was made for a pod: what a reading says of it is about the pods that just left.
 pub(super) fn forget_measured(gpus: &mut [Gpu]) {
     for gpu in gpus {
-        *gpu = Gpu { taken: Bytes::ZERO, pressure: EngineLoad::default(), ..*gpu };
+        *gpu = Gpu { unaccounted_vram: Bytes::ZERO, engine_load: EngineLoad::default(), ..*gpu };
     }
 }
 
@@ -379,20 +417,20 @@ pub(super) fn gate(demand: &Demand, node: &Node, now: Moment, policy: &Policy) -
 }
 
 /// What the pod gets on these GPUs.
-fn placement(book: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement {
+fn placement(node_state: &NodeState, demand: &Demand, gpus: GpuSet) -> Placement {
     let granted_on = |place: usize| match demand.sharing {
         Sharing::Shared => demand.per_gpu,
         // A GPU that is to be a pod's own may have something of somebody's on it all the same.
-        Sharing::Exclusive => book.view.gpus[place].most(),
+        Sharing::Exclusive => node_state.view.gpus[place].most(),
     };
     let hundredths = |place: usize| {
-        let total = u128::from(book.devices[place].total.0);
+        let total = u128::from(node_state.devices[place].total.0);
         let share = (u128::from(granted_on(place).0) * 100).checked_div(total);
         share.unwrap_or(0).min(100) as u8
     };
     Placement {
-        node: book.view.name.clone(),
-        devices: gpus.iter().map(|place| book.devices[place].uuid.clone()).collect(),
+        node: node_state.view.name.clone(),
+        devices: gpus.iter().map(|place| node_state.devices[place].uuid.clone()).collect(),
         granted: gpus.iter().map(granted_on).sum(),
         memory_hundredths: gpus.iter().map(hundredths).min().unwrap_or(0),
     }

@@ -4,16 +4,16 @@
 //! whose queue has run empty, VRAM that a process gave back, an agent that is heard of again. Nobody but the planner looks at
 //! a gated pod at all.
 //!
-//! What a round costs does not grow with the number of pods that wait: [`super::turns`] has them in order.
+//! What a round costs does not grow with the number of pods that wait: [`super::waiting_queue`] has them in order.
 
 use super::Ledger;
-use super::entry::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
-use super::turns::{QueueBand, WaitingLine};
+use super::pod_state::{FailedAttempt, FilterRefusal, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::waiting_queue::{QueueBand, WaitingLine};
 use crate::ids::{NodeName, PodKey, PodUid};
+use crate::scheduling::disruption_info::GroupKey;
 use crate::scheduling::policy::{TenantId, TenantUsage};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
-use crate::scheduling::stake::GroupKey;
 use crate::units::{Millis, Moment};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -80,7 +80,9 @@ impl Ledger {
     /// The pod was told that none of these nodes fits; `None` if it was not said which.
     pub fn note_refused(&mut self, uid: &PodUid, asked: Option<NodeSet>) {
         let at = self.now;
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
             waiting.refused = Some(FilterRefusal { at, asked: asked.map(Arc::new), unanswered: 0 });
             self.refused.insert(uid.clone());
         }
@@ -91,13 +93,13 @@ impl Ledger {
     /// before its restart.
     pub fn suppose_all_refused(&mut self) {
         // One that asks a device plugin may be another scheduler's; its own is woken by what the API server shows.
-        let waits = |entry: &PodState| {
+        let waits = |pod_state: &PodState| {
             matches!(
-                &entry.phase,
-                PodPhase::Waiting(WaitingPod { hint: None, gate: SchedulingGate::Open, .. })
-            ) && !entry.demand.asks_plugin()
+                &pod_state.phase,
+                PodPhase::Waiting(WaitingPod { soft_reservation: None, gate: SchedulingGate::Open, .. })
+            ) && !pod_state.demand.asks_plugin()
         };
-        let waiting = self.entries().into_iter().filter(|(_, entry)| waits(entry));
+        let waiting = self.pod_states().into_iter().filter(|(_, pod_state)| waits(pod_state));
         let waiting: Vec<PodUid> = waiting.map(|(uid, _)| uid.clone()).collect();
         waiting.iter().for_each(|uid| self.note_refused(uid, None));
     }
@@ -112,9 +114,9 @@ impl Ledger {
             |id: TenantId| Some((id, self.policy.tenant(id)?.dominant_share(self.used_by(id), whole)));
         let shares: BTreeMap<TenantId, u64> = self.policy.tenant_ids().filter_map(share).collect();
         let share = |tenant: Option<TenantId>| tenant.and_then(|id| shares.get(&id).copied()).unwrap_or(0);
-        let refused = self.turns.hand_out(WaitingLine::Refused, limit, share);
-        let gated = self.turns.hand_out(WaitingLine::Gated, limit, share);
-        let on_their_way = if refused.is_empty() { Vec::new() } else { self.turns.last_woken(limit) };
+        let refused = self.waiting_queue.hand_out(WaitingLine::Refused, limit, share);
+        let gated = self.waiting_queue.hand_out(WaitingLine::Gated, limit, share);
+        let on_their_way = if refused.is_empty() { Vec::new() } else { self.waiting_queue.last_woken(limit) };
         let due: BTreeSet<&PodUid> = refused.iter().collect();
         let on_their_way = on_their_way.iter().filter(|uid| !due.contains(uid));
         let refused = refused.iter().chain(on_their_way).filter_map(|uid| self.refused_one(uid, whole));
@@ -126,31 +128,31 @@ impl Ledger {
 
     /// These were handed out by [`Ledger::pending`] and not looked at: their turns come first again.
     pub fn put_back<'a>(&mut self, pods: impl IntoIterator<Item = &'a PodUid>) {
-        pods.into_iter().for_each(|uid| self.turns.put_back(uid));
+        pods.into_iter().for_each(|uid| self.waiting_queue.put_back(uid));
     }
 
     /// How many pods wait for a look, due or not.
     pub fn pending_count(&self) -> usize {
-        self.turns.len()
+        self.waiting_queue.len()
     }
 
     /// Brings the pod's turn to what its entry says. Whatever changes how a pod waits ends here.
     pub(super) fn requeue(&mut self, uid: &PodUid) {
-        let entry = self.entries.get(uid);
-        let waiting = entry.filter(|entry| matches!(entry.phase, PodPhase::Waiting(_)));
-        if waiting.is_none() && !self.turns.knows(uid) && !self.refused.contains(uid) {
+        let pod_state = self.pod_states.get(uid);
+        let waiting = pod_state.filter(|pod_state| matches!(pod_state.phase, PodPhase::Waiting(_)));
+        if waiting.is_none() && !self.waiting_queue.knows(uid) && !self.refused.contains(uid) {
             return;
         }
-        let spot = waiting.and_then(|entry| Some((self.due(entry)?, queue_band_of(entry))));
+        let spot = waiting.and_then(|pod_state| Some((self.due(pod_state)?, queue_band_of(pod_state))));
         let refused = waiting.and_then(PodState::refused);
         let is_refused = refused.is_some();
         let on_its_way = refused.filter(|refused| refused.unanswered > 0).map(|refused| refused.at);
         match spot {
-            None => self.turns.remove(uid),
-            Some((due, band)) if due <= self.now => self.turns.set_ready(uid, band),
-            Some((due, _)) => self.turns.set_later(uid, due),
+            None => self.waiting_queue.remove(uid),
+            Some((due, queue_band)) if due <= self.now => self.waiting_queue.set_ready(uid, queue_band),
+            Some((due, _)) => self.waiting_queue.set_later(uid, due),
         }
-        self.turns.set_woken(uid, on_its_way);
+        self.waiting_queue.set_woken(uid, on_its_way);
         if !is_refused {
             self.refused.remove(uid);
         }
@@ -158,22 +160,26 @@ impl Ledger {
 
     /// Everyone who waits has a turn by the class and the tenant that it has now.
     pub(super) fn requeue_all(&mut self) {
-        self.turns.all().iter().for_each(|uid| self.requeue(uid));
+        self.waiting_queue.all().iter().for_each(|uid| self.requeue(uid));
     }
 
     /// A group's pods; the gated ones in the order in which they are to be placed.
     pub fn group(&self, key: &GroupKey) -> PodGroup {
         let mut group = PodGroup::default();
-        for (uid, entry) in self.members(key) {
-            group.size = group.size.max(entry.stake.group_size);
-            match &entry.phase {
+        for (uid, pod_state) in self.members(key) {
+            group.size = group.size.max(pod_state.disruption_info.group_size);
+            match &pod_state.phase {
                 PodPhase::Waiting(WaitingPod {
-                    hold: None, gate: SchedulingGate::Planned, since, ..
+                    reservation: None,
+                    gate: SchedulingGate::Planned,
+                    since,
+                    ..
                 }) => {
-                    let pod = self.pending_one(uid, entry, WaitKind::Gated, *since, TenantUsage::default());
+                    let pod =
+                        self.pending_one(uid, pod_state, WaitKind::Gated, *since, TenantUsage::default());
                     group.gated.push(pod);
                 }
-                PodPhase::Waiting(WaitingPod { hold: None, .. }) => {}
+                PodPhase::Waiting(WaitingPod { reservation: None, .. }) => {}
                 PodPhase::Waiting(_) | PodPhase::Assumed(_) | PodPhase::Bound(_) => group.placed += 1,
             }
         }
@@ -183,12 +189,12 @@ impl Ledger {
 
     /// Pods that are to come to a node and are not bound yet: assumed, or with room held there.
     pub fn coming_to(&self, node: &NodeName) -> &[PodUid] {
-        self.books.get(node).map_or(&[], |book| &book.coming)
+        self.node_states.get(node).map_or(&[], |node_state| &node_state.coming)
     }
 
     /// All pods of a group.
     pub fn members<'a>(&'a self, key: &GroupKey) -> impl Iterator<Item = (&'a PodUid, &'a PodState)> {
-        self.members_of(key).filter_map(|uid| Some((uid, self.entries.get(uid)?)))
+        self.members_of(key).filter_map(|uid| Some((uid, self.pod_states.get(uid)?)))
     }
 
     /// The pod was woken.
@@ -204,8 +210,11 @@ impl Ledger {
     pub fn note_no_placement(&mut self, uid: &PodUid, generation: u64) {
         let at = self.now;
         if let Some(waiting) = self.waiting_mut(uid) {
-            let in_vain = waiting.sought.map_or(0, |sought| sought.in_vain).saturating_add(1);
-            waiting.sought = Some(FailedAttempt { at, in_vain, generation });
+            let unanswered_wakes = waiting
+                .failed_attempt
+                .map_or(0, |failed_attempt| failed_attempt.unanswered_wakes)
+                .saturating_add(1);
+            waiting.failed_attempt = Some(FailedAttempt { at, unanswered_wakes, generation });
         }
         self.requeue(uid);
     }
@@ -214,14 +223,16 @@ impl Ledger {
     pub fn note_failed_eviction(&mut self, uid: &PodUid) {
         let (at, generation) = (self.now, self.generation);
         if let Some(waiting) = self.waiting_mut(uid) {
-            let in_vain = waiting.left_in_vain.map_or(0, |before| before.in_vain).saturating_add(1);
-            waiting.left_in_vain = Some(FailedAttempt { at, in_vain, generation });
+            let unanswered_wakes =
+                waiting.failed_eviction.map_or(0, |before| before.unanswered_wakes).saturating_add(1);
+            waiting.failed_eviction = Some(FailedAttempt { at, unanswered_wakes, generation });
         }
     }
 
     /// Whether others may be evicted for the pod (again).
     pub fn may_evict_for(&self, uid: &PodUid) -> bool {
-        let Some(PodPhase::Waiting(waiting)) = self.entries.get(uid).map(|entry| &entry.phase) else {
+        let Some(PodPhase::Waiting(waiting)) = self.pod_states.get(uid).map(|pod_state| &pod_state.phase)
+        else {
             return false;
         };
         let pause = |times: u32| {
@@ -229,11 +240,11 @@ impl Ledger {
                 .times(1 << (times - 1).min(8))
                 .min(LONGEST_RETRY_AFTER_FAILED_EVICTION)
         };
-        waiting.left_in_vain.is_none_or(|vain| vain.at + pause(vain.in_vain) <= self.now)
+        waiting.failed_eviction.is_none_or(|vain| vain.at + pause(vain.unanswered_wakes) <= self.now)
     }
 
     fn waiting_mut(&mut self, uid: &PodUid) -> Option<&mut WaitingPod> {
-        match &mut self.entries.get_mut(uid)?.phase {
+        match &mut self.pod_states.get_mut(uid)?.phase {
             PodPhase::Waiting(waiting) => Some(waiting),
             _ => None,
         }
@@ -242,85 +253,103 @@ impl Ledger {
     /// Pods whose time has come are ready, at most so many of them.
     fn bring_due(&mut self, limit: usize) {
         for _ in 0..limit {
-            let Some(uid) = self.turns.next_due(self.now).cloned() else { return };
-            let sought = match self.entries.get(&uid).map(|entry| &entry.phase) {
-                Some(PodPhase::Waiting(waiting)) => waiting.sought,
+            let Some(uid) = self.waiting_queue.next_due(self.now).cloned() else { return };
+            let failed_attempt = match self.pod_states.get(&uid).map(|pod_state| &pod_state.phase) {
+                Some(PodPhase::Waiting(waiting)) => waiting.failed_attempt,
                 _ => None,
             };
-            match self.is_due(sought) {
+            match self.is_due(failed_attempt) {
                 true => self.requeue(&uid),
-                false => self.turns.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
+                false => self.waiting_queue.set_later(&uid, self.now + CHANGE_CHECK_INTERVAL),
             }
         }
     }
 
     /// When a pod may be looked at again, if something has changed by then; `None` for one that does not wait for a look.
-    fn due(&self, entry: &PodState) -> Option<Moment> {
-        let PodPhase::Waiting(WaitingPod { hold: None, gate, refused, in_vain, sought, .. }) = &entry.phase
+    fn due(&self, pod_state: &PodState) -> Option<Moment> {
+        let PodPhase::Waiting(WaitingPod {
+            reservation: None,
+            gate,
+            refused,
+            unanswered_wakes,
+            failed_attempt,
+            ..
+        }) = &pod_state.phase
         else {
             return None;
         };
         let left_alone = match (gate, refused) {
             (SchedulingGate::Planned, _) => Moment::default(),
-            (SchedulingGate::Open, Some(refused)) => refused.at + pause(refused.unanswered, *in_vain),
+            (SchedulingGate::Open, Some(refused)) => {
+                refused.at + pause(refused.unanswered, *unanswered_wakes)
+            }
             (SchedulingGate::Open | SchedulingGate::Others, _) => return None,
         };
-        let again = |sought: FailedAttempt| sought.at + pause_after(sought, RETRY_AFTER_CHANGE);
-        Some(sought.map_or(left_alone, |sought| left_alone.max(again(sought))))
+        let again = |failed_attempt: FailedAttempt| {
+            failed_attempt.at + pause_after(failed_attempt, RETRY_AFTER_CHANGE)
+        };
+        Some(failed_attempt.map_or(left_alone, |failed_attempt| left_alone.max(again(failed_attempt))))
     }
 
     /// `None` for a pod that is left alone for now and has no claim, and for one that has room already.
     fn refused_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
-        let entry = self.entries.get(uid)?;
+        let pod_state = self.pod_states.get(uid)?;
         let PodPhase::Waiting(WaitingPod {
             refused: Some(refused),
-            in_vain,
-            hold: None,
+            unanswered_wakes,
+            reservation: None,
             gate: SchedulingGate::Open,
-            sought,
+            failed_attempt,
             ..
-        }) = &entry.phase
+        }) = &pod_state.phase
         else {
             return None;
         };
-        let is_due = refused.at + pause(refused.unanswered, *in_vain) <= self.now && self.is_due(*sought);
+        let is_due = refused.at + pause(refused.unanswered, *unanswered_wakes) <= self.now
+            && self.is_due(*failed_attempt);
         let asked = refused.asked.clone();
         let way = match (is_due, refused.unanswered) {
             (true, _) => WaitKind::Refused { asked },
             (false, 0) => return None,
             (false, _) => WaitKind::OnItsWay { asked },
         };
-        Some(self.pending_one(uid, entry, way, refused.at, whole))
+        Some(self.pending_one(uid, pod_state, way, refused.at, whole))
     }
 
     fn gated_one(&self, uid: &PodUid, whole: TenantUsage) -> Option<PendingPod> {
-        let entry = self.entries.get(uid)?;
+        let pod_state = self.pod_states.get(uid)?;
         let PodPhase::Waiting(WaitingPod {
-            gate: SchedulingGate::Planned, hold: None, sought, since, ..
-        }) = &entry.phase
+            gate: SchedulingGate::Planned,
+            reservation: None,
+            failed_attempt,
+            since,
+            ..
+        }) = &pod_state.phase
         else {
             return None;
         };
-        self.is_due(*sought).then(|| self.pending_one(uid, entry, WaitKind::Gated, *since, whole))
+        self.is_due(*failed_attempt).then(|| self.pending_one(uid, pod_state, WaitKind::Gated, *since, whole))
     }
 
-    fn is_due(&self, sought: Option<FailedAttempt>) -> bool {
-        let longest = |sought: FailedAttempt| match sought.generation == self.generation {
+    fn is_due(&self, failed_attempt: Option<FailedAttempt>) -> bool {
+        let longest = |failed_attempt: FailedAttempt| match failed_attempt.generation == self.generation {
             true => RETRY_AT_LEAST,
             false => RETRY_AFTER_CHANGE,
         };
-        sought.is_none_or(|sought| sought.at + pause_after(sought, longest(sought)) <= self.now)
+        failed_attempt.is_none_or(|failed_attempt| {
+            failed_attempt.at + pause_after(failed_attempt, longest(failed_attempt)) <= self.now
+        })
     }
 
     fn pending_one(
         &self,
         uid: &PodUid,
-        entry: &PodState,
+        pod_state: &PodState,
         way: WaitKind,
         since: Moment,
         whole: TenantUsage,
     ) -> PendingPod {
-        let (key, demand) = (entry.key.clone(), entry.demand.clone());
+        let (key, demand) = (pod_state.key.clone(), pod_state.demand.clone());
         let share = self.share_of(&demand, whole);
         PendingPod { uid: uid.clone(), key, demand, way, since, share }
     }
@@ -337,22 +366,22 @@ impl PendingPod {
     }
 }
 
-fn queue_band_of(entry: &PodState) -> QueueBand {
-    let Demand { priority, class, tenant, .. } = entry.demand;
+fn queue_band_of(pod_state: &PodState) -> QueueBand {
+    let Demand { priority, class, tenant, .. } = pod_state.demand;
     let is_gated =
-        matches!(&entry.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
+        matches!(&pod_state.phase, PodPhase::Waiting(WaitingPod { gate: SchedulingGate::Planned, .. }));
     let line = if is_gated { WaitingLine::Gated } else { WaitingLine::Refused };
     QueueBand { line, priority: Reverse(priority), class, tenant }
 }
 
-fn pause_after(sought: FailedAttempt, longest: Millis) -> Millis {
-    FIRST_RETRY_AFTER.times(1 << sought.in_vain.min(8)).min(longest)
+fn pause_after(failed_attempt: FailedAttempt, longest: Millis) -> Millis {
+    FIRST_RETRY_AFTER.times(1 << failed_attempt.unanswered_wakes.min(8)).min(longest)
 }
 
 /// How long a pod is left alone that was woken so often without asking, or asked so often in vain.
-fn pause(unanswered: u32, in_vain: u32) -> Millis {
+fn pause(unanswered: u32, unanswered_wakes: u32) -> Millis {
     match unanswered {
-        0 => QUIET_PERIOD.times(1 << in_vain.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
+        0 => QUIET_PERIOD.times(1 << unanswered_wakes.min(8)).min(LONGEST_PAUSE_IF_IT_ASKS),
         _ => QUIET_PERIOD.times(1 << unanswered.min(8)).min(LONGEST_PAUSE),
     }
 }

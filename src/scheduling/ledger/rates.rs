@@ -5,7 +5,7 @@
 //! [`EvictionAllowance`] to say.
 
 use super::Ledger;
-use super::entry::{PodPhase, WaitingPod};
+use super::pod_state::{PodPhase, WaitingPod};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::policy::{Policy, TenantId};
 use crate::scheduling::preempt::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
@@ -125,7 +125,9 @@ impl Ledger {
     /// The pod needs more evictions at once than the scope's limit: for a while nothing is evicted there for others of no higher
     /// priority, so that there is an empty minute.
     pub fn reserve_scope(&mut self, scope: ScopeKey, uid: &PodUid) {
-        let Some(priority) = self.entries.get(uid).map(|entry| entry.demand.priority) else { return };
+        let Some(priority) = self.pod_states.get(uid).map(|pod_state| pod_state.demand.priority) else {
+            return;
+        };
         let now = self.now;
         self.reserved.retain(|_, reserved| reserved.until > now);
         let is_first = |known: &ScopeReservation| known.by == *uid || known.priority < priority;
@@ -138,8 +140,8 @@ impl Ledger {
     /// Scopes in which nothing is evicted for a pod, because they are reserved for another one that still waits.
     pub fn reserved_from(&self, uid: &PodUid, priority: i32) -> BTreeSet<ScopeKey> {
         let waits = |uid: &PodUid| {
-            let phase = self.entries.get(uid).map(|entry| &entry.phase);
-            matches!(phase, Some(PodPhase::Waiting(WaitingPod { hold: None, .. })))
+            let phase = self.pod_states.get(uid).map(|pod_state| &pod_state.phase);
+            matches!(phase, Some(PodPhase::Waiting(WaitingPod { reservation: None, .. })))
         };
         let is_for_another = |reserved: &ScopeReservation| {
             reserved.by != *uid
@@ -153,10 +155,10 @@ impl Ledger {
 
     /// Where a pod is that is not leaving, and whose it is.
     fn stays_on_node(&self, uid: &PodUid) -> Option<(NodeName, Option<TenantId>)> {
-        let entry = self.entries.get(uid)?;
-        match &entry.phase {
+        let pod_state = self.pod_states.get(uid)?;
+        match &pod_state.phase {
             PodPhase::Bound(bound) if bound.leaving.is_none() => {
-                Some((bound.node.clone(), entry.demand.tenant))
+                Some((bound.node.clone(), pod_state.demand.tenant))
             }
             _ => None,
         }

@@ -18,18 +18,19 @@ pub type Classifications = FxHashMap<Arc<PodTraits>, Classification>;
 impl Ledger {
     /// What all pods show.
     pub fn to_classify(&self) -> Vec<Arc<PodTraits>> {
-        self.entries.in_no_order().map(|(_, entry)| entry.demand.traits.clone()).collect()
+        self.pod_states.in_no_order().map(|(_, pod_state)| pod_state.demand.traits.clone()).collect()
     }
 
     /// `policy` is in force from here on, with a new version. What is bound stays bound, whatever it says; it counts as what it
-    /// is now. `judged` may lack some.
-    pub fn set_policy(&mut self, mut policy: Policy, judged: &Classifications) {
+    /// is now. `classified` may lack some.
+    pub fn set_policy(&mut self, mut policy: Policy, classified: &Classifications) {
         let version = self.policy.version + 1;
         policy.version = version;
-        self.entries.change_each(|entry| {
-            let demand = &mut entry.demand;
-            let known = judged.get(&demand.traits).map(|judgement| Classification { version, ..*judgement });
-            demand.take(known.unwrap_or_else(|| policy.judge(&demand.traits)));
+        self.pod_states.change_each(|pod_state| {
+            let demand = &mut pod_state.demand;
+            let known =
+                classified.get(&demand.traits).map(|judgement| Classification { version, ..*judgement });
+            demand.take(known.unwrap_or_else(|| policy.classify(&demand.traits)));
         });
         let before = std::mem::replace(&mut self.policy, Arc::new(policy));
         self.ordered.move_to(&before, &self.policy);
@@ -38,14 +39,14 @@ impl Ledger {
         self.take_packing();
         // The sums are by tenants of the old policy.
         self.usage.clear();
-        let names: Vec<NodeName> = self.books.keys().cloned().collect();
+        let names: Vec<NodeName> = self.node_states.keys().cloned().collect();
         for name in &names {
-            self.books.get_mut(name).expect("it was just listed").usage.clear();
+            self.node_states.get_mut(name).expect("it was just listed").usage.clear();
         }
         self.aging.clear();
         for name in &names {
-            let book = self.books.get_mut(name).expect("it was just listed");
-            book.admission = self.policy.admission(&book.labels);
+            let node_state = self.node_states.get_mut(name).expect("it was just listed");
+            node_state.admission = self.policy.admission(&node_state.labels);
             self.note_age(name);
             self.refresh(name);
         }
@@ -60,16 +61,22 @@ impl Ledger {
     /// The same, of labels that others keep, too.
     pub fn share_labels(&mut self, name: &NodeName, labels: Arc<BTreeMap<String, String>>) {
         let policy = self.policy.clone();
-        let Some(book) = self.books.get_mut(name).filter(|book| book.labels != labels) else { return };
-        book.admission = policy.admission(&labels);
-        book.labels = labels;
+        let Some(node_state) =
+            self.node_states.get_mut(name).filter(|node_state| node_state.labels != labels)
+        else {
+            return;
+        };
+        node_state.admission = policy.admission(&labels);
+        node_state.labels = labels;
         self.refresh(name);
     }
 
     /// Since when a bound pod runs, if that is longer than this ledger knows of it.
     pub(super) fn has_run_since(&mut self, uid: &PodUid, started: Moment) {
         use super::PodPhase;
-        if let Some(PodPhase::Bound(bound)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        if let Some(PodPhase::Bound(bound)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
             bound.started = bound.started.min(started);
         }
         self.note_disruption_info(uid);

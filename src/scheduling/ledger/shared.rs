@@ -5,8 +5,8 @@
 //! thousand, only shelves are counted then; whoever changes one afterwards copies its shelf, and no other. What entries and
 //! pages mean is not known here.
 
-use super::book::NodeState;
-use super::entry::PodState;
+use super::node_state::NodeState;
+use super::pod_state::PodState;
 use crate::ids::{NodeName, PodUid};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ fn look() {
 impl PodStates {
     pub fn get(&self, uid: &PodUid) -> Option<&PodState> {
         look();
-        self.shards[shard_of(uid)].get(uid).map(|entry| &**entry)
+        self.shards[shard_of(uid)].get(uid).map(|pod_state| &**pod_state)
     }
 
     pub fn contains_key(&self, uid: &PodUid) -> bool {
@@ -67,13 +67,13 @@ impl PodStates {
         Arc::make_mut(shelf).get_mut(uid).map(Arc::make_mut)
     }
 
-    pub fn get_or_insert(&mut self, uid: PodUid, entry: PodState) -> &mut PodState {
+    pub fn get_or_insert(&mut self, uid: PodUid, pod_state: PodState) -> &mut PodState {
         let shelf = Arc::make_mut(&mut self.shards[shard_of(&uid)]);
-        Arc::make_mut(shelf.entry(uid).or_insert_with(|| Arc::new(entry)))
+        Arc::make_mut(shelf.entry(uid).or_insert_with(|| Arc::new(pod_state)))
     }
 
-    pub fn insert(&mut self, uid: PodUid, entry: PodState) {
-        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, Arc::new(entry));
+    pub fn insert(&mut self, uid: PodUid, pod_state: PodState) {
+        Arc::make_mut(&mut self.shards[shard_of(&uid)]).insert(uid, Arc::new(pod_state));
     }
 
     pub fn remove(&mut self, uid: &PodUid) {
@@ -90,7 +90,7 @@ impl PodStates {
             .iter()
             .flat_map(|shelf| shelf.iter())
             .inspect(|_| look())
-            .map(|(uid, entry)| (uid, &**entry))
+            .map(|(uid, pod_state)| (uid, &**pod_state))
     }
 
     /// Changes everyone, each by itself.
@@ -100,7 +100,7 @@ impl PodStates {
     )]
     pub fn change_each(&mut self, mut change: impl FnMut(&mut PodState)) {
         for shelf in &mut self.shards {
-            Arc::make_mut(shelf).values_mut().for_each(|entry| change(Arc::make_mut(entry)));
+            Arc::make_mut(shelf).values_mut().for_each(|pod_state| change(Arc::make_mut(pod_state)));
         }
     }
 }
@@ -162,7 +162,7 @@ impl Index<&NodeName> for NodeStates {
 mod tests {
     use super::*;
     use crate::ids::PodKey;
-    use crate::scheduling::ledger::entry::{PodPhase, WaitingPod};
+    use crate::scheduling::ledger::pod_state::{PodPhase, WaitingPod};
     use crate::scheduling::proptests::demand_of;
     use crate::scheduling::request::Sharing;
 
@@ -170,62 +170,65 @@ mod tests {
         PodUid::parse(&format!("{n:08x}-0000-4000-8000-000000000000")).unwrap()
     }
 
-    fn entry(n: usize) -> PodState {
+    fn pod_state(n: usize) -> PodState {
         let key = PodKey::parse("default", &format!("pod-{n}")).unwrap();
         let demand = demand_of(1 << 30, 1, Sharing::Shared, 0);
         let phase = PodPhase::Waiting(WaitingPod::default());
-        PodState { key, demand, stake: Arc::default(), phase, starting: None }
+        PodState { key, demand, disruption_info: Arc::default(), phase, starting: None }
     }
 
     fn filled(count: usize) -> PodStates {
-        let mut entries = PodStates::default();
-        (0..count).for_each(|n| entries.insert(uid(n), entry(n)));
-        entries
+        let mut pod_states = PodStates::default();
+        (0..count).for_each(|n| pod_states.insert(uid(n), pod_state(n)));
+        pod_states
     }
 
-    fn tries(entries: &PodStates, n: usize) -> u32 {
-        match &entries[&uid(n)].phase {
+    fn tries(pod_states: &PodStates, n: usize) -> u32 {
+        match &pod_states[&uid(n)].phase {
             PodPhase::Waiting(waiting) => waiting.tries,
             _ => 0,
         }
     }
 
-    fn try_again(entries: &mut PodStates, n: usize) {
-        if let Some(PodPhase::Waiting(waiting)) = entries.get_mut(&uid(n)).map(|entry| &mut entry.phase) {
+    fn try_again(pod_states: &mut PodStates, n: usize) {
+        if let Some(PodPhase::Waiting(waiting)) =
+            pod_states.get_mut(&uid(n)).map(|pod_state| &mut pod_state.phase)
+        {
             waiting.tries += 1;
         }
     }
 
     #[test]
     fn what_one_side_changes_the_other_does_not_see() {
-        let mut entries = filled(1000);
-        let mut copy = entries.clone();
-        try_again(&mut entries, 7);
+        let mut pod_states = filled(1000);
+        let mut copy = pod_states.clone();
+        try_again(&mut pod_states, 7);
         try_again(&mut copy, 8);
         copy.remove(&uid(9));
-        entries.insert(uid(1000), entry(1000));
-        assert_eq!([tries(&entries, 7), tries(&entries, 8)], [1, 0]);
+        pod_states.insert(uid(1000), pod_state(1000));
+        assert_eq!([tries(&pod_states, 7), tries(&pod_states, 8)], [1, 0]);
         assert_eq!([tries(&copy, 7), tries(&copy, 8)], [0, 1]);
-        assert!(entries.get(&uid(9)).is_some() && copy.get(&uid(9)).is_none());
-        assert!(entries.get(&uid(1000)).is_some() && copy.get(&uid(1000)).is_none());
-        assert_eq!((entries.in_no_order().count(), copy.in_no_order().count()), (1001, 999));
+        assert!(pod_states.get(&uid(9)).is_some() && copy.get(&uid(9)).is_none());
+        assert!(pod_states.get(&uid(1000)).is_some() && copy.get(&uid(1000)).is_none());
+        assert_eq!((pod_states.in_no_order().count(), copy.in_no_order().count()), (1001, 999));
     }
 
     #[test]
     fn a_change_copies_one_shelf_and_one_entry_and_what_is_not_there_none() {
-        let mut entries = filled(1000);
-        let copy = entries.clone();
-        let shared = |entries: &PodStates| {
-            let shards = entries.shards.iter().zip(copy.shards.iter());
+        let mut pod_states = filled(1000);
+        let copy = pod_states.clone();
+        let shared = |pod_states: &PodStates| {
+            let shards = pod_states.shards.iter().zip(copy.shards.iter());
             shards.filter(|(a, b)| Arc::ptr_eq(a, b)).count()
         };
-        assert!(entries.get_mut(&uid(5000)).is_none());
-        entries.remove(&uid(5000));
-        assert_eq!(shared(&entries), SHARDS);
-        try_again(&mut entries, 7);
-        assert_eq!(shared(&entries), SHARDS - 1);
-        let all = || copy.in_no_order().map(|(uid, entry)| (uid, std::ptr::from_ref(entry)));
-        let same = all().filter(|(uid, entry)| std::ptr::from_ref(&entries[*uid]) == *entry).count();
+        assert!(pod_states.get_mut(&uid(5000)).is_none());
+        pod_states.remove(&uid(5000));
+        assert_eq!(shared(&pod_states), SHARDS);
+        try_again(&mut pod_states, 7);
+        assert_eq!(shared(&pod_states), SHARDS - 1);
+        let all = || copy.in_no_order().map(|(uid, pod_state)| (uid, std::ptr::from_ref(pod_state)));
+        let same =
+            all().filter(|(uid, pod_state)| std::ptr::from_ref(&pod_states[*uid]) == *pod_state).count();
         assert_eq!(same, 999);
     }
 

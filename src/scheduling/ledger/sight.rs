@@ -1,16 +1,16 @@
 //! What is seen of the world, brought into the books: nodes, their devices, and pods as the API server shows them.
 
 use super::Ledger;
-use super::book::NodeState;
-use super::entry::{BoundPod, PodPhase, PodState, SchedulingGate, WaitingPod};
+use super::node_state::NodeState;
+use super::pod_state::{BoundPod, PodPhase, PodState, SchedulingGate, WaitingPod};
 use super::promise::gate;
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Device;
+use crate::scheduling::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::reading::NodeReading;
 use crate::scheduling::request::Demand;
-use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::units::{Millis, Moment};
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ pub struct PodObservation {
     pub demand: Demand,
     pub state: ObservedPhase,
     /// What its eviction depends on; `None` if that was not looked at, and stays as it was.
-    pub shown: Option<ObservedDisruptionInfo>,
+    pub observed: Option<ObservedDisruptionInfo>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub enum ObservedPhase {
 /// What a pod without a node shows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedWaiting {
-    pub hold: Option<Reservation>,
+    pub reservation: Option<Reservation>,
     pub gate: SchedulingGate,
     pub nominated: Option<NodeName>,
 }
@@ -65,28 +65,30 @@ pub enum PodWarning {
 impl Ledger {
     /// The node exists. What its labels say of its devices counts until an agent reports.
     pub fn set_node(&mut self, name: &NodeName, kind: NodeKind, labelled: Option<Vec<Device>>) {
-        let book = self.books.open(name);
-        if !book.exists || book.kind != kind {
-            book.exists = true;
-            book.kind = kind;
+        let node_state = self.node_states.open(name);
+        if !node_state.exists || node_state.kind != kind {
+            node_state.exists = true;
+            node_state.kind = kind;
             // A pool may take every node, those without labels too.
-            book.admission = self.policy.admission(&book.labels);
+            node_state.admission = self.policy.admission(&node_state.labels);
             self.nodes_changed = true;
             self.epoch += 1;
             self.refresh(name);
         }
-        if let Some(devices) = labelled.filter(|_| !self.books[name].reported) {
+        if let Some(devices) = labelled.filter(|_| !self.node_states[name].reported) {
             self.set_labelled_devices(name, devices);
         }
     }
 
     /// What was measured on a node. Its devices were reported before; a reading of others says nothing of these.
     pub fn read(&mut self, name: &NodeName, reading: NodeReading) {
-        let Some(book) = self.books.get_mut(name).filter(|book| book.exists) else { return };
-        if let Some(due) = book.ages_at(&self.policy.telemetry) {
+        let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) else {
+            return;
+        };
+        if let Some(due) = node_state.ages_at(&self.policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
-        let found = book.read(reading, &self.policy);
+        let found = node_state.read(reading, &self.policy);
         // It may be old already.
         self.age(name);
         for (uid, gpus) in found {
@@ -103,23 +105,25 @@ impl Ledger {
     /// The same, for one who brings the view up to date himself.
     pub(super) fn note_age(&mut self, name: &NodeName) {
         let rules = &self.policy.telemetry;
-        let Some(book) = self.books.get_mut(name) else { return };
-        book.freshness = book.freshness_at(self.now, rules);
-        if let Some(due) = book.ages_at(rules) {
+        let Some(node_state) = self.node_states.get_mut(name) else { return };
+        node_state.freshness = node_state.freshness_at(self.now, rules);
+        if let Some(due) = node_state.ages_at(rules) {
             self.aging.insert((due, name.clone()));
         }
     }
 
     pub(super) fn forget_reading(&mut self, name: &NodeName) {
-        let Some(book) = self.books.get_mut(name) else { return };
-        if let Some(due) = book.forget_reading(&self.policy.telemetry) {
+        let Some(node_state) = self.node_states.get_mut(name) else { return };
+        if let Some(due) = node_state.forget_reading(&self.policy.telemetry) {
             self.aging.remove(&(due, name.clone()));
         }
     }
 
     pub(super) fn locate(&mut self, uid: &PodUid, gpus: Arc<[GpuUuid]>) {
-        self.change(uid, |entries| {
-            if let Some(PodPhase::Bound(bound)) = entries.get_mut(uid).map(|entry| &mut entry.phase) {
+        self.change(uid, |pod_states| {
+            if let Some(PodPhase::Bound(bound)) =
+                pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+            {
                 bound.located = Some(gpus);
             }
         });
@@ -127,8 +131,8 @@ impl Ledger {
 
     /// The node is gone. Its pods keep their charge until they are gone too.
     pub fn remove_node(&mut self, name: &NodeName) {
-        if let Some(book) = self.books.get_mut(name).filter(|book| book.exists) {
-            book.exists = false;
+        if let Some(node_state) = self.node_states.get_mut(name).filter(|node_state| node_state.exists) {
+            node_state.exists = false;
             // A node that comes back under its name may be another machine.
             self.forget_reading(name);
             self.nodes_changed = true;
@@ -142,53 +146,60 @@ impl Ledger {
     }
 
     /// Brings the books to what the API server shows of a pod.
-    pub fn see(&mut self, mut seen: PodObservation) -> PodWarning {
-        if seen.demand.judged_by != self.policy.version {
+    pub fn see(&mut self, mut observation: PodObservation) -> PodWarning {
+        if observation.demand.classified_by != self.policy.version {
             // The policy changed while the pod was read.
-            let judgement = self.policy.judge(&seen.demand.traits);
-            seen.demand.take(judgement);
+            let judgement = self.policy.classify(&observation.demand.traits);
+            observation.demand.take(judgement);
         }
-        let uid = seen.uid.clone();
-        self.note_arrival(&uid, &seen.demand);
-        let remark = match seen.state {
-            ObservedPhase::Waiting(ObservedWaiting { hold, gate, nominated }) => {
-                let hold = self.believed(&uid, hold);
-                let held_before = self.entries.get(&uid).is_some_and(|entry| entry.hold().is_some());
-                self.observe_waiting(seen.uid, seen.key, seen.demand, hold.clone());
+        let uid = observation.uid.clone();
+        self.note_arrival(&uid, &observation.demand);
+        let warning = match observation.state {
+            ObservedPhase::Waiting(ObservedWaiting { reservation, gate, nominated }) => {
+                let reservation = self.believed(&uid, reservation);
+                let held_before =
+                    self.pod_states.get(&uid).is_some_and(|pod_state| pod_state.reservation().is_some());
+                self.observe_waiting(
+                    observation.uid,
+                    observation.key,
+                    observation.demand,
+                    reservation.clone(),
+                );
                 if !held_before {
                     self.look_for_victims(&uid);
                 }
-                self.observe_reservation(&uid, hold.as_ref());
-                self.observe_deadline(&uid, hold.as_ref());
+                self.observe_reservation(&uid, reservation.as_ref());
+                self.observe_deadline(&uid, reservation.as_ref());
                 self.observe_scheduling_gate(&uid, gate, nominated);
                 PodWarning::Nothing
             }
             ObservedPhase::Bound { node, devices, starting, ran } => {
                 let bound = BoundPod::new(node, devices, self.now);
-                let remark = self.observe_bound(seen.uid, seen.key, seen.demand, bound, starting);
+                let warning =
+                    self.observe_bound(observation.uid, observation.key, observation.demand, bound, starting);
                 if let Some(ran) = ran {
                     self.has_run_since(&uid, self.now.before(ran));
                 }
-                let stamp = seen.shown.as_ref().map(|shown| shown.stamp).unwrap_or_default();
-                if remark == PodWarning::Nothing { warning_of(stamp) } else { remark }
+                let stamp = observation.observed.as_ref().map(|observed| observed.stamp).unwrap_or_default();
+                if warning == PodWarning::Nothing { warning_of(stamp) } else { warning }
             }
         };
-        if let Some(shown) = &seen.shown {
-            self.take_disruption_info(&uid, shown);
+        if let Some(observed) = &observation.observed {
+            self.take_disruption_info(&uid, observed);
         }
-        remark
+        warning
     }
 
     /// What a pod shows of its stake counts at once. No room depends on it, so no page changes.
-    fn take_disruption_info(&mut self, uid: &PodUid, shown: &ObservedDisruptionInfo) {
+    fn take_disruption_info(&mut self, uid: &PodUid, observed: &ObservedDisruptionInfo) {
         let now = self.now;
-        let Some(entry) = self.entries.get(uid) else { return };
-        let stake = shown.at(now);
-        if !stake.is_like(&entry.stake) {
-            self.set_disruption_info(uid, stake);
+        let Some(pod_state) = self.pod_states.get(uid) else { return };
+        let disruption_info = observed.at(now);
+        if !disruption_info.is_like(&pod_state.disruption_info) {
+            self.set_disruption_info(uid, disruption_info);
         }
-        let Some(entry) = self.entries.get_mut(uid) else { return };
-        if let (PodPhase::Bound(bound), Some(leaving)) = (&mut entry.phase, shown.leaving) {
+        let Some(pod_state) = self.pod_states.get_mut(uid) else { return };
+        if let (PodPhase::Bound(bound), Some(leaving)) = (&mut pod_state.phase, observed.leaving) {
             // A deletion is never taken back, and its grace only grows shorter.
             let by = leaving.by(now);
             bound.leaving = Some(bound.leaving.map_or(by, |known| known.min(by)));
@@ -198,33 +209,35 @@ impl Ledger {
 
     /// The pod is gone or finished; what it held is free.
     pub fn release(&mut self, uid: &PodUid) -> Option<PodState> {
-        let entry = self.entries.get(uid)?.clone();
-        if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
-            book.note_departed(uid, self.now);
+        let pod_state = self.pod_states.get(uid)?.clone();
+        if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
+            node_state.note_departed(uid, self.now);
         }
-        self.note_departure(&entry);
-        self.leave_group(uid, &entry.stake);
-        self.change(uid, |entries| {
-            entries.remove(uid);
+        self.note_departure(&pod_state);
+        self.leave_group(uid, &pod_state.disruption_info);
+        self.change(uid, |pod_states| {
+            pod_states.remove(uid);
         });
-        Some(entry)
+        Some(pod_state)
     }
 
     /// Brings the node's page to what the pod has at stake now.
     pub(super) fn note_disruption_info(&mut self, uid: &PodUid) {
-        let Some(entry) = self.entries.get(uid) else { return };
-        if let Some(book) = entry.node().and_then(|node| self.books.get_mut(node)) {
-            book.note_disruption_info(uid, entry);
+        let Some(pod_state) = self.pod_states.get(uid) else { return };
+        if let Some(node_state) = pod_state.node().and_then(|node| self.node_states.get_mut(node)) {
+            node_state.note_disruption_info(uid, pod_state);
         }
     }
 
     /// A hold of before this process began may have victims that ended before it, too: nobody told it of their end, and their
     /// memory may be there still.
-    fn look_for_victims(&mut self, holder: &PodUid) {
-        let Some(hold) = self.entries.get(holder).and_then(PodState::hold) else { return };
-        if let Some(book) = self.books.get_mut(&hold.node) {
-            let unknown = hold.victims.iter().filter(|victim| !self.entries.contains_key(victim));
-            unknown.for_each(|victim| book.note_missed(victim, self.now));
+    fn look_for_victims(&mut self, preemptor: &PodUid) {
+        let Some(reservation) = self.pod_states.get(preemptor).and_then(PodState::reservation) else {
+            return;
+        };
+        if let Some(node_state) = self.node_states.get_mut(&reservation.node) {
+            let unknown = reservation.victims.iter().filter(|victim| !self.pod_states.contains_key(victim));
+            unknown.for_each(|victim| node_state.note_missed(victim, self.now));
         }
     }
 
@@ -233,39 +246,52 @@ impl Ledger {
         name: &NodeName,
         is_broken: impl Fn(&NodeState, &Reservation) -> bool,
     ) {
-        let Some(book) = self.books.get(name) else { return };
+        let Some(node_state) = self.node_states.get(name) else { return };
         let broken = |uid: &&PodUid| {
-            let hold = self.entries[*uid].hold().filter(|hold| hold.node == *name);
-            hold.is_some_and(|hold| is_broken(book, hold))
+            let reservation =
+                self.pod_states[*uid].reservation().filter(|reservation| reservation.node == *name);
+            reservation.is_some_and(|reservation| is_broken(node_state, reservation))
         };
-        let broken: Vec<PodUid> = book.pods.iter().filter(broken).cloned().collect();
+        let broken: Vec<PodUid> = node_state.pods.iter().filter(broken).cloned().collect();
         for uid in broken {
-            let hold = self.entries[&uid].hold().cloned();
-            self.set_reservation(&uid, hold.map(|hold| Reservation { deadline: Moment::default(), ..hold }));
+            let reservation = self.pod_states[&uid].reservation().cloned();
+            self.set_reservation(
+                &uid,
+                reservation.map(|reservation| Reservation { deadline: Moment::default(), ..reservation }),
+            );
         }
     }
 
-    fn observe_waiting(&mut self, uid: PodUid, key: PodKey, demand: Demand, hold: Option<Reservation>) {
+    fn observe_waiting(
+        &mut self,
+        uid: PodUid,
+        key: PodKey,
+        demand: Demand,
+        reservation: Option<Reservation>,
+    ) {
         let (now, latest, leads) = (self.now, self.latest_deadline(), self.leader.is_some());
-        match self.entries.get(&uid).map(|entry| (&entry.phase, &entry.demand)) {
+        match self.pod_states.get(&uid).map(|pod_state| (&pod_state.phase, &pod_state.demand)) {
             // Not bound yet in what is seen, which is older than what is known.
             Some((PodPhase::Assumed(_) | PodPhase::Bound(_), _)) => {}
             Some((PodPhase::Waiting(waiting), known))
-                if *known == demand && hold.as_ref().is_none_or(|hold| !is_news(hold, waiting)) => {}
-            _ => self.change(&uid.clone(), |entries| {
+                if *known == demand
+                    && reservation.as_ref().is_none_or(|reservation| !is_news(reservation, waiting)) => {}
+            _ => self.change(&uid.clone(), |pod_states| {
                 let phase = PodPhase::Waiting(WaitingPod { since: now, ..WaitingPod::default() });
-                let stake = Arc::<DisruptionInfo>::default();
-                let fresh = PodState { key, demand: demand.clone(), stake, phase, starting: None };
-                let entry = entries.get_or_insert(uid, fresh);
-                entry.demand = demand;
-                if let PodPhase::Waiting(waiting) = &mut entry.phase {
+                let disruption_info = Arc::<DisruptionInfo>::default();
+                let fresh = PodState { key, demand: demand.clone(), disruption_info, phase, starting: None };
+                let pod_state = pod_states.get_or_insert(uid, fresh);
+                pod_state.demand = demand;
+                if let PodPhase::Waiting(waiting) = &mut pod_state.phase {
                     // What a leader knows of a hold is never older than what is shown; any other replica mirrors.
-                    let hold = hold.filter(|hold| is_news(hold, waiting));
-                    let bounded =
-                        hold.map(|hold| Reservation { deadline: hold.deadline.min(latest), ..hold });
-                    waiting.hold = match leads {
-                        true => waiting.hold.take(),
-                        false => bounded.or(waiting.hold.take()),
+                    let reservation = reservation.filter(|reservation| is_news(reservation, waiting));
+                    let bounded = reservation.map(|reservation| Reservation {
+                        deadline: reservation.deadline.min(latest),
+                        ..reservation
+                    });
+                    waiting.reservation = match leads {
+                        true => waiting.reservation.take(),
+                        false => bounded.or(waiting.reservation.take()),
                     };
                 }
             }),
@@ -273,20 +299,24 @@ impl Ledger {
     }
 
     /// The API server has the pod's hold.
-    fn observe_reservation(&mut self, uid: &PodUid, shown: Option<&Reservation>) {
-        let Some(shown) = shown else { return };
-        if let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) {
-            waiting.hold_shown |= waiting.hold.is_some() && !is_news(shown, waiting);
+    fn observe_reservation(&mut self, uid: &PodUid, observed: Option<&Reservation>) {
+        let Some(observed) = observed else { return };
+        if let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        {
+            waiting.reservation_observed |= waiting.reservation.is_some() && !is_news(observed, waiting);
         }
     }
 
     fn observe_scheduling_gate(&mut self, uid: &PodUid, gate: SchedulingGate, nominated: Option<NodeName>) {
         let now = self.now;
-        let Some(PodPhase::Waiting(waiting)) = self.entries.get_mut(uid).map(|entry| &mut entry.phase) else {
+        let Some(PodPhase::Waiting(waiting)) =
+            self.pod_states.get_mut(uid).map(|pod_state| &mut pod_state.phase)
+        else {
             return;
         };
         if waiting.gate != gate {
-            (waiting.since, waiting.sought) = (now, None);
+            (waiting.since, waiting.failed_attempt) = (now, None);
         }
         (waiting.gate, waiting.nominated) = (gate, nominated);
         self.requeue(uid);
@@ -300,30 +330,34 @@ impl Ledger {
         bound: BoundPod,
         is_starting: bool,
     ) -> PodWarning {
-        let known = self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node));
-        if let Some(entry) = known.filter(|entry| !entry.is_assumed()) {
+        let known = self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node));
+        if let Some(pod_state) = known.filter(|pod_state| !pod_state.is_assumed()) {
             // The record is written with the node: over an assume it is the truth, after that an edit.
-            let remark = remark(entry, &bound, &demand);
-            if entry.starting.is_some() && !is_starting {
+            let warning = warning(pod_state, &bound, &demand);
+            if pod_state.starting.is_some() && !is_starting {
                 self.note_started(&uid);
             }
-            return remark;
+            return warning;
         }
         let is_unplaced = bound.devices.is_none() && !demand.asks_plugin();
-        let remark = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
+        let warning = if is_unplaced { PodWarning::Unplaced } else { PodWarning::Nothing };
         let node = bound.node.clone();
-        let book = self.books.open(&node);
+        let node_state = self.node_states.open(&node);
         // Nobody knows since when an engine that was bound before this ledger began has been starting.
         let (starting, was_assumed) =
-            match self.entries.get(&uid).filter(|entry| entry.node() == Some(&bound.node)) {
-                Some(entry) => (entry.starting, true),
-                None => (gate(&demand, &book.view, self.now, &self.policy).filter(|_| is_starting), false),
+            match self.pod_states.get(&uid).filter(|pod_state| pod_state.node() == Some(&bound.node)) {
+                Some(pod_state) => (pod_state.starting, true),
+                None => {
+                    (gate(&demand, &node_state.view, self.now, &self.policy).filter(|_| is_starting), false)
+                }
             };
-        let is_by_index = book.reported && !bound.is_recorded();
-        self.change(&uid, |entries| {
-            let stake = entries.get(&uid).map(|known| known.stake.clone()).unwrap_or_default();
-            let entry = PodState { key, demand, stake, phase: PodPhase::Bound(bound), starting };
-            entries.insert(uid.clone(), entry);
+        let is_by_index = node_state.reported && !bound.is_recorded();
+        self.change(&uid, |pod_states| {
+            let disruption_info =
+                pod_states.get(&uid).map(|known| known.disruption_info.clone()).unwrap_or_default();
+            let pod_state =
+                PodState { key, demand, disruption_info, phase: PodPhase::Bound(bound), starting };
+            pod_states.insert(uid.clone(), pod_state);
         });
         // It was assumed here, and the watch is faster than the answer to its Binding.
         if was_assumed && starting.is_some() && !is_starting {
@@ -332,20 +366,21 @@ impl Ledger {
         if is_by_index {
             self.pin_indices(&node);
         }
-        remark
+        warning
     }
 
     /// The pod's engine has started, or has failed to. Its gate opens, but not before its class says.
     fn note_started(&mut self, uid: &PodUid) {
-        let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.entries.get(uid) else {
+        let Some(PodState { demand, phase: PodPhase::Bound(bound), .. }) = self.pod_states.get(uid) else {
             return;
         };
         let opens = bound.since + self.policy.class(demand.class).start_gate.at_least;
         if opens <= self.now {
             return self.open_start_gate(uid);
         }
-        self.change(uid, |entries| {
-            if let Some(starting) = entries.get_mut(uid).and_then(|entry| entry.starting.as_mut()) {
+        self.change(uid, |pod_states| {
+            if let Some(starting) = pod_states.get_mut(uid).and_then(|pod_state| pod_state.starting.as_mut())
+            {
                 *starting = opens.min(*starting);
             }
         });
@@ -353,9 +388,9 @@ impl Ledger {
 
     /// Others may start on the pod's GPUs.
     pub(super) fn open_start_gate(&mut self, uid: &PodUid) {
-        self.change(uid, |entries| {
-            if let Some(entry) = entries.get_mut(uid) {
-                entry.starting = None;
+        self.change(uid, |pod_states| {
+            if let Some(pod_state) = pod_states.get_mut(uid) {
+                pod_state.starting = None;
             }
         });
     }
@@ -370,20 +405,21 @@ fn warning_of(stamp: CheckpointAge) -> PodWarning {
 }
 
 /// Whether a hold that is shown is another than the one that is known, or was given up.
-pub(super) fn is_news(shown: &Reservation, waiting: &WaitingPod) -> bool {
+pub(super) fn is_news(observed: &Reservation, waiting: &WaitingPod) -> bool {
     let is_it = |known: &Reservation| {
-        (&known.node, &known.devices, &known.victims) == (&shown.node, &shown.devices, &shown.victims)
+        (&known.node, &known.devices, &known.victims)
+            == (&observed.node, &observed.devices, &observed.victims)
     };
-    !waiting.hold.as_ref().is_some_and(is_it) && !waiting.given_up.as_deref().is_some_and(is_it)
+    !waiting.reservation.as_ref().is_some_and(is_it) && !waiting.given_up.as_deref().is_some_and(is_it)
 }
 
 /// What is remarkable about a bound pod that is seen again.
-fn remark(known: &PodState, seen: &BoundPod, demand: &Demand) -> PodWarning {
+fn warning(known: &PodState, observation: &BoundPod, demand: &Demand) -> PodWarning {
     match known.recorded_devices() {
         // The kubelet has counted it, whatever is edited since.
         _ if known.demand.asks_plugin() => PodWarning::Nothing,
         None => PodWarning::Unplaced,
-        recorded if recorded != seen.devices.as_ref() => PodWarning::DevicesEdited,
+        recorded if recorded != observation.devices.as_ref() => PodWarning::DevicesEdited,
         _ if known.demand != *demand => PodWarning::DemandEdited,
         _ => PodWarning::Nothing,
     }

@@ -6,8 +6,8 @@
 //!   on its guarantee, then those that have run longest; the rest is borrowed.
 
 use super::Ledger;
-use super::book::used_on;
-use super::entry::{PodPhase, PodState};
+use super::node_state::used_on;
+use super::pod_state::{PodPhase, PodState};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::policy::{Reclaim, TenantId, TenantLimit, TenantUsage};
@@ -55,8 +55,8 @@ impl TenantShares {
     }
 
     /// How a pod is bound to stay by its tenant.
-    pub(super) fn bond(&self, victim: &PodUid, entry: &PodState) -> TenantHold {
-        if self.is_off || entry.demand.tenant == self.of_preemptor {
+    pub(super) fn bond(&self, victim: &PodUid, pod_state: &PodState) -> TenantHold {
+        if self.is_off || pod_state.demand.tenant == self.of_preemptor {
             return TenantHold::Loose;
         }
         if self.guaranteed.contains(victim) { TenantHold::Kept } else { TenantHold::Borrowed }
@@ -67,11 +67,11 @@ impl TenantShares {
         self.reclaimable.is_some_and(|left| wanted.is_within(left))
     }
 
-    pub fn standing(&self, victim: &PodUid, entry: &PodState) -> QuotaStatus {
+    pub fn standing(&self, victim: &PodUid, pod_state: &PodState) -> QuotaStatus {
         if self.guaranteed.contains(victim) {
             return QuotaStatus::Guaranteed;
         }
-        let spared = entry.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
+        let spared = pod_state.demand.tenant.and_then(|tenant| self.spared.get(&tenant));
         QuotaStatus::Borrowed { spared: spared.copied().unwrap_or(0) }
     }
 }
@@ -84,7 +84,11 @@ impl Ledger {
 
     /// What the cluster has.
     pub fn whole(&self) -> TenantUsage {
-        self.books.values().filter(|book| book.exists).map(|book| book.view.whole()).sum()
+        self.node_states
+            .values()
+            .filter(|node_state| node_state.exists)
+            .map(|node_state| node_state.view.whole())
+            .sum()
     }
 
     /// What the pod's tenant may still take, beside all it has but this pod's.
@@ -107,7 +111,7 @@ impl Ledger {
 
     /// How tenants stand to each other for the pod of `uid`.
     pub fn tenancy(&self, uid: &PodUid) -> TenantShares {
-        let Some(entry) = self.entries.get(uid) else { return TenantShares::default() };
+        let Some(pod_state) = self.pod_states.get(uid) else { return TenantShares::default() };
         if self.policy.tenants().is_empty() {
             return TenantShares::off();
         }
@@ -118,8 +122,8 @@ impl Ledger {
         };
         TenantShares {
             is_off: false,
-            of_preemptor: entry.demand.tenant,
-            reclaimable: self.reclaimable(uid, &entry.demand),
+            of_preemptor: pod_state.demand.tenant,
+            reclaimable: self.reclaimable(uid, &pod_state.demand),
             guaranteed: self.guaranteed(),
             spared: self.policy.tenant_ids().map(|id| (id, self.used_by(id))).map(spared).collect(),
         }
@@ -142,11 +146,17 @@ impl Ledger {
     /// The pods that live on their tenants' guarantees.
     fn guaranteed(&self) -> BTreeSet<PodUid> {
         let mut by_tenant: BTreeMap<TenantId, Vec<Ranked<'_>>> = BTreeMap::new();
-        for (name, book) in self.books.iter() {
-            for (uid, entry) in book.pods.iter().map(|uid| (uid, &self.entries[uid])) {
-                let is_here = entry.node() == Some(name);
-                if let Some((tenant, started)) = entry.demand.tenant.zip(started(entry)).filter(|_| is_here) {
-                    by_tenant.entry(tenant).or_default().push((Reverse(entry.demand.priority), started, uid));
+        for (name, node_state) in self.node_states.iter() {
+            for (uid, pod_state) in node_state.pods.iter().map(|uid| (uid, &self.pod_states[uid])) {
+                let is_here = pod_state.node() == Some(name);
+                if let Some((tenant, started)) =
+                    pod_state.demand.tenant.zip(started(pod_state)).filter(|_| is_here)
+                {
+                    by_tenant.entry(tenant).or_default().push((
+                        Reverse(pod_state.demand.priority),
+                        started,
+                        uid,
+                    ));
                 }
             }
         }
@@ -171,9 +181,9 @@ impl Ledger {
     /// What a pod, or the room held for it, uses.
     pub(super) fn use_of(&self, uid: &PodUid) -> TenantUsage {
         let used = || {
-            let entry = self.entries.get(uid)?;
-            let node = entry.node().or(entry.hold().map(|hold| &hold.node))?;
-            self.books.get(node)?.use_of(entry)
+            let pod_state = self.pod_states.get(uid)?;
+            let node = pod_state.node().or(pod_state.reservation().map(|reservation| &reservation.node))?;
+            self.node_states.get(node)?.use_of(pod_state)
         };
         used().unwrap_or_default()
     }
@@ -186,7 +196,7 @@ impl Ledger {
                 *sum = sum.minus(*used);
             }
         }
-        for (tenant, used) in self.books.get(name).iter().flat_map(|book| &book.usage) {
+        for (tenant, used) in self.node_states.get(name).iter().flat_map(|node_state| &node_state.usage) {
             if let Some(sum) = self.usage.get_mut(tenant.place()) {
                 *sum += *used;
             }
@@ -194,8 +204,8 @@ impl Ledger {
     }
 }
 
-fn started(entry: &PodState) -> Option<Moment> {
-    match &entry.phase {
+fn started(pod_state: &PodState) -> Option<Moment> {
+    match &pod_state.phase {
         PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     }

@@ -49,7 +49,7 @@ fn wait(ledger: &mut Ledger, name: &str, demand: Demand) {
         key,
         demand,
         state: ObservedPhase::Waiting(ObservedWaiting::default()),
-        shown: None,
+        observed: None,
     });
 }
 
@@ -70,7 +70,7 @@ fn observe_bound(ledger: &mut Ledger, name: &str, demand: Demand, devices: Optio
         key,
         demand,
         state: ObservedPhase::Bound { node: node_name("n"), devices, starting: false, ran: None },
-        shown: None,
+        observed: None,
     })
 }
 
@@ -180,14 +180,14 @@ fn a_hint_is_advice_only() {
     assert_eq!(bind(&mut ledger, "b", demand(40, Sharing::Shared, 0))[0].as_str(), "GPU-b");
 }
 
-fn hold(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
-    let hold = Reservation {
+fn reserve(ledger: &mut Ledger, pod: &str, victims: &[&str]) -> Result<(), AssumeConflict> {
+    let reservation = Reservation {
         node: node_name("n"),
         devices: [GpuUuid::parse("GPU-a").unwrap()].into(),
         victims: victims.iter().map(|name| uid(name)).collect(),
         deadline: Moment(60_000),
     };
-    ledger.hold(&uid(pod), hold)
+    ledger.reserve(&uid(pod), reservation)
 }
 
 #[test]
@@ -196,9 +196,9 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     bind(&mut ledger, "other", demand(70, Sharing::Shared, 0));
     wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
-    hold(&mut ledger, "urgent", &["victim"]).unwrap();
+    reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     assert_eq!(
-        hold(&mut ledger, "urgent", &["victim"]),
+        reserve(&mut ledger, "urgent", &["victim"]),
         Err(AssumeConflict::AlreadyHolds { node: node_name("n") })
     );
     assert_eq!(free_gib(&mut ledger), [12, 2], "the hold reserves what its victim does not have already");
@@ -219,10 +219,10 @@ fn a_hold_keeps_the_room_its_victims_leave_for_its_pod() {
 fn a_failed_bind_gives_the_hold_back() {
     let mut ledger = ledger();
     wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
-    hold(&mut ledger, "urgent", &[]).unwrap();
+    reserve(&mut ledger, "urgent", &[]).unwrap();
     ledger.assume(&uid("urgent"), &node_name("n")).unwrap();
     ledger.forget(&uid("urgent"));
-    assert!(ledger.entry(&uid("urgent")).unwrap().hold().is_some());
+    assert!(ledger.pod_state(&uid("urgent")).unwrap().reservation().is_some());
     assert_eq!(ledger.expire(Moment(60_000)), [uid("urgent")], "and its deadline with it");
     assert_eq!(free_gib(&mut ledger), [72, 72]);
 }
@@ -234,9 +234,11 @@ fn one_pod_is_the_victim_of_one_hold() {
     for pod in ["one", "two"] {
         wait(&mut ledger, pod, demand(60, Sharing::Shared, 10));
     }
-    hold(&mut ledger, "one", &["victim"]).unwrap();
-    assert_eq!(hold(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
-    assert!(ledger.candidate_for(&ledger.claim(&uid("two")), &node_name("n")).unwrap().candidates.is_empty());
+    reserve(&mut ledger, "one", &["victim"]).unwrap();
+    assert_eq!(reserve(&mut ledger, "two", &["victim"]), Err(AssumeConflict::VictimGone));
+    assert!(
+        ledger.candidate_for(&ledger.preemptor(&uid("two")), &node_name("n")).unwrap().candidates.is_empty()
+    );
 }
 
 #[test]
@@ -383,8 +385,8 @@ fn the_record_wins_over_an_assume_that_was_never_answered() {
     let mut ledger = ledger();
     wait(&mut ledger, "a", demand(40, Sharing::Shared, 0));
     ledger.assume(&uid("a"), &node_name("n")).unwrap();
-    let remark = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
-    assert_eq!((remark, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
+    let warning = observe_bound(&mut ledger, "a", demand(40, Sharing::Shared, 0), Some(&["GPU-b"]));
+    assert_eq!((warning, free_gib(&mut ledger)), (PodWarning::Nothing, vec![72, 32]));
 }
 
 #[test]
@@ -394,7 +396,7 @@ fn an_offer_made_on_gpus_that_have_changed_since_is_dropped() {
     let view = ledger.node(&node_name("n")).unwrap().clone();
     ledger.report_devices(&node_name("n"), gpus(&["GPU-a"])).unwrap();
     ledger.offer(&uid("a"), &view, GpuSet::one(1), Moment(0));
-    assert!(ledger.entry(&uid("a")).unwrap().hint().is_none());
+    assert!(ledger.pod_state(&uid("a")).unwrap().soft_reservation().is_none());
 }
 
 #[test]
@@ -402,9 +404,9 @@ fn a_hold_is_free_when_its_last_victim_has_left() {
     let mut ledger = ledger();
     bind(&mut ledger, "victim", demand(50, Sharing::Shared, -1));
     wait(&mut ledger, "urgent", demand(60, Sharing::Shared, 10));
-    hold(&mut ledger, "urgent", &["victim"]).unwrap();
+    reserve(&mut ledger, "urgent", &["victim"]).unwrap();
     let held = |ledger: &Ledger| {
-        let [held] = &ledger.held()[..] else { panic!("one hold") };
+        let [held] = &ledger.reservation_status()[..] else { panic!("one hold") };
         (held.uid.clone(), held.remaining.len(), held.is_free)
     };
     assert_eq!(held(&ledger), (uid("urgent"), 1, false));
@@ -440,28 +442,28 @@ fn a_pod_refused_for_want_of_devices_is_woken_when_they_come_free_and_one_at_a_t
 
 #[test]
 fn a_stake_that_changes_on_a_bound_pod_counts_at_once_and_moves_no_page() {
-    use crate::scheduling::stake::{
+    use crate::scheduling::disruption_info::{
         Checkpoint, CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
     };
     let mut ledger = ledger();
     ledger.set_now(Moment(1_000_000));
     bind(&mut ledger, "a", demand(10, Sharing::Shared, 0));
     let generation = ledger.snapshot().generation();
-    let entry = ledger.entry(&uid("a")).unwrap().clone();
-    let mut see = |shown: Option<ObservedDisruptionInfo>| {
-        let PodPhase::Bound(bound) = entry.phase.clone() else { panic!("it is bound") };
+    let pod_state = ledger.pod_state(&uid("a")).unwrap().clone();
+    let mut see = |observed: Option<ObservedDisruptionInfo>| {
+        let PodPhase::Bound(bound) = pod_state.phase.clone() else { panic!("it is bound") };
         let (node, devices) = (bound.node, bound.devices);
         let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
-        let remark = ledger.see(PodObservation {
+        let warning = ledger.see(PodObservation {
             uid: uid("a"),
-            key: entry.key.clone(),
-            demand: entry.demand.clone(),
+            key: pod_state.key.clone(),
+            demand: pod_state.demand.clone(),
             state,
-            shown,
+            observed,
         });
-        let after = ledger.entry(&uid("a")).unwrap().clone();
+        let after = ledger.pod_state(&uid("a")).unwrap().clone();
         let PodPhase::Bound(bound) = after.phase else { panic!("it stays bound") };
-        (remark, DisruptionInfo::clone(&after.stake), bound.leaving)
+        (warning, DisruptionInfo::clone(&after.disruption_info), bound.leaving)
     };
     let stamped = |stamp| Some(ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() });
     let at =

@@ -28,21 +28,23 @@ impl PlanningState<'_> {
         let rules = self.ledger.policy().planning.consolidation?;
         let demand = Demand { may_preempt: true, ..pod.demand.clone() };
         let snapshot = self.ledger.snapshot();
-        let claim = self.claim(pod).moving();
+        let preemptor = self.preemptor(pod).moving();
         let pace = self.pace;
-        let mut looking = self.looking(kind, &snapshot, &demand, &claim);
+        let mut looking = self.looking(kind, &snapshot, &demand, &preemptor);
         let nodes = snapshot.nodes().iter().take_while(|_| pace.goes_on(LOOK));
-        let rooms: Vec<PreemptionCandidate> = nodes.filter_map(|node| looking.room(&node.name)).collect();
-        let worth = |set: &VictimSet, room: &PreemptionCandidate| gain(&demand, set.gpus, room, rules);
+        let rooms: Vec<PreemptionCandidate> =
+            nodes.filter_map(|node| looking.candidate(&node.name)).collect();
+        let packing_model =
+            |set: &VictimSet, candidate: &PreemptionCandidate| gain(&demand, set.gpus, candidate, rules);
         let mut sets: Vec<VictimSet> = rooms
             .iter()
             .take_while(|_| pace.goes_on(LOOK))
-            .filter_map(|room| {
-                let set = preempt::cheapest_victims(room, &demand, BudgetRules::Keep)?;
-                (set.price.cost < worth(&set, room)).then_some(set)
+            .filter_map(|candidate| {
+                let set = preempt::cheapest_victims(candidate, &demand, BudgetRules::Keep)?;
+                (set.eviction_cost.cost < packing_model(&set, candidate)).then_some(set)
             })
             .collect();
-        sets.sort_by(|a, b| (a.price, &a.node).cmp(&(b.price, &b.node)));
+        sets.sort_by(|a, b| (a.eviction_cost, &a.node).cmp(&(b.eviction_cost, &b.node)));
         sets.iter().take(TRIED).find_map(|set| self.move_all(pod, kind, set))
     }
 
@@ -59,10 +61,10 @@ impl PlanningState<'_> {
     /// Finds room for the pod that its controller will make in its place, and takes it on the scratch ledger: it is not for the
     /// next of the queue, nor for the next who moves.
     fn settle_elsewhere(&mut self, pod: &PendingPod, victim: &PodUid) -> Option<()> {
-        let entry = self.ledger.entry(victim)?;
+        let entry = self.ledger.pod_state(victim)?;
         // Nobody would make it again.
-        entry.stake.owner.as_ref()?;
-        let wants = self.stock.movable(victim).cloned();
+        entry.disruption_info.owner.as_ref()?;
+        let wants = self.kube_filters.movable(victim).cloned();
         let successor = PodUid::parse(&format!("{victim}-successor")).ok()?;
         let key = PodKey::parse(&entry.key.namespace, &format!("{}-successor", entry.key.name)).ok()?;
         let demand = entry.demand.clone();
@@ -81,7 +83,7 @@ impl PlanningState<'_> {
             key,
             demand,
             state: ObservedPhase::Waiting(waiting),
-            shown: None,
+            observed: None,
         });
         let snapshot = self.ledger.snapshot();
         if self.reserve_at(&pending, &snapshot, place, gpus).is_none() {
@@ -96,19 +98,20 @@ impl PlanningState<'_> {
     fn best_node_for(&mut self, demand: &Demand, kind: &DemandKey) -> Option<(usize, GpuSet)> {
         let snapshot = self.ledger.snapshot();
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
-        let question = kind.question(self.stock);
+        let question = kind.question(self.kube_filters);
         let pace = self.pace;
-        let seats = (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
-            kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
-            let (score, gpus) = rank::seat(&snapshot, place, demand, self.ledger.policy()).ok()?;
-            Some((score, place, gpus))
-        });
-        seats.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))
+        let gpu_candidates =
+            (0..snapshot.nodes().len()).take_while(|_| pace.goes_on(1)).filter_map(|place| {
+                kind.admits(place, &seeing, question.as_ref(), &[]).ok()?;
+                let (score, gpus) = rank::score_node(&snapshot, place, demand, self.ledger.policy()).ok()?;
+                Some((score, place, gpus))
+            });
+        gpu_candidates.min_by_key(|(score, place, _)| (*score, *place)).map(|(_, place, gpus)| (place, gpus))
     }
 }
 
 /// What it is worth that the pod fits, in thousandths of a GPU for a second.
-fn gain(demand: &Demand, gpus: GpuSet, room: &PreemptionCandidate, rules: Consolidation) -> u64 {
-    let part: u64 = gpus.iter().map(|place| room.gpus[place].part_of(demand).milli_gpus).sum();
+fn gain(demand: &Demand, gpus: GpuSet, candidate: &PreemptionCandidate, rules: Consolidation) -> u64 {
+    let part: u64 = gpus.iter().map(|place| candidate.gpus[place].part_of(demand).milli_gpus).sum();
     part.saturating_mul(rules.gain.0 / 1000)
 }

@@ -6,6 +6,7 @@ use super::scratch::PlanningState;
 use super::{PlanView, PlannedPlacement};
 use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Reservation;
+use crate::scheduling::kube_filters::{AssumedNodeChange, FilterQuery};
 use crate::scheduling::ledger::{CandidateSurvey, Ledger, PendingPod, Preemptor};
 use crate::scheduling::preempt::{
     self, BudgetRules, CandidateSource, EvictionAllowance, EvictionCost, EvictionLimit, ExaminedCandidate,
@@ -13,7 +14,6 @@ use crate::scheduling::preempt::{
 };
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::{AssumedNodeChange, FilterQuery};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -35,7 +35,7 @@ pub(super) struct CandidateFinder<'l> {
     ledger: &'l Ledger,
     snapshot: &'l Snapshot,
     kind: &'l DemandKey,
-    claim: &'l Preemptor,
+    preemptor: &'l Preemptor,
     question: Option<FilterQuery<'l>>,
     survey: CandidateSurvey<'l>,
 }
@@ -64,9 +64,9 @@ impl CandidateCache {
     }
 
     /// As much of it as holds for a pod of this kind.
-    fn for_kind(self, kind: &DemandKey, ledger: &Ledger, claim: &Preemptor) -> Self {
+    fn for_kind(self, kind: &DemandKey, ledger: &Ledger, preemptor: &Preemptor) -> Self {
         if !self.is_of(kind) {
-            let cost_bounds = ledger.cost_bounds(claim, kind.demand());
+            let cost_bounds = ledger.cost_bounds(preemptor, kind.demand());
             return Self { kind: Some(kind.clone()), cost_bounds, rooms: KnownRooms::new() };
         }
         // As a tenant's use grows its pods are spared less, wherever they are: a prospect's floor is below that, a room's is not.
@@ -76,25 +76,29 @@ impl CandidateCache {
 }
 
 impl CandidateFinder<'_> {
-    pub fn room(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
-        let mut room = self.survey.room(node)?;
+    pub fn candidate(&mut self, node: &NodeName) -> Option<PreemptionCandidate> {
+        let mut candidate = self.survey.candidate(node)?;
         let Self { ledger, snapshot, kind, question, .. } = self;
         let seeing = PlanView { ledger, snapshot };
-        let leaving: Vec<PodUid> =
-            room.candidates.iter().chain(&room.awaited).map(|resident| resident.uid.clone()).collect();
+        let leaving: Vec<PodUid> = candidate
+            .candidates
+            .iter()
+            .chain(&candidate.awaited)
+            .map(|resident| resident.uid.clone())
+            .collect();
         let place = snapshot.place_of(node.as_str())?;
         kind.admits(place, &seeing, question.as_ref(), &leaving).ok()?;
         let beside = AssumedNodeChange { leaving: &[], coming: ledger.coming_to(node) };
-        let lack = question.as_ref().map(|question| question.lack(node, &beside));
-        room.shortfall.companion = lack.unwrap_or_default();
-        Some(room)
+        let lack = question.as_ref().map(|question| question.shortfall(node, &beside));
+        candidate.shortfall.host_resources = lack.unwrap_or_default();
+        Some(candidate)
     }
 
     /// Whether the node's stock filters accept the pod once these have left. What pods ask for beside CPU and memory is not in
     /// their price, so that the search does not see it.
     fn is_enough(&self, set: &VictimSet) -> bool {
         let seeing = PlanView { ledger: self.ledger, snapshot: self.snapshot };
-        let leaving = set.everyone();
+        let leaving = set.all_victims();
         let admits = |place| self.kind.admits(place, &seeing, self.question.as_ref(), &leaving).is_ok();
         self.snapshot.place_of(set.node.as_str()).is_some_and(admits)
     }
@@ -106,12 +110,12 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     fn look(&mut self, node: &NodeName) -> Option<ExaminedCandidate<Rc<PreemptionCandidate>>> {
         let Self { looking, pod, rooms, .. } = self;
         if let Some(known) = rooms.get_mut(node) {
-            let (floor, room) = known.as_mut()?;
-            looking.survey.allow(Rc::make_mut(room));
-            return Some((*floor, Rc::clone(room)));
+            let (floor, candidate) = known.as_mut()?;
+            looking.survey.allow(Rc::make_mut(candidate));
+            return Some((*floor, Rc::clone(candidate)));
         }
-        let found = looking.room(node).and_then(|room| preempt::seen(room, &pod.demand));
-        let found = found.map(|(floor, room)| (floor, Rc::new(room)));
+        let found = looking.candidate(node).and_then(|candidate| preempt::seen(candidate, &pod.demand));
+        let found = found.map(|(floor, candidate)| (floor, Rc::new(candidate)));
         rooms.insert(node.clone(), found.clone());
         found
     }
@@ -120,7 +124,7 @@ impl CandidateSource for CachedCandidates<'_, '_> {
     /// that is cut short may end with another set for it, as it begins elsewhere.)
     fn learn(&mut self, node: &NodeName, least: Option<EvictionCost>) {
         if let Some(known) = self.rooms.get_mut(node) {
-            *known = known.take().zip(least).map(|((_, room), least)| (least, room));
+            *known = known.take().zip(least).map(|((_, candidate), least)| (least, candidate));
         }
     }
 
@@ -130,8 +134,9 @@ impl CandidateSource for CachedCandidates<'_, '_> {
 
     fn accepts(&mut self, set: &VictimSet) -> bool {
         let Self { looking, pod, .. } = self;
-        let can_be_held =
-            |hold: Reservation| looking.ledger.check_reservation(looking.claim, &pod.uid, &hold).is_ok();
+        let can_be_held = |reservation: Reservation| {
+            looking.ledger.check_reservation(looking.preemptor, &pod.uid, &reservation).is_ok()
+        };
         looking.is_enough(set) && reservation_for(looking.ledger, set).is_some_and(can_be_held)
     }
 
@@ -148,13 +153,13 @@ impl PlanningState<'_> {
         pod: &PendingPod,
         kind: &DemandKey,
     ) -> Result<PlannedPlacement, Option<EvictionLimit>> {
-        let claim = self.claim(pod);
-        self.know(kind, &claim);
+        let preemptor = self.preemptor(pod);
+        self.know(kind, &preemptor);
         let reserved = self.ledger.reserved_from(&pod.uid, pod.demand.priority);
         // A set that is larger than a limit leaves only where none within it would do.
         for larger in [LargerSets::Refused, LargerSets::AloneInAMinute] {
             let VictimSearchResult { set, is_limited } =
-                self.search(pod, kind, &claim, Some((larger, &reserved)));
+                self.search(pod, kind, &preemptor, Some((larger, &reserved)));
             if let Some(place) = set.and_then(|set| self.reserve_set(pod, &set)) {
                 return Ok(place);
             }
@@ -162,8 +167,8 @@ impl PlanningState<'_> {
                 return Err(None);
             }
         }
-        let set = self.search(pod, kind, &claim, None).set.ok_or(None)?;
-        match self.ledger.exceeded_by(&set.everyone(), &reserved) {
+        let set = self.search(pod, kind, &preemptor, None).set.ok_or(None)?;
+        match self.ledger.exceeded_by(&set.all_victims(), &reserved) {
             // A search that is cut short may miss it.
             None => self.reserve_set(pod, &set).ok_or(None),
             Some((scope, limit)) => {
@@ -176,20 +181,20 @@ impl PlanningState<'_> {
         }
     }
 
-    pub(super) fn claim(&mut self, pod: &PendingPod) -> Preemptor {
-        if self.soonest.is_none() {
+    pub(super) fn preemptor(&mut self, pod: &PendingPod) -> Preemptor {
+        if self.nearest_models.is_none() {
             self.spend_on_all_nodes();
         }
-        let soonest = self.soonest.get_or_insert_with(|| self.ledger.soonest()).clone();
-        self.ledger.preemptor_by(&pod.uid, soonest)
+        let nearest_models = self.nearest_models.get_or_insert_with(|| self.ledger.nearest_models()).clone();
+        self.ledger.preemptor_by(&pod.uid, nearest_models)
     }
 
-    fn know(&mut self, kind: &DemandKey, claim: &Preemptor) {
+    fn know(&mut self, kind: &DemandKey, preemptor: &Preemptor) {
         let known = std::mem::take(&mut self.known);
         if !known.is_of(kind) {
             self.spend_on_all_nodes();
         }
-        self.known = known.for_kind(kind, &self.ledger, claim);
+        self.known = known.for_kind(kind, &self.ledger, preemptor);
     }
 
     fn spend_on_all_nodes(&mut self) {
@@ -202,13 +207,13 @@ impl PlanningState<'_> {
         &mut self,
         pod: &PendingPod,
         kind: &DemandKey,
-        claim: &Preemptor,
+        preemptor: &Preemptor,
         now: Option<(LargerSets, &BTreeSet<ScopeKey>)>,
     ) -> VictimSearchResult {
         let snapshot = self.ledger.snapshot();
         let mut known = std::mem::take(&mut self.known);
         let rooms = CachedCandidates {
-            looking: self.looking(kind, &snapshot, &pod.demand, claim),
+            looking: self.looking(kind, &snapshot, &pod.demand, preemptor),
             pod,
             rooms: &mut known.rooms,
             allowance: now.map(|(larger, reserved)| self.ledger.eviction_allowance(larger, reserved)),
@@ -222,7 +227,7 @@ impl PlanningState<'_> {
     }
 
     fn reserve_set(&mut self, pod: &PendingPod, set: &VictimSet) -> Option<PlannedPlacement> {
-        self.hold(pod, reservation_for(&self.ledger, set)?, set.price, set.exact)
+        self.reserve(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
     }
 
     pub(super) fn reserve_set_by_moving(
@@ -232,9 +237,9 @@ impl PlanningState<'_> {
         set: &VictimSet,
     ) -> Option<PlannedPlacement> {
         let snapshot = self.ledger.snapshot();
-        let claim = Preemptor::default();
-        self.looking(kind, &snapshot, &pod.demand, &claim).is_enough(set).then_some(())?;
-        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.price, set.exact)
+        let preemptor = Preemptor::default();
+        self.looking(kind, &snapshot, &pod.demand, &preemptor).is_enough(set).then_some(())?;
+        self.reserve_by_moving(pod, reservation_for(&self.ledger, set)?, set.eviction_cost, set.exact)
     }
 
     pub(super) fn looking<'l>(
@@ -242,10 +247,10 @@ impl PlanningState<'_> {
         kind: &'l DemandKey,
         snapshot: &'l Snapshot,
         demand: &'l Demand,
-        claim: &'l Preemptor,
+        preemptor: &'l Preemptor,
     ) -> CandidateFinder<'l> {
-        let (question, survey) = (kind.question(self.stock), self.ledger.survey(claim, demand));
-        CandidateFinder { ledger: &self.ledger, snapshot, kind, claim, question, survey }
+        let (question, survey) = (kind.question(self.kube_filters), self.ledger.survey(preemptor, demand));
+        CandidateFinder { ledger: &self.ledger, snapshot, kind, preemptor, question, survey }
     }
 }
 
@@ -254,7 +259,7 @@ fn reservation_for(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     Some(Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
-        victims: set.everyone().into(),
-        deadline: ledger.now() + set.longest_grace + ledger.policy().hold_slack,
+        victims: set.all_victims().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().reservation_slack,
     })
 }

@@ -8,14 +8,14 @@ use super::scratch::{PlanReach, PlanningState, PodResult};
 use super::{PlanStep, PlannedPlacement, WaitReason};
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
+use crate::scheduling::disruption_info::GroupKey;
 use crate::scheduling::ledger::PendingPod;
 use crate::scheduling::node::Node;
 use crate::scheduling::pack;
+use crate::scheduling::packing_model::{NodeGpus, PackingModel};
 use crate::scheduling::policy::GroupPlacement;
 use crate::scheduling::preempt::EvictionLimit;
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stake::GroupKey;
-use crate::scheduling::worth::{NodeGpus, PackingModel};
 use crate::units::Millis;
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ type NodeGpuCandidates = Vec<(usize, GpuSet)>;
 
 impl PlanningState<'_> {
     pub(super) fn group_of(&self, uid: &PodUid) -> Option<GroupKey> {
-        self.ledger.entry(uid)?.stake.group.clone()
+        self.ledger.pod_state(uid)?.disruption_info.group.clone()
     }
 
     /// What is to be done about the group's pods that are gated.
@@ -98,7 +98,7 @@ impl PlanningState<'_> {
     ) -> (Vec<PlannedPlacement>, Option<WaitReason>) {
         let placed: BTreeSet<PodUid> = places.iter().map(|place| place.uid.clone()).collect();
         for pod in pods.iter().filter(|pod| !placed.contains(&pod.uid)) {
-            let kind = DemandKey::of(pod, self.stock);
+            let kind = DemandKey::of(pod, self.kube_filters);
             let placed = match reach {
                 PlanReach::Free => self.free_place(pod, &kind),
                 PlanReach::Evictions => self.place(pod, &kind),
@@ -118,11 +118,12 @@ impl PlanningState<'_> {
         let mut places = Vec::new();
         let mut rest: Vec<&PendingPod> = pods.iter().collect();
         while !rest.is_empty() {
-            let Some((node, seats)) = self.most_on_one_node(&rest) else { break };
+            let Some((node, gpu_candidates)) = self.most_on_one_node(&rest) else { break };
             let before = places.len();
             let snapshot = self.ledger.snapshot();
-            let held =
-                seats.iter().filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
+            let held = gpu_candidates
+                .iter()
+                .filter_map(|(pod, gpus)| self.reserve_at(rest[*pod], &snapshot, node, *gpus));
             places.extend(held);
             if places.len() == before {
                 break;
@@ -142,9 +143,9 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let seats = seats(node, snapshot.worth(), pods, GpuSet::ALL);
-            if seats.len() > best.as_ref().map_or(0, |(_, seats)| seats.len()) {
-                best = Some((place, seats));
+            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), pods, GpuSet::ALL);
+            if gpu_candidates.len() > best.as_ref().map_or(0, |(_, gpu_candidates)| gpu_candidates.len()) {
+                best = Some((place, gpu_candidates));
             }
         }
         best
@@ -159,10 +160,12 @@ impl PlanningState<'_> {
                 break;
             }
             let node = &snapshot.nodes()[place];
-            let fits = |island: &GpuSet| seats(node, snapshot.worth(), &pods, *island).len() == pods.len();
+            let fits = |island: &GpuSet| {
+                gpu_candidates(node, snapshot.packing_model(), &pods, *island).len() == pods.len()
+            };
             let Some(island) = islands(node).into_iter().find(fits) else { continue };
-            let seats = seats(node, snapshot.worth(), &pods, island);
-            let held: Vec<PlannedPlacement> = seats
+            let gpu_candidates = gpu_candidates(node, snapshot.packing_model(), &pods, island);
+            let held: Vec<PlannedPlacement> = gpu_candidates
                 .iter()
                 .filter_map(|(pod, gpus)| self.reserve_at(pods[*pod], &snapshot, place, *gpus))
                 .collect();
@@ -176,7 +179,7 @@ impl PlanningState<'_> {
 
     /// Nodes that have room for the pod now, best first.
     fn free_nodes(&mut self, pod: &PendingPod, snapshot: &Snapshot) -> Vec<usize> {
-        let kind = DemandKey::of(pod, self.stock);
+        let kind = DemandKey::of(pod, self.kube_filters);
         let ranking = self.ranking(&kind, snapshot);
         ranking.free().map(|(place, _)| place).collect()
     }
@@ -187,20 +190,25 @@ fn waiting(pods: &[PendingPod], why: WaitReason) -> Vec<PlanStep> {
 }
 
 /// Where as many as possible of the pods go on these GPUs, one after the other.
-fn seats(node: &Node, worth: &PackingModel, pods: &[&PendingPod], allowed: GpuSet) -> NodeGpuCandidates {
+fn gpu_candidates(
+    node: &Node,
+    packing_model: &PackingModel,
+    pods: &[&PendingPod],
+    allowed: GpuSet,
+) -> NodeGpuCandidates {
     let mut gpus = node.gpus.to_vec();
-    let mut seats = NodeGpuCandidates::new();
+    let mut gpu_candidates = NodeGpuCandidates::new();
     for (pod, demand) in pods.iter().map(|pod| &pod.demand).enumerate() {
-        let site = NodeGpus { gpus: &gpus, ..node.site() };
-        let Some(chosen) = pack::choose_at(worth, site, demand, allowed) else { continue };
+        let node_gpus = NodeGpus { gpus: &gpus, ..node.node_gpus() };
+        let Some(chosen) = pack::choose_at(packing_model, node_gpus, demand, allowed) else { continue };
         for place in chosen.iter() {
             gpus[place].charge(demand.per_gpu, demand.sharing);
             gpus[place].starting |= demand.terms.engine;
-            gpus[place].barred = gpus[place].barred.with(demand.terms.bars);
+            gpus[place].excluded_classes = gpus[place].excluded_classes.with(demand.terms.class_exclusions);
         }
-        seats.push((pod, chosen));
+        gpu_candidates.push((pod, chosen));
     }
-    seats
+    gpu_candidates
 }
 
 /// A node's NVLink islands, in the order of their first GPUs.

@@ -27,10 +27,10 @@ pub use relief::{PressureWatch, ReliefEviction};
 
 use super::decision::Reservation;
 use super::fit::Misfit;
+use super::kube_filters::{FilterSnapshot, UnsupportedRule};
 use super::ledger::{AssumeConflict, Ledger, PendingPod};
 use super::preempt::{EvictionCost, EvictionLimit, ScopeKey};
 use super::snapshot::Snapshot;
-use super::stock::{FilterSnapshot, UnsupportedRule};
 use crate::ids::{PodKey, PodUid};
 use crate::units::Bytes;
 use pace::StepBudget;
@@ -54,8 +54,8 @@ pub struct PlannedPlacement {
     pub uid: PodUid,
     pub key: PodKey,
     /// Its victims are those whose leaving the pod waits for, whether they are evicted for it or leave anyway.
-    pub hold: Reservation,
-    pub price: EvictionCost,
+    pub reservation: Reservation,
+    pub eviction_cost: EvictionCost,
     /// False if the search for victims ended early: cheaper ones may exist.
     pub exact: bool,
     pub by: EvictionRight,
@@ -102,8 +102,8 @@ impl PlannedPlacement {
     /// Takes the hold in a ledger, which checks it again.
     pub fn take(&self, ledger: &mut Ledger) -> Result<(), AssumeConflict> {
         match self.by {
-            EvictionRight::Preemption => ledger.hold(&self.uid, self.hold.clone()),
-            EvictionRight::Moves => ledger.reserve_by_moving(&self.uid, self.hold.clone()),
+            EvictionRight::Preemption => ledger.reserve(&self.uid, self.reservation.clone()),
+            EvictionRight::Moves => ledger.reserve_by_moving(&self.uid, self.reservation.clone()),
         }
     }
 }
@@ -116,7 +116,7 @@ struct PlanView<'a> {
 
 impl WaitReason {
     /// Without figures: what is written to a pod must not change with each look.
-    pub fn said(&self) -> String {
+    pub fn describe(&self) -> String {
         match self {
             Self::CannotJudge(_)
             | Self::ByPlugin
@@ -165,20 +165,20 @@ pub struct Plan {
 }
 
 /// Places the queue in its order. `scratch` is a copy of the ledger that the pods wait in.
-pub fn plan(scratch: Ledger, stock: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
-    plan_within(scratch, stock, queue, PlanBounds::NONE).steps
+pub fn plan(scratch: Ledger, kube_filters: &FilterSnapshot, queue: &[PendingPod]) -> Vec<PlanStep> {
+    plan_within(scratch, kube_filters, queue, PlanBounds::NONE).steps
 }
 
 /// The same, within bounds. The first pod of the queue is looked at whatever they are, and so is the first for which others would
 /// have to leave: each plan comes a step further.
 pub fn plan_within(
     scratch: Ledger,
-    stock: &FilterSnapshot,
+    kube_filters: &FilterSnapshot,
     queue: &[PendingPod],
     bounds: PlanBounds<'_>,
 ) -> Plan {
     let pace = StepBudget::new(bounds);
-    let mut scratch = PlanningState::new(scratch, stock, &pace);
+    let mut scratch = PlanningState::new(scratch, kube_filters, &pace);
     let mut plan = Plan::default();
     let mut rest: Vec<&PendingPod> = Vec::new();
     for (n, pod) in queue.iter().enumerate() {

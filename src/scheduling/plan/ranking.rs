@@ -6,13 +6,13 @@ use super::pace::StepBudget;
 use crate::ids::PodUid;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::Misfit;
+use crate::scheduling::kube_filters::{
+    AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
+};
 use crate::scheduling::ledger::{PendingPod, WaitKind};
 use crate::scheduling::rank::{self, Score};
 use crate::scheduling::request::Demand;
 use crate::scheduling::snapshot::NodeSet;
-use crate::scheduling::stock::{
-    AssumedNodeChange, FilterQuery, FilterSnapshot, FilterVerdict, Requirements, UnsupportedRule,
-};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -40,19 +40,19 @@ pub enum NodeFit {
 pub struct NodeRanking {
     kind: DemandKey,
     /// By place in the snapshot.
-    seats: Vec<NodeFit>,
+    gpu_candidates: Vec<NodeFit>,
     free: BTreeSet<(Score, usize)>,
     full: BTreeSet<usize>,
     unjudged: BTreeSet<usize>,
 }
 
 impl DemandKey {
-    pub fn of(pod: &PendingPod, stock: &FilterSnapshot) -> Self {
+    pub fn of(pod: &PendingPod, kube_filters: &FilterSnapshot) -> Self {
         let asked = match &pod.way {
             WaitKind::Gated => None,
             WaitKind::Refused { asked } | WaitKind::OnItsWay { asked } => asked.clone(),
         };
-        Self { demand: pod.demand.clone(), wants: stock.wants(&pod.uid).cloned(), asked }
+        Self { demand: pod.demand.clone(), wants: kube_filters.wants(&pod.uid).cloned(), asked }
     }
 
     /// What the pod will ask that takes another's place after its eviction.
@@ -78,8 +78,8 @@ impl DemandKey {
         &self.demand
     }
 
-    pub fn question<'a>(&'a self, stock: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
-        self.wants.as_ref().map(|wants| stock.ask(None, wants))
+    pub fn question<'a>(&'a self, kube_filters: &'a FilterSnapshot) -> Option<FilterQuery<'a>> {
+        self.wants.as_ref().map(|wants| kube_filters.ask(None, wants))
     }
 
     /// Whether pods of the kind may go to a node, once those have left. The names of the latest filter request are what the
@@ -116,18 +116,18 @@ impl NodeRanking {
     pub fn new(
         kind: DemandKey,
         seeing: &PlanView<'_>,
-        stock: &FilterSnapshot,
+        kube_filters: &FilterSnapshot,
         pace: &StepBudget<'_>,
     ) -> Self {
         let nodes = seeing.snapshot.nodes().len();
         let mut ranking = Self {
             kind: kind.clone(),
-            seats: vec![NodeFit::Shut; nodes],
+            gpu_candidates: vec![NodeFit::Shut; nodes],
             free: BTreeSet::new(),
             full: BTreeSet::new(),
             unjudged: BTreeSet::new(),
         };
-        let question = kind.question(stock);
+        let question = kind.question(kube_filters);
         for place in (0..nodes).take_while(|_| pace.goes_on(1)) {
             ranking.look_at(place, seeing, question.as_ref());
         }
@@ -139,14 +139,14 @@ impl NodeRanking {
     }
 
     /// Looks at a node that has changed.
-    pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, stock: &FilterSnapshot) {
+    pub fn look_again_at(&mut self, place: usize, seeing: &PlanView<'_>, kube_filters: &FilterSnapshot) {
         let kind = self.kind.clone();
-        self.look_at(place, seeing, kind.question(stock).as_ref());
+        self.look_at(place, seeing, kind.question(kube_filters).as_ref());
     }
 
     /// Places in the snapshot and the GPUs there, best first.
     pub fn free(&self) -> impl Iterator<Item = (usize, GpuSet)> {
-        self.free.iter().filter_map(|(_, place)| match self.seats[*place] {
+        self.free.iter().filter_map(|(_, place)| match self.gpu_candidates[*place] {
             NodeFit::Free(_, gpus) => Some((*place, gpus)),
             _ => None,
         })
@@ -166,34 +166,35 @@ impl NodeRanking {
     }
 
     pub fn first_full(&self) -> Option<Misfit> {
-        self.full.first().and_then(|place| match self.seats[*place] {
+        self.full.first().and_then(|place| match self.gpu_candidates[*place] {
             NodeFit::Full(misfit) => Some(misfit),
             _ => None,
         })
     }
 
     pub fn first_unjudged(&self) -> Option<UnsupportedRule> {
-        self.unjudged.first().and_then(|place| match self.seats[*place] {
+        self.unjudged.first().and_then(|place| match self.gpu_candidates[*place] {
             NodeFit::Unjudged(unjudged) => Some(unjudged),
             _ => None,
         })
     }
 
     fn look_at(&mut self, place: usize, seeing: &PlanView<'_>, question: Option<&FilterQuery<'_>>) {
-        match self.seats[place] {
+        match self.gpu_candidates[place] {
             NodeFit::Free(score, _) => self.free.remove(&(score, place)),
             NodeFit::Full(_) => self.full.remove(&place),
             NodeFit::Unjudged(_) => self.unjudged.remove(&place),
             NodeFit::Shut => false,
         };
         let admitted = self.kind.admits(place, seeing, question, &[]);
-        let seat = || rank::seat(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
-        self.seats[place] = match admitted.map(|()| seat()) {
-            Err(seat) => seat,
+        let gpu_candidate =
+            || rank::score_node(seeing.snapshot, place, &self.kind.demand, seeing.ledger.policy());
+        self.gpu_candidates[place] = match admitted.map(|()| gpu_candidate()) {
+            Err(gpu_candidate) => gpu_candidate,
             Ok(Ok((score, gpus))) => NodeFit::Free(score, gpus),
             Ok(Err(misfit)) => NodeFit::Full(misfit),
         };
-        match self.seats[place] {
+        match self.gpu_candidates[place] {
             NodeFit::Free(score, _) => self.free.insert((score, place)),
             NodeFit::Full(_) => self.full.insert(place),
             NodeFit::Unjudged(_) => self.unjudged.insert(place),

@@ -40,7 +40,7 @@ impl PressureWatch {
         let now = ledger.now();
         let mut still = BTreeMap::new();
         let mut leaving = Vec::new();
-        for (name, node) in ledger.books().filter(|(_, node)| node.freshness == Freshness::Fresh) {
+        for (name, node) in ledger.node_states().filter(|(_, node)| node.freshness == Freshness::Fresh) {
             for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
                 let place = (name.clone(), device.uuid.clone());
                 let since = self.pressed.get(&place).copied();
@@ -67,7 +67,7 @@ impl PressureWatch {
 
 /// What is not known presses nobody.
 fn is_pressed(gpu: &Gpu, rules: &PressureRules, was_pressed: bool) -> bool {
-    let EngineLoad { kv_cache, queue, .. } = gpu.pressure;
+    let EngineLoad { kv_cache, queue, .. } = gpu.engine_load;
     let (kv_limit, queue_limit) = (rules.kv_cache, rules.queue);
     match was_pressed {
         false => {
@@ -87,7 +87,7 @@ fn relieve(
     let there = ledger.pods_on(node, gpu);
     let policy = ledger.policy();
     let serves = |uid: &&PodUid| {
-        let entry = ledger.entry(uid)?;
+        let entry = ledger.pod_state(uid)?;
         let class = policy.class(entry.demand.class);
         (class.engine && class.eviction == Preemptibility::Never).then_some(entry.demand.priority)
     };
@@ -95,13 +95,13 @@ fn relieve(
         .iter()
         .filter(|uid| serves(uid).is_some())
         .max_by_key(|uid| (serves(uid), std::cmp::Reverse(*uid)))?;
-    let demand = &ledger.entry(engine)?.demand;
+    let demand = &ledger.pod_state(engine)?.demand;
     // Somebody leaves already: that has to help first.
     if there.iter().any(|uid| ledger.is_leaving(uid)) {
         return None;
     }
     let place = ledger.node(node)?.devices.iter().position(|device| device.uuid == *gpu)?;
-    let room = ledger.candidates_for_demand(&ledger.claim(engine), demand, [node]).pop()?;
+    let room = ledger.candidates_for_demand(&ledger.preemptor(engine), demand, [node]).pop()?;
     // A group leaves whole, which is more than one engine's pressure is worth; and a budget that has nothing left is not asked.
     let may_go = |resident: &&PotentialVictim| {
         let budgets = &resident.budgets;
@@ -113,7 +113,7 @@ fn relieve(
     let cheapest = here.min_by_key(|resident: &&PotentialVictim| {
         (EvictionCost::default().plus(resident), resident.uid.clone())
     })?;
-    let key = |uid: &PodUid| Some(ledger.entry(uid)?.key.clone());
+    let key = |uid: &PodUid| Some(ledger.pod_state(uid)?.key.clone());
     Some(ReliefEviction {
         uid: cheapest.uid.clone(),
         key: key(&cheapest.uid)?,

@@ -8,11 +8,11 @@ use crate::ids::{NodeName, PodUid};
 use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::GpuSet;
 use crate::scheduling::fit::fit;
+use crate::scheduling::kube_filters::FilterSnapshot;
 use crate::scheduling::ledger::{Ledger, NearestModels, PendingPod, PodState, WaitKind, is_allowed};
 use crate::scheduling::policy::TenantLimit;
 use crate::scheduling::preempt::{EvictionCost, EvictionLimit, ScopeKey};
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::stock::FilterSnapshot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const MOST_RANKINGS: usize = 256;
 
 pub(super) struct PlanningState<'a> {
     pub ledger: Ledger,
-    pub stock: &'a FilterSnapshot,
+    pub kube_filters: &'a FilterSnapshot,
     pub pace: &'a StepBudget<'a>,
     /// The latest first.
     rankings: Vec<NodeRanking>,
@@ -46,7 +46,7 @@ pub(super) struct PlanningState<'a> {
     /// How many pods have a place, or are woken for one.
     pub places: usize,
     /// Of each model, what is nearest to a GPU: no plan changes that.
-    pub soonest: Option<NearestModels>,
+    pub nearest_models: Option<NearestModels>,
 }
 
 /// What a look at a pod may come to.
@@ -67,10 +67,10 @@ pub(super) enum PodResult {
 }
 
 impl<'a> PlanningState<'a> {
-    pub fn new(ledger: Ledger, stock: &'a FilterSnapshot, pace: &'a StepBudget<'a>) -> Self {
+    pub fn new(ledger: Ledger, kube_filters: &'a FilterSnapshot, pace: &'a StepBudget<'a>) -> Self {
         Self {
             ledger,
-            stock,
+            kube_filters,
             pace,
             rankings: Vec::new(),
             known: CandidateCache::default(),
@@ -81,7 +81,7 @@ impl<'a> PlanningState<'a> {
             done: BTreeSet::new(),
             successors: BTreeMap::new(),
             places: 0,
-            soonest: None,
+            nearest_models: None,
         }
     }
 
@@ -97,7 +97,7 @@ impl<'a> PlanningState<'a> {
         if pod.demand.asks_plugin() || self.group_of(&pod.uid).is_some() {
             return false;
         }
-        let kind = DemandKey::of(pod, self.stock);
+        let kind = DemandKey::of(pod, self.kube_filters);
         let is_judged = |why: &WaitReason| !matches!(why, WaitReason::CannotJudge(_));
         let is_full = self.full.iter().any(|(known, why)| is_judged(why) && known.is_like(&kind));
         let is_hopeless = || self.hopeless.iter().any(|(known, _)| known.is_like(&kind));
@@ -119,7 +119,7 @@ impl<'a> PlanningState<'a> {
             (false, Some(group)) => return self.group(&group, reach),
             (false, None) => {}
         }
-        let kind = DemandKey::of(pod, self.stock);
+        let kind = DemandKey::of(pod, self.kube_filters);
         let placed = match reach {
             PlanReach::Free => self.free_place(pod, &kind),
             PlanReach::Evictions => self.place(pod, &kind),
@@ -213,28 +213,28 @@ impl<'a> PlanningState<'a> {
         gpus: GpuSet,
     ) -> Option<PlannedPlacement> {
         let node = &snapshot.nodes()[place];
-        let hold = Reservation {
+        let reservation = Reservation {
             node: node.name.clone(),
             devices: gpus.iter().map(|gpu| node.devices[gpu].uuid.clone()).collect(),
             victims: Arc::new([]),
-            deadline: self.ledger.now() + self.ledger.policy().hold_slack,
+            deadline: self.ledger.now() + self.ledger.policy().reservation_slack,
         };
-        self.hold(pod, hold, EvictionCost::default(), true)
+        self.reserve(pod, reservation, EvictionCost::default(), true)
     }
 
     /// Takes the hold on the scratch ledger.
-    pub fn hold(
+    pub fn reserve(
         &mut self,
         pod: &PendingPod,
-        hold: Reservation,
-        price: EvictionCost,
+        reservation: Reservation,
+        eviction_cost: EvictionCost,
         exact: bool,
     ) -> Option<PlannedPlacement> {
         self.take(PlannedPlacement {
             uid: pod.uid.clone(),
             key: pod.key.clone(),
-            hold,
-            price,
+            reservation,
+            eviction_cost,
             exact,
             by: EvictionRight::Preemption,
         })
@@ -244,34 +244,34 @@ impl<'a> PlanningState<'a> {
     pub fn reserve_by_moving(
         &mut self,
         pod: &PendingPod,
-        hold: Reservation,
-        price: EvictionCost,
+        reservation: Reservation,
+        eviction_cost: EvictionCost,
         exact: bool,
     ) -> Option<PlannedPlacement> {
         self.take(PlannedPlacement {
             uid: pod.uid.clone(),
             key: pod.key.clone(),
-            hold,
-            price,
+            reservation,
+            eviction_cost,
             exact,
             by: EvictionRight::Moves,
         })
     }
 
     fn take(&mut self, place: PlannedPlacement) -> Option<PlannedPlacement> {
-        if !self.ledger.may_order(&place.hold.victims) {
+        if !self.ledger.may_order(&place.reservation.victims) {
             return None;
         }
         place.take(&mut self.ledger).ok()?;
-        self.ledger.note_ordered(&place.hold.victims);
+        self.ledger.note_ordered(&place.reservation.victims);
         self.pace.spend(PLACEMENT);
         self.places += 1;
         // With a group its members on other nodes leave.
-        for victim in place.hold.victims.iter() {
-            let node = self.ledger.entry(victim).and_then(PodState::node);
+        for victim in place.reservation.victims.iter() {
+            let node = self.ledger.pod_state(victim).and_then(PodState::node);
             node.into_iter().for_each(|node| self.known.forget_node(node));
         }
-        self.look_again(&place.hold.node);
+        self.look_again(&place.reservation.node);
         Some(place)
     }
 
@@ -279,17 +279,17 @@ impl<'a> PlanningState<'a> {
     pub fn release_reservation(&mut self, place: &PlannedPlacement) {
         self.ledger.release_reservation(&place.uid);
         self.places = self.places.saturating_sub(1);
-        self.ledger.take_back_ordered(&place.hold.victims);
+        self.ledger.take_back_ordered(&place.reservation.victims);
         for successor in self.successors.remove(&place.uid).unwrap_or_default() {
             let released = self.ledger.release(&successor);
-            let node = released.as_ref().and_then(PodState::hold).map(|hold| &hold.node);
+            let node = released.as_ref().and_then(PodState::reservation).map(|reservation| &reservation.node);
             node.into_iter().for_each(|node| self.look_again(node));
         }
         self.full.clear();
         self.hopeless.clear();
         self.unfit.clear();
         self.known.forget();
-        self.look_again(&place.hold.node);
+        self.look_again(&place.reservation.node);
     }
 
     /// The nodes in order for pods of a kind.
@@ -299,7 +299,7 @@ impl<'a> PlanningState<'a> {
             return &self.rankings[known];
         }
         let seeing = PlanView { ledger: &self.ledger, snapshot };
-        let ranking = NodeRanking::new(kind.clone(), &seeing, self.stock, self.pace);
+        let ranking = NodeRanking::new(kind.clone(), &seeing, self.kube_filters, self.pace);
         let kept = (RANKED / snapshot.nodes().len().max(1)).clamp(LEAST_RANKINGS, MOST_RANKINGS);
         self.rankings.insert(0, ranking);
         self.rankings.truncate(kept);
@@ -313,7 +313,7 @@ impl<'a> PlanningState<'a> {
         let seeing = PlanView { ledger: &self.ledger, snapshot: &snapshot };
         self.pace.spend(self.rankings.len() as u64);
         for ranking in &mut self.rankings {
-            ranking.look_again_at(place, &seeing, self.stock);
+            ranking.look_again_at(place, &seeing, self.kube_filters);
         }
     }
 
@@ -334,7 +334,7 @@ impl<'a> PlanningState<'a> {
     /// A node whose device plugin has what the pod asks for, counted as taken on the scratch ledger. Nothing is said of a pod that
     /// is on its way.
     fn devices(&mut self, pod: &PendingPod) -> Option<PlanStep> {
-        let kind = DemandKey::of(pod, self.stock);
+        let kind = DemandKey::of(pod, self.kube_filters);
         let (uid, key) = (pod.uid.clone(), pod.key.clone());
         let is_due = matches!(pod.way, WaitKind::Refused { .. });
         let step = match self.take_devices(pod, &kind) {

@@ -2,21 +2,21 @@
 
 use super::{PlanStep, PlannedPlacement, plan};
 use crate::ids::PodUid;
+use crate::scheduling::kube_filters::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use crate::scheduling::ledger::Ledger;
-use crate::scheduling::stock::{Amounts, ClusterFilters, FilterNode, FilterSnapshot, Requirements};
 use crate::units::{Bytes, MilliCpu};
 use std::sync::Arc;
 
 /// Every node of the ledger takes every pod of it.
 pub fn roomy(ledger: &Ledger) -> FilterSnapshot {
     let mut view = ClusterFilters::default();
-    for (name, _) in ledger.books() {
+    for (name, _) in ledger.node_states() {
         let allocatable =
             Amounts { cpu: MilliCpu(1 << 40), memory: Bytes::gib(1 << 20), ..Amounts::default() };
         let (labels, taints) = (Arc::default(), Arc::new([]));
         view.set_machine(FilterNode { name: name.clone(), labels, taints, allocatable, pods: 1 << 20 });
     }
-    for uid in ledger.entries().into_keys() {
+    for uid in ledger.pod_states().into_keys() {
         view.set_waiting(uid.clone(), Requirements::default());
         view.set_movable(uid.clone(), Requirements::default());
     }
@@ -35,8 +35,8 @@ pub fn placed(ledger: &mut Ledger) -> Vec<PodUid> {
     for step in steps(ledger, 64) {
         match step {
             PlanStep::Place(places) => {
-                for PlannedPlacement { uid, hold, .. } in places {
-                    ledger.hold(&uid, hold).expect("what was planned on a copy holds");
+                for PlannedPlacement { uid, reservation, .. } in places {
+                    ledger.reserve(&uid, reservation).expect("what was planned on a copy holds");
                     placed.push(uid);
                 }
             }

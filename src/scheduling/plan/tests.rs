@@ -5,6 +5,8 @@ use super::*;
 use crate::ids::{GpuUuid, NodeName, OwnerUid};
 use crate::scheduling::budget::DisruptionBudget;
 use crate::scheduling::device::{Device, Health};
+use crate::scheduling::disruption_info::{DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo};
+use crate::scheduling::kube_filters::{ClusterFilters, Requirements};
 use crate::scheduling::ledger::{ObservedPhase, ObservedWaiting, PodObservation, SchedulingGate};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::{Consolidation, GroupPlacement, Policy};
@@ -12,8 +14,6 @@ use crate::scheduling::proptests::demand_of;
 use crate::scheduling::reading::{EngineLoad, GpuReading, NodeReading};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::Selector;
-use crate::scheduling::stake::{DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo};
-use crate::scheduling::stock::{ClusterFilters, Requirements};
 use crate::units::{Millis, Moment, Percent};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -68,19 +68,19 @@ impl LedgerCluster {
         Self { ledger }
     }
 
-    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, stake: DisruptionInfo) {
-        let shown = Some(ObservedDisruptionInfo { stake, ..ObservedDisruptionInfo::default() });
+    fn see(&mut self, name: &str, demand: Demand, state: ObservedPhase, disruption_info: DisruptionInfo) {
+        let shown = Some(ObservedDisruptionInfo { disruption_info, ..ObservedDisruptionInfo::default() });
         let key = PodKey::parse("default", name).unwrap();
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: shown });
     }
 
     fn gated(&mut self, name: &str, demand: Demand) {
         self.member(name, demand, DisruptionInfo::default());
     }
 
-    fn member(&mut self, name: &str, demand: Demand, stake: DisruptionInfo) {
+    fn member(&mut self, name: &str, demand: Demand, disruption_info: DisruptionInfo) {
         let waiting = ObservedWaiting { gate: SchedulingGate::Planned, ..ObservedWaiting::default() };
-        self.see(name, demand, ObservedPhase::Waiting(waiting), stake);
+        self.see(name, demand, ObservedPhase::Waiting(waiting), disruption_info);
     }
 
     fn refused(&mut self, name: &str, demand: Demand, asked: &[&str]) {
@@ -105,20 +105,20 @@ impl LedgerCluster {
 
     /// Each step in words: `a on n`, `a on n after b c`, `a waits: no-room`.
     fn plan(&mut self) -> Vec<String> {
-        steps(&mut self.ledger, 64).into_iter().map(said).collect()
+        steps(&mut self.ledger, 64).into_iter().map(describe).collect()
     }
 
-    fn plan_by(&mut self, stock: &FilterSnapshot) -> Vec<String> {
+    fn plan_by(&mut self, kube_filters: &FilterSnapshot) -> Vec<String> {
         let pending = self.ledger.pending(64);
-        plan(self.ledger.clone(), stock, &pending).into_iter().map(said).collect()
+        plan(self.ledger.clone(), kube_filters, &pending).into_iter().map(describe).collect()
     }
 }
 
-fn said(step: PlanStep) -> String {
-    let place = |PlannedPlacement { uid, hold, .. }: &PlannedPlacement| {
-        let victims: Vec<&str> = hold.victims.iter().map(PodUid::as_str).collect();
+fn describe(step: PlanStep) -> String {
+    let place = |PlannedPlacement { uid, reservation, .. }: &PlannedPlacement| {
+        let victims: Vec<&str> = reservation.victims.iter().map(PodUid::as_str).collect();
         let after = if victims.is_empty() { String::new() } else { format!(" after {}", victims.join(" ")) };
-        format!("{uid} on {}{after}", hold.node)
+        format!("{uid} on {}{after}", reservation.node)
     };
     match step {
         PlanStep::Place(places) => places.iter().map(place).collect::<Vec<_>>().join(", "),
@@ -189,7 +189,7 @@ fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
     let wants =
         Requirements { node_selector: [("zone".into(), "a".into())].into(), ..Requirements::default() };
     view.set_waiting(uid("serving"), wants);
-    let machine = |name: &str, zone: &str| crate::scheduling::stock::FilterNode {
+    let machine = |name: &str, zone: &str| crate::scheduling::kube_filters::FilterNode {
         name: node(name),
         labels: Arc::new([("zone".into(), zone.into())].into()),
         taints: Arc::new([]),
@@ -208,21 +208,21 @@ fn nobody_is_evicted_where_the_stock_filters_refuse_whoever_leaves() {
 fn where_the_filters_cannot_be_judged_nobody_leaves_and_nothing_is_nominated() {
     let mut cluster = LedgerCluster::new(&[("n", 1)]);
     cluster.gated("a", shared(50, 100));
-    let mut stock = ClusterFilters::default();
+    let mut kube_filters = ClusterFilters::default();
     let roomy = roomy(&cluster.ledger);
     assert_eq!(cluster.plan_by(&roomy), ["a on n"]);
-    stock.set_waiting(
+    kube_filters.set_waiting(
         uid("a"),
         Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() },
     );
-    stock.set_machine(crate::scheduling::stock::FilterNode {
+    kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {
         name: node("n"),
         labels: Arc::default(),
         taints: Arc::new([]),
         allocatable: Default::default(),
         pods: 110,
     });
-    assert_eq!(cluster.plan_by(&stock.snapshot()), ["a waits: cannot-judge"]);
+    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a waits: cannot-judge"]);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn a_group_goes_to_one_island_or_waits_when_the_policy_says_so() {
     }
     let steps = steps(&mut cluster.ledger, 64);
     let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
-    let gpus: Vec<&str> = places.iter().map(|place| place.hold.devices[0].as_str()).collect();
+    let gpus: Vec<&str> = places.iter().map(|place| place.reservation.devices[0].as_str()).collect();
     assert_eq!(gpus, ["GPU-m-0", "GPU-m-1", "GPU-m-2"], "an island of n has two GPUs");
     let mut cluster = LedgerCluster::by(with_placement(GroupPlacement::OneIsland), &[("n", 4)]);
     for name in ["a", "b", "c"] {
@@ -354,8 +354,15 @@ fn who_has_room_elsewhere_is_moved_for_one_that_fits_nowhere_if_the_policy_says_
     let steps = steps(&mut cluster.ledger, 64);
     let [PlanStep::Place(places)] = &steps[..] else { panic!("{steps:?}") };
     let place = &places[0];
-    assert_eq!((place.by, place.hold.node.as_str()), (EvictionRight::Moves, "n"), "the smaller job moves");
-    assert!(cluster.ledger.clone().hold(&place.uid, place.hold.clone()).is_err(), "by no other right");
+    assert_eq!(
+        (place.by, place.reservation.node.as_str()),
+        (EvictionRight::Moves, "n"),
+        "the smaller job moves"
+    );
+    assert!(
+        cluster.ledger.clone().reserve(&place.uid, place.reservation.clone()).is_err(),
+        "by no other right"
+    );
     assert_eq!(place.take(&mut cluster.ledger), Ok(()));
 }
 
@@ -372,7 +379,7 @@ fn nobody_is_moved_for_less_than_it_costs_or_to_where_there_is_no_room() {
 fn pressed(cluster: &mut LedgerCluster, kv_percent: u8, queue: u32) {
     let pressure = EngineLoad::of(Percent::new(kv_percent), Some(queue));
     let uuid = GpuUuid::parse("GPU-n-0").unwrap();
-    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
     let sampled = cluster.ledger.now();
     cluster.ledger.read(&node("n"), NodeReading { sampled, gpus: vec![gpu], ..NodeReading::default() });
 }
@@ -451,7 +458,7 @@ fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressu
     cluster.pass(10);
     pressed(&mut cluster, 97, 0);
     assert_eq!(who_leaves(&cluster, &mut watch), ["large"], "a group leaves whole or not at all");
-    let namespace = cluster.ledger.entry(&uid("large")).unwrap().demand.traits.namespace.clone();
+    let namespace = cluster.ledger.pod_state(&uid("large")).unwrap().demand.traits.namespace.clone();
     let budget = |allowed| DisruptionBudget {
         namespace: namespace.clone(),
         name: "one".into(),
@@ -472,12 +479,12 @@ fn a_neighbour_of_a_group_and_one_whose_budget_is_spent_stay_whatever_the_pressu
 fn names_that_the_scheduler_asked_about_license_a_free_place_and_no_eviction() {
     let mut cluster = LedgerCluster::new(&[("n", 1), ("m", 1)]);
     cluster.refused("a", shared(50, 100), &["n"]);
-    let mut stock = ClusterFilters::default();
+    let mut kube_filters = ClusterFilters::default();
     let spreads =
         || Requirements { unjudged: Some(UnsupportedRule::TopologySpread), ..Requirements::default() };
-    stock.set_waiting(uid("a"), spreads());
+    kube_filters.set_waiting(uid("a"), spreads());
     for name in ["n", "m"] {
-        stock.set_machine(crate::scheduling::stock::FilterNode {
+        kube_filters.set_machine(crate::scheduling::kube_filters::FilterNode {
             name: node(name),
             labels: Arc::default(),
             taints: Arc::new([]),
@@ -486,10 +493,10 @@ fn names_that_the_scheduler_asked_about_license_a_free_place_and_no_eviction() {
         });
     }
     cluster.pass(2);
-    assert_eq!(cluster.plan_by(&stock.snapshot()), ["a on n"], "m was not asked about");
+    assert_eq!(cluster.plan_by(&kube_filters.snapshot()), ["a on n"], "m was not asked about");
     cluster.bound("job", "n", 0, job(60));
     assert_eq!(
-        cluster.plan_by(&stock.snapshot()),
+        cluster.plan_by(&kube_filters.snapshot()),
         ["a waits: no-room"],
         "who leaves may be what it came for"
     );

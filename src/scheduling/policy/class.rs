@@ -54,13 +54,13 @@ pub struct ClassTerms {
     pub kv_cache_limit: Option<Percent>,
     pub queue_limit: Option<u32>,
     /// The classes it shares no GPU with, or that share none with it.
-    pub bars: ClassSet,
+    pub class_exclusions: ClassSet,
 }
 
 impl ClassTerms {
     /// Whether engines on a GPU are busier than these terms allow. What is not known is not held against a GPU.
-    pub fn exceeded_by(&self, pressure: EngineLoad) -> bool {
-        above(pressure.kv_cache, self.kv_cache_limit) || above(pressure.queue, self.queue_limit)
+    pub fn exceeded_by(&self, engine_load: EngineLoad) -> bool {
+        above(engine_load.kv_cache, self.kv_cache_limit) || above(engine_load.queue, self.queue_limit)
     }
 }
 
@@ -119,7 +119,7 @@ pub enum Unmet {
 
 impl Unmet {
     /// In a person's words.
-    pub fn said(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Self::Sharing => "its `sharing` is another",
             Self::Priority => "the pod's priority is not in its `priority`",

@@ -110,7 +110,7 @@ impl Expression {
         let context = pod.context().ok_or("the pod shows more than expressions are evaluated for")?;
         let value = catch_unwind(AssertUnwindSafe(|| self.program.execute(context)));
         match value.map_err(|_| "its evaluation failed, which is a defect of the CEL library")? {
-            Ok(Value::Bool(holds)) => Ok(holds),
+            Ok(Value::Bool(reservations)) => Ok(reservations),
             Ok(other) => Err(format!("it gives {:?}, not true or false", other.type_of())),
             Err(error) => Err(error.to_string()),
         }
@@ -246,7 +246,7 @@ mod tests {
         }
     }
 
-    fn holds(text: &str) -> Result<bool, String> {
+    fn reservations(text: &str) -> Result<bool, String> {
         let traits = pod();
         Expression::compile(text).map_err(|error| error.to_string())?.holds_for(&ExpressionPod::new(&traits))
     }
@@ -263,11 +263,11 @@ mod tests {
             "pod.namespace in ['search', 'chat'] ? pod.gpus == 2 : false",
             "!pod.exclusive && size(pod.labels) == 2 && pod.model == ''",
         ] {
-            assert_eq!(holds(text), Ok(true), "{text}");
+            assert_eq!(reservations(text), Ok(true), "{text}");
         }
-        assert_eq!(holds("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
-        assert!(holds("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
-        assert!(holds("pod.labels['team'] > 5").is_err());
+        assert_eq!(reservations("pod.resources.all(name, name == 'nvidia.com/gpu')"), Ok(false));
+        assert!(reservations("pod.labels['absent'] == 'x'").is_err(), "a label that is not there");
+        assert!(reservations("pod.labels['team'] > 5").is_err());
     }
 
     #[test]
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn what_fails_on_every_pod_is_refused() {
         let message = |text: &str| Expression::compile(text).expect_err(text).message;
-        for (text, said) in [
+        for (text, describe) in [
             ("pod.vram > '40Gi'", "it compares a whole number with a text, which is never met"),
             ("pod.labels['rank'] == 5", "it compares a text with a whole number, which is never met"),
             ("pod.labels.rank >= 5", "it compares a text with a whole number, which is never met"),
@@ -318,7 +318,7 @@ mod tests {
             ("1 % 2 == 1", "it says the same of every pod"),
             ("true || false", "it says the same of every pod"),
         ] {
-            assert_eq!(message(text), said, "{text}");
+            assert_eq!(message(text), describe, "{text}");
         }
         let deep = format!("{}pod.exclusive{}", "(".repeat(300), ")".repeat(300));
         assert_eq!(message(&deep), "it is nested more than 32 deep");

@@ -53,10 +53,10 @@ pub struct Policy {
     pub packing: PackingRules,
     /// How long a hint steers other pods around the GPUs that were just offered to someone. Longer than the
     /// way from filter to bind, shorter than anyone would notice.
-    pub hint_lifetime: Millis,
+    pub soft_reservation_lifetime: Millis,
     /// What a hold may last beyond its victims' grace period, for the driver to give the memory back and the
     /// scheduler to come round again.
-    pub hold_slack: Millis,
+    pub reservation_slack: Millis,
     pub eviction_costs: EvictionCosts,
     pub eviction_rates: EvictionRates,
     pub violate_budgets: ViolateBudgets,
@@ -199,7 +199,7 @@ impl Policy {
 
     /// Whether any class shares no GPU with some other.
     pub fn keeps_classes_apart(&self) -> bool {
-        self.terms.iter().any(|terms| !terms.bars.is_empty())
+        self.terms.iter().any(|terms| !terms.class_exclusions.is_empty())
     }
 
     pub fn class_named(&self, name: &str) -> Option<ClassId> {
@@ -219,7 +219,7 @@ impl Policy {
     }
 
     /// What a pod is: the first class that matches it, and whose it is.
-    pub fn judge(&self, pod: &PodTraits) -> Classification {
+    pub fn classify(&self, pod: &PodTraits) -> Classification {
         let subject = ExpressionPod::new(pod);
         let place = self.classes.iter().position(|class| class.matches.accepts(&subject));
         let place = place.expect("the last class matches every pod");
@@ -231,7 +231,7 @@ impl Policy {
         }
     }
 
-    /// The class of that id. Ids are only ever made by [`Policy::judge`]; one that an earlier, longer policy gave out falls to
+    /// The class of that id. Ids are only ever made by [`Policy::classify`]; one that an earlier, longer policy gave out falls to
     /// the last class.
     pub fn class(&self, id: ClassId) -> &Class {
         self.classes.get(id.place()).or(self.classes.last()).expect("a policy has a class")
@@ -271,7 +271,7 @@ fn all_differ<'a>(what: &'static str, names: impl Iterator<Item = &'a String>) -
 }
 
 fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
-    let bars = |(place, other): (usize, &Class)| {
+    let class_exclusions = |(place, other): (usize, &Class)| {
         let both_agree = class.shares_with(&other.name) && other.shares_with(&class.name);
         (!both_agree).then_some(ClassId(place as u8))
     };
@@ -279,7 +279,7 @@ fn terms(class: &Class, classes: &[Class]) -> ClassTerms {
         engine: class.engine,
         kv_cache_limit: class.kv_cache_limit,
         queue_limit: class.queue_limit,
-        bars: classes.iter().enumerate().filter_map(bars).collect(),
+        class_exclusions: classes.iter().enumerate().filter_map(class_exclusions).collect(),
     }
 }
 
@@ -322,8 +322,8 @@ impl Default for Policy {
             shortlist: 4,
             weights: Weights::default(),
             packing: PackingRules::default(),
-            hint_lifetime: Millis::seconds(2),
-            hold_slack: Millis::seconds(30),
+            soft_reservation_lifetime: Millis::seconds(2),
+            reservation_slack: Millis::seconds(30),
             eviction_costs: EvictionCosts::default(),
             eviction_rates: EvictionRates::default(),
             violate_budgets: ViolateBudgets::default(),

@@ -5,7 +5,7 @@ use super::*;
 fn class_of(priority: i32, priority_class: &str, sharing: Sharing) -> String {
     let policy = Policy::default();
     let pod = PodTraits { priority, priority_class: priority_class.into(), sharing, ..PodTraits::default() };
-    policy.class(policy.judge(&pod).class).name.clone()
+    policy.class(policy.classify(&pod).class).name.clone()
 }
 
 #[test]
@@ -44,10 +44,14 @@ fn two_classes_share_a_gpu_only_if_both_agree() {
     let picky = Class { shares_with: Some(vec!["open".into()]), ..Class::named("picky") };
     let alone = Class { shares_with: Some(vec![]), ..Class::named("alone") };
     let all = vec![open, picky, alone];
-    let bars = |class: usize, other: usize| terms(&all[class], &all).bars.contains(ClassId(other as u8));
-    assert_eq!([bars(0, 0), bars(0, 1), bars(0, 2)], [false, false, true]);
-    assert_eq!([bars(1, 0), bars(1, 1), bars(1, 2)], [false, true, true]);
-    assert_eq!([bars(2, 0), bars(2, 1), bars(2, 2)], [true, true, true]);
+    let class_exclusions =
+        |class: usize, other: usize| terms(&all[class], &all).class_exclusions.contains(ClassId(other as u8));
+    assert_eq!(
+        [class_exclusions(0, 0), class_exclusions(0, 1), class_exclusions(0, 2)],
+        [false, false, true]
+    );
+    assert_eq!([class_exclusions(1, 0), class_exclusions(1, 1), class_exclusions(1, 2)], [false, true, true]);
+    assert_eq!([class_exclusions(2, 0), class_exclusions(2, 1), class_exclusions(2, 2)], [true, true, true]);
 }
 
 #[test]

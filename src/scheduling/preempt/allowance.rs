@@ -82,12 +82,12 @@ impl EvictionCounts {
 
     pub fn remove(&mut self, node: &NodeName, tenant: Option<TenantId>) {
         self.in_all = self.in_all.saturating_sub(1);
-        lower(&mut self.on_nodes, node);
-        lower(&mut self.of_tenants, &tenant);
+        decrement(&mut self.on_nodes, node);
+        decrement(&mut self.of_tenants, &tenant);
     }
 }
 
-fn lower<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
+fn decrement<K: Ord>(counts: &mut BTreeMap<K, u32>, key: &K) {
     match counts.get_mut(key) {
         Some(count) if *count > 1 => *count -= 1,
         _ => {

@@ -4,8 +4,8 @@
 //! bounded in their order: whoever is dearer by an earlier field is left out as long as the others are enough, and of those
 //! the best value is taken first, the last one in part (the relaxation of the knapsack problem: Dantzig 1957).
 
-use super::price::EvictionCost;
-use super::room::{PotentialVictim, PreemptionCandidate, Shortfall};
+use super::candidate::{PotentialVictim, PreemptionCandidate, Shortfall};
+use super::eviction_cost::EvictionCost;
 use super::unit::VictimUnit;
 use crate::scheduling::device::Gpu;
 use crate::scheduling::fit::usable;
@@ -65,7 +65,7 @@ impl GpuShortfall {
         amount: impl Fn(&VictimUnit<'_>) -> u64,
     ) -> Option<Self> {
         let relief = |(place, unit): (usize, &VictimUnit<'_>)| {
-            let EvictionCost { from_guarantee, priority, spared, cost, .. } = unit.price;
+            let EvictionCost { from_guarantee, priority, spared, cost, .. } = unit.eviction_cost;
             FreedShare { unit: place as u32, amount: amount(unit), from_guarantee, priority, spared, cost }
         };
         let relieves = |relief: &FreedShare| relief.amount > 0;
@@ -149,7 +149,7 @@ impl SumShortfalls {
 }
 
 fn sums(shortfall: &Shortfall) -> [u64; 3] {
-    [shortfall.vram.0, shortfall.companion.cpu.0, shortfall.companion.memory.0]
+    [shortfall.vram.0, shortfall.host_resources.cpu.0, shortfall.host_resources.memory.0]
 }
 
 fn sums_of(unit: &VictimUnit<'_>) -> [u64; 3] {
@@ -166,28 +166,31 @@ pub fn gpu_need(gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => gpu.tenants.into(),
         Sharing::Shared if demand.per_gpu.0 == 0 => 0,
-        Sharing::Shared => (gpu.charged + gpu.taken + demand.per_gpu).minus(gpu.capacity).0,
+        Sharing::Shared => (gpu.charged + gpu.unaccounted_vram + demand.per_gpu).minus(gpu.capacity).0,
     }
 }
 
 /// No more than what the cheapest set of a room costs, found without a look at who leaves with whom: of those on a seat the
 /// one with the best value is thought to be there as often as it takes. `None` if even all of them are not enough.
-pub fn floor(room: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
-    let seats = (0..room.gpus.len()).filter(|place| usable(&room.gpus[*place], demand));
+pub fn floor(candidate: &PreemptionCandidate, demand: &Demand) -> Option<EvictionCost> {
+    let gpu_candidates = (0..candidate.gpus.len()).filter(|place| usable(&candidate.gpus[*place], demand));
     let mut floors: Vec<EvictionCost> =
-        seats.filter_map(|place| gpu_cost_floor(room, place, demand)).collect();
+        gpu_candidates.filter_map(|place| gpu_cost_floor(candidate, place, demand)).collect();
     floors.sort_unstable();
     let last = *floors.get((demand.gpus as usize).checked_sub(1)?)?;
-    Some(EvictionCost { violations: room.violations, ..last })
+    Some(EvictionCost { violations: candidate.violations, ..last })
 }
 
-fn gpu_cost_floor(room: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
-    let gpu = &room.gpus[place];
-    let awaited = room.awaited.iter().map(|resident| (resident, EvictionCost::default()));
+fn gpu_cost_floor(candidate: &PreemptionCandidate, place: usize, demand: &Demand) -> Option<EvictionCost> {
+    let gpu = &candidate.gpus[place];
+    let awaited = candidate.awaited.iter().map(|resident| (resident, EvictionCost::default()));
     let candidates =
-        room.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
+        candidate.candidates.iter().map(|resident| (resident, EvictionCost::default().plus(resident)));
     let there = awaited.chain(candidates).filter(|(resident, _)| resident.gpus.contains(place));
-    least_on_gpu(gpu_need(gpu, demand), there.map(|(resident, price)| (relief(resident, gpu, demand), price)))
+    least_on_gpu(
+        gpu_need(gpu, demand),
+        there.map(|(resident, eviction_cost)| (relief(resident, gpu, demand), eviction_cost)),
+    )
 }
 
 /// No more than what it costs to cover the need on a seat by those who give back so much each, at that price each.
@@ -196,14 +199,14 @@ pub fn least_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, EvictionCost
         return Some(EvictionCost::default());
     }
     let (mut left, mut best) = (need, None::<EvictionCost>);
-    for (amount, price) in who_goes {
+    for (amount, eviction_cost) in who_goes {
         left = left.saturating_sub(amount);
-        let cost = u128::from(price.cost) * u128::from(need) / u128::from(amount.max(1));
+        let cost = u128::from(eviction_cost.cost) * u128::from(need) / u128::from(amount.max(1));
         let cost = u64::try_from(cost).unwrap_or(u64::MAX);
-        best = Some(best.map_or(EvictionCost { cost, ..price }, |best| EvictionCost {
-            from_guarantee: best.from_guarantee && price.from_guarantee,
-            priority: best.priority.min(price.priority),
-            spared: best.spared.min(price.spared),
+        best = Some(best.map_or(EvictionCost { cost, ..eviction_cost }, |best| EvictionCost {
+            from_guarantee: best.from_guarantee && eviction_cost.from_guarantee,
+            priority: best.priority.min(eviction_cost.priority),
+            spared: best.spared.min(eviction_cost.spared),
             cost: best.cost.min(cost),
             ..best
         }));
@@ -229,7 +232,9 @@ pub fn least_pods_on_gpu(need: u64, who_goes: impl Iterator<Item = (u64, bool)>)
 fn relief(resident: &PotentialVictim, gpu: &Gpu, demand: &Demand) -> u64 {
     match demand.sharing {
         Sharing::Exclusive => 1,
-        Sharing::Shared => (gpu.price(resident.per_gpu, resident.sharing) + resident.beyond).0,
+        Sharing::Shared => {
+            (gpu.charge_for(resident.per_gpu, resident.sharing) + resident.used_beyond_grant).0
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::allowance::EvictionAllowance;
 use super::bound::floor;
-use super::price::EvictionCost;
-use super::room::PreemptionCandidate;
+use super::candidate::PreemptionCandidate;
+use super::eviction_cost::EvictionCost;
 use super::search::Search;
 use super::unit::{NoVictimSet, VictimProblem};
 use super::{BudgetRules, SearchEffort, VictimSet};
@@ -72,8 +72,11 @@ impl<R: Borrow<PreemptionCandidate>, F: FnMut(&NodeName) -> Option<ExaminedCandi
 }
 
 /// `None` if nobody's leaving would be enough.
-pub fn seen(room: PreemptionCandidate, demand: &Demand) -> Option<ExaminedCandidate<PreemptionCandidate>> {
-    Some((floor(&room, demand)?, room))
+pub fn seen(
+    candidate: PreemptionCandidate,
+    demand: &Demand,
+) -> Option<ExaminedCandidate<PreemptionCandidate>> {
+    Some((floor(&candidate, demand)?, candidate))
 }
 
 /// Of all sets of candidates of one room whose leaving makes `demand` fit there, the cheapest; of rooms that cost the same, the
@@ -83,9 +86,9 @@ pub fn cheapest_among<R: CandidateSource>(
     demand: &Demand,
     rules: BudgetRules,
     effort: SearchEffort,
-    rooms: R,
+    candidates: R,
 ) -> Option<VictimSet> {
-    find_among(cost_bounds, demand, rules, effort, rooms).set
+    find_among(cost_bounds, demand, rules, effort, candidates).set
 }
 
 /// The same, with what was left out.
@@ -94,7 +97,7 @@ pub fn find_among<R: CandidateSource>(
     demand: &Demand,
     rules: BudgetRules,
     effort: SearchEffort,
-    mut rooms: R,
+    mut candidates: R,
 ) -> VictimSearchResult {
     let mut search = Search::new(effort);
     let mut distant = cost_bounds.into_iter().peekable();
@@ -102,33 +105,33 @@ pub fn find_among<R: CandidateSource>(
     let mut seen: Vec<Option<R::Candidate>> = Vec::new();
     let mut near: BinaryHeap<Reverse<(NodeCostBound, usize)>> = BinaryHeap::new();
     loop {
-        let next = near.peek().map(|Reverse((prospect, _))| prospect);
-        if let Some(prospect) = distant.next_if(|prospect| next.is_none_or(|next| prospect <= next)) {
-            if !search.beats(prospect.floor, &prospect.node) {
+        let next = near.peek().map(|Reverse((cost_bound, _))| cost_bound);
+        if let Some(cost_bound) = distant.next_if(|cost_bound| next.is_none_or(|next| cost_bound <= next)) {
+            if !search.beats(cost_bound.floor, &cost_bound.node) {
                 // All others could only be dearer.
                 break;
             }
-            if rooms.allowance().is_some_and(|allowance| !is_within(&prospect, &allowance)) {
+            if candidates.allowance().is_some_and(|allowance| !is_within(&cost_bound, &allowance)) {
                 search.note_limited();
                 continue;
             }
-            if !rooms.goes_on(LOOK) {
+            if !candidates.goes_on(LOOK) {
                 return VictimSearchResult { set: None, is_limited: false };
             }
-            let Some((floor, room)) = rooms.look(&prospect.node) else { continue };
-            debug_assert!(prospect.floor <= floor, "{prospect:?} {floor:?}");
-            near.push(Reverse((NodeCostBound { floor, ..prospect }, seen.len())));
-            seen.push(Some(room));
+            let Some((floor, candidate)) = candidates.look(&cost_bound.node) else { continue };
+            debug_assert!(cost_bound.floor <= floor, "{cost_bound:?} {floor:?}");
+            near.push(Reverse((NodeCostBound { floor, ..cost_bound }, seen.len())));
+            seen.push(Some(candidate));
             continue;
         }
-        let Some(Reverse((prospect, place))) = near.pop() else { break };
-        let room = seen[place].take().expect("each room stands in the queue once");
-        if !search.beats(prospect.floor, &prospect.node) {
+        let Some(Reverse((cost_bound, place))) = near.pop() else { break };
+        let candidate = seen[place].take().expect("each room stands in the queue once");
+        if !search.beats(cost_bound.floor, &cost_bound.node) {
             break;
         }
         let before = search.steps();
-        try_candidate(&mut search, room.borrow(), demand, rules, &mut rooms);
-        if !rooms.goes_on(search.steps() - before) {
+        try_candidate(&mut search, candidate.borrow(), demand, rules, &mut candidates);
+        if !candidates.goes_on(search.steps() - before) {
             return VictimSearchResult { set: None, is_limited: false };
         }
     }
@@ -139,28 +142,28 @@ pub fn find_among<R: CandidateSource>(
 const LOOK: u32 = 16;
 
 /// Whether as many may be evicted as each set of the node has at least.
-fn is_within(prospect: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
-    let least = prospect.least_evicted;
-    least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&prospect.node))
+fn is_within(cost_bound: &NodeCostBound, allowance: &EvictionAllowance<'_>) -> bool {
+    let least = cost_bound.least_evicted;
+    least == 0 || (least <= allowance.left_in_cluster() && least <= allowance.left_on(&cost_bound.node))
 }
 
 fn try_candidate<R: CandidateSource>(
     search: &mut Search,
-    room: &PreemptionCandidate,
+    candidate: &PreemptionCandidate,
     demand: &Demand,
     rules: BudgetRules,
-    rooms: &mut R,
+    candidates: &mut R,
 ) {
-    match VictimProblem::new(room, demand, rules, rooms.allowance()) {
-        Err(NoVictimSet::Ever) => rooms.learn(&room.node, None),
+    match VictimProblem::new(candidate, demand, rules, candidates.allowance()) {
+        Err(NoVictimSet::Ever) => candidates.learn(&candidate.node, None),
         // Without a limit, or later, it has one.
         Err(NoVictimSet::Now) => search.note_limited(),
         Ok(case) => {
             if !case.is_limited {
-                rooms.learn(&room.node, Some(case.least));
+                candidates.learn(&candidate.node, Some(case.least));
             }
             search.try_candidate(&case);
-            if search.best_on(&room.node).is_some_and(|set| !rooms.accepts(set)) {
+            if search.best_on(&candidate.node).is_some_and(|set| !candidates.accepts(set)) {
                 search.reject_best();
             }
         }
@@ -169,19 +172,21 @@ fn try_candidate<R: CandidateSource>(
 
 /// The same of rooms that are all known, each of another node.
 pub fn cheapest(
-    rooms: &[PreemptionCandidate],
+    candidates: &[PreemptionCandidate],
     demand: &Demand,
     rules: BudgetRules,
     effort: SearchEffort,
 ) -> Option<VictimSet> {
-    let known = rooms.iter().filter_map(|room| Some((&room.node, (floor(room, demand)?, room))));
+    let known = candidates
+        .iter()
+        .filter_map(|candidate| Some((&candidate.node, (floor(candidate, demand)?, candidate))));
     let known: BTreeMap<&NodeName, ExaminedCandidate<&PreemptionCandidate>> = known.collect();
     let mut cost_bounds: Vec<NodeCostBound> =
-        known.iter().map(|(node, (floor, _))| prospect(node, *floor)).collect();
+        known.iter().map(|(node, (floor, _))| cost_bound(node, *floor)).collect();
     cost_bounds.sort_unstable();
     cheapest_among(cost_bounds, demand, rules, effort, |node: &NodeName| known.get(node).copied())
 }
 
-fn prospect(node: &NodeName, floor: EvictionCost) -> NodeCostBound {
+fn cost_bound(node: &NodeName, floor: EvictionCost) -> NodeCostBound {
     NodeCostBound { floor, node: node.clone(), least_evicted: 0 }
 }

@@ -1,27 +1,27 @@
 //! Who must leave so that a pod fits: the cheapest set of pods on the very GPUs that it needs, on one node of many. Found
 //! exactly, unless the search runs into its budget ([`VictimSet::exact`] says which).
 //!
-//! [`room`] is what is known of one node, [`price`] what makes one set better than another, [`allowance`] how many may be evicted now. Pods that leave together are one
+//! [`candidate`] is what is known of one node, [`eviction_cost`] what makes one set better than another, [`allowance`] how many may be evicted now. Pods that leave together are one
 //! [`unit`]; [`bound`] says at least what a set will cost, so that [`search`] looks at few of them, and [`lazy`] at few nodes.
 
 pub mod allowance;
 mod bound;
+pub mod candidate;
+pub mod eviction_cost;
 mod lazy;
-pub mod price;
-pub mod room;
 mod search;
 mod unit;
 
 pub use allowance::{EvictionAllowance, EvictionCounts, EvictionLimit, LargerSets, ScopeKey};
 pub use bound::{gpu_need, least_on_gpu, least_pods_on_gpu};
+pub use candidate::{
+    ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
+    settle_class_exclusions,
+};
+pub use eviction_cost::{EvictionCost, PodEvictionCost, QuotaStatus};
 pub use lazy::{
     CandidateSource, ExaminedCandidate, NodeCostBound, VictimSearchResult, cheapest, cheapest_among,
     find_among, seen,
-};
-pub use price::{EvictionCost, PodEvictionCost, QuotaStatus};
-pub use room::{
-    ClassExclusion, PotentialVictim, PreemptionCandidate, Shortfall, TenantQuota, VictimGroup, discharge,
-    settle_class_exclusions,
 };
 
 use super::device::GpuSet;
@@ -58,7 +58,7 @@ pub struct VictimSet {
     pub elsewhere: Vec<PodUid>,
     /// Pods of the node that are leaving anyway and must have left, in order of UID.
     pub awaited: Vec<PodUid>,
-    pub price: EvictionCost,
+    pub eviction_cost: EvictionCost,
     pub longest_grace: Millis,
     /// False if the search ended early: cheaper sets may exist.
     pub exact: bool,
@@ -79,7 +79,7 @@ impl SearchEffort {
 
 impl VictimSet {
     /// Everyone who must have left before the pod can come, in order of UID: what its hold names.
-    pub fn everyone(&self) -> Vec<PodUid> {
+    pub fn all_victims(&self) -> Vec<PodUid> {
         let mut all: Vec<PodUid> =
             self.victims.iter().chain(&self.elsewhere).chain(&self.awaited).cloned().collect();
         all.sort_unstable();
@@ -94,11 +94,11 @@ impl VictimSet {
 
 /// The cheapest set of one room; see [`cheapest`]. It may be empty, if nobody has to leave.
 pub fn cheapest_victims(
-    room: &PreemptionCandidate,
+    candidate: &PreemptionCandidate,
     demand: &Demand,
     rules: BudgetRules,
 ) -> Option<VictimSet> {
-    cheapest(std::slice::from_ref(room), demand, rules, SearchEffort::default())
+    cheapest(std::slice::from_ref(candidate), demand, rules, SearchEffort::default())
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 //! Prices only grow as victims are added, so a branch that cannot become cheaper than the best set is cut.
 
 use super::bound::{GpuShortfall, gpu_need, sum_need};
-use super::price::EvictionCost;
-use super::room::{Shortfall, settle_class_exclusions};
+use super::candidate::{Shortfall, settle_class_exclusions};
+use super::eviction_cost::EvictionCost;
 use super::unit::{VictimProblem, VictimUnit};
 use super::{BudgetRules, SearchEffort, VictimSet};
 use crate::ids::{NodeName, PodUid};
@@ -37,7 +37,7 @@ struct CandidateSearch<'s, 'a> {
 /// One search for one set of seats: who could leave (those on the seats first), who has been chosen, and what is free then.
 struct SearchBranch<'a> {
     gpus: GpuSet,
-    seats: Vec<&'a GpuShortfall>,
+    gpu_candidates: Vec<&'a GpuShortfall>,
     order: Vec<u32>,
     /// How many of `order` are on the seats.
     on_gpus: usize,
@@ -47,7 +47,7 @@ struct SearchBranch<'a> {
     state: Vec<Gpu>,
     /// The GPUs that were changed, as they were before.
     before: Vec<(usize, Gpu)>,
-    price: EvictionCost,
+    eviction_cost: EvictionCost,
     sums: ChosenSums,
 }
 
@@ -93,9 +93,9 @@ impl Search {
 
     pub fn try_candidate(&mut self, case: &VictimProblem<'_>) {
         self.is_limited |= case.is_limited;
-        if self.beats(case.least, &case.room.node) {
+        if self.beats(case.least, &case.candidate.node) {
             let mut visit = CandidateSearch { search: self, case, steps: 0 };
-            let _ = visit.for_each_gpu_set(&case.seats, &mut Vec::new());
+            let _ = visit.for_each_gpu_set(&case.gpu_candidates, &mut Vec::new());
         }
     }
 
@@ -106,8 +106,8 @@ impl Search {
 
     /// Whether a set of that price in this room would take the place of the best. Of equal ones the first by node counts, and on
     /// one node the first that is found, which is always the same.
-    pub fn beats(&self, price: EvictionCost, node: &NodeName) -> bool {
-        self.best.as_ref().is_none_or(|best| (price, node) < (best.price, &best.node))
+    pub fn beats(&self, eviction_cost: EvictionCost, node: &NodeName) -> bool {
+        self.best.as_ref().is_none_or(|best| (eviction_cost, node) < (best.eviction_cost, &best.node))
     }
 }
 
@@ -115,27 +115,29 @@ impl<'a> CandidateSearch<'_, 'a> {
     /// Tries `chosen` with each subset of the seats that makes it complete. They stand in order of what they cost at least.
     fn for_each_gpu_set(
         &mut self,
-        seats: &'a [GpuShortfall],
+        gpu_candidates: &'a [GpuShortfall],
         chosen: &mut Vec<&'a GpuShortfall>,
     ) -> ControlFlow<()> {
         let missing = self.case.demand.gpus as usize - chosen.len();
         if missing == 0 {
             return self.try_gpu_set(chosen);
         }
-        for (place, seat) in seats.iter().enumerate().take((seats.len() + 1).saturating_sub(missing)) {
-            if !self.search.beats(seat.least, &self.case.room.node) {
+        for (place, gpu_candidate) in
+            gpu_candidates.iter().enumerate().take((gpu_candidates.len() + 1).saturating_sub(missing))
+        {
+            if !self.search.beats(gpu_candidate.least, &self.case.candidate.node) {
                 break;
             }
-            chosen.push(seat);
-            let flow = self.for_each_gpu_set(&seats[place + 1..], chosen);
+            chosen.push(gpu_candidate);
+            let flow = self.for_each_gpu_set(&gpu_candidates[place + 1..], chosen);
             chosen.pop();
             flow?;
         }
         ControlFlow::Continue(())
     }
 
-    fn try_gpu_set(&mut self, seats: &[&'a GpuShortfall]) -> ControlFlow<()> {
-        let mut branch = SearchBranch::new(self.case, seats);
+    fn try_gpu_set(&mut self, gpu_candidates: &[&'a GpuShortfall]) -> ControlFlow<()> {
+        let mut branch = SearchBranch::new(self.case, gpu_candidates);
         self.descend(&mut branch, 0);
         if self.is_spent() {
             self.search.is_cut_short = true;
@@ -165,7 +167,7 @@ impl<'a> CandidateSearch<'_, 'a> {
             return;
         }
         let least = branch.least(self.case);
-        if least.is_none_or(|least| !self.search.beats(least, &self.case.room.node)) {
+        if least.is_none_or(|least| !self.search.beats(least, &self.case.candidate.node)) {
             return;
         }
         if next == branch.order.len() || !branch.could_be_enough(self.case, next) {
@@ -181,13 +183,13 @@ impl<'a> CandidateSearch<'_, 'a> {
 
     fn take(&mut self, branch: &mut SearchBranch<'a>, next: usize) {
         let unit = branch.order[next];
-        let before = (branch.price, branch.sums.clone(), branch.before.len());
+        let before = (branch.eviction_cost, branch.sums.clone(), branch.before.len());
         branch.open[unit as usize] = false;
         branch.take(self.case, unit);
         let is_within = branch.is_within_limits(self.case);
         self.search.is_limited |= !is_within;
-        let is_kept = self.case.rules == BudgetRules::Violate || branch.price.violations == 0;
-        if is_within && is_kept && self.search.beats(branch.price, &self.case.room.node) {
+        let is_kept = self.case.rules == BudgetRules::Violate || branch.eviction_cost.violations == 0;
+        if is_within && is_kept && self.search.beats(branch.eviction_cost, &self.case.candidate.node) {
             self.descend(branch, next + 1);
         }
         branch.put_back(self.case, before);
@@ -213,11 +215,11 @@ impl<'a> CandidateSearch<'_, 'a> {
     /// Only what is better than the best comes here. Whoever was taken on the way and is not needed after all stays.
     fn offer(&mut self, branch: &SearchBranch<'a>) {
         let needed = self.without_idle(branch);
-        let price = needed.price;
-        if self.search.beats(price, &self.case.room.node) {
+        let eviction_cost = needed.eviction_cost;
+        if self.search.beats(eviction_cost, &self.case.candidate.node) {
             let found = needed.victim_set(self.case);
             let before = self.search.best.replace(found);
-            if before.as_ref().is_none_or(|before| before.node != self.case.room.node) {
+            if before.as_ref().is_none_or(|before| before.node != self.case.candidate.node) {
                 self.search.before = before;
             }
         }
@@ -240,8 +242,8 @@ impl<'a> CandidateSearch<'_, 'a> {
 }
 
 impl<'a> SearchBranch<'a> {
-    fn new(case: &'a VictimProblem<'a>, seats: &[&'a GpuShortfall]) -> Self {
-        let gpus: GpuSet = seats.iter().map(|seat| seat.place).collect();
+    fn new(case: &'a VictimProblem<'a>, gpu_candidates: &[&'a GpuShortfall]) -> Self {
+        let gpus: GpuSet = gpu_candidates.iter().map(|gpu_candidate| gpu_candidate.place).collect();
         let all = 0..case.units.len() as u32;
         let (mut order, mut others): (Vec<u32>, Vec<u32>) =
             all.partition(|unit| case.units[*unit as usize].gpus.meets(gpus));
@@ -249,16 +251,16 @@ impl<'a> SearchBranch<'a> {
         order.append(&mut others);
         Self {
             gpus,
-            seats: seats.to_vec(),
+            gpu_candidates: gpu_candidates.to_vec(),
             order,
             on_gpus,
             open: vec![true; case.units.len()],
             chosen: Vec::new(),
-            state: case.room.gpus.clone(),
+            state: case.candidate.gpus.clone(),
             before: Vec::new(),
-            price: EvictionCost { violations: case.room.violations, ..EvictionCost::default() },
+            eviction_cost: EvictionCost { violations: case.candidate.violations, ..EvictionCost::default() },
             sums: ChosenSums {
-                covered: vec![0; case.room.budgets.len()],
+                covered: vec![0; case.candidate.budgets.len()],
                 evicted: vec![0; case.left.len()],
                 ..ChosenSums::default()
             },
@@ -267,7 +269,7 @@ impl<'a> SearchBranch<'a> {
 
     /// The same seats, with these chosen and nobody else.
     fn with_exactly(&self, case: &'a VictimProblem<'a>, chosen: &[u32]) -> Self {
-        let mut branch = Self::new(case, &self.seats);
+        let mut branch = Self::new(case, &self.gpu_candidates);
         chosen.iter().for_each(|unit| branch.take(case, *unit));
         branch
     }
@@ -283,54 +285,62 @@ impl<'a> SearchBranch<'a> {
         unit.budgets.iter().for_each(|budget| covered[usize::from(*budget)] += 1);
         unit.limits.iter().for_each(|limit| evicted[usize::from(*limit)] += 1);
         *evicted_here += unit.evicted_here();
-        self.price = EvictionCost { violations: case.violations(covered), ..self.price.and(unit.price) };
+        self.eviction_cost = EvictionCost {
+            violations: case.violations(covered),
+            ..self.eviction_cost.and(unit.eviction_cost)
+        };
         self.settle_class_exclusions(case);
     }
 
     fn put_back(
         &mut self,
         case: &VictimProblem<'_>,
-        (price, sums, changes): (EvictionCost, ChosenSums, usize),
+        (eviction_cost, sums, changes): (EvictionCost, ChosenSums, usize),
     ) {
         for (gpu, before) in self.before.drain(changes..).rev() {
             self.state[gpu] = before;
         }
         self.chosen.pop();
-        (self.price, self.sums) = (price, sums);
+        (self.eviction_cost, self.sums) = (eviction_cost, sums);
         self.settle_class_exclusions(case);
     }
 
     fn settle_class_exclusions(&mut self, case: &VictimProblem<'_>) {
         let Self { chosen, state, .. } = self;
         let leaves = |uid: &PodUid| chosen.iter().any(|unit| case.units[*unit as usize].has(uid));
-        settle_class_exclusions(&case.room.bars, state, leaves);
+        settle_class_exclusions(&case.candidate.class_exclusions, state, leaves);
     }
 
     fn is_enough(&self, case: &VictimProblem<'_>) -> bool {
         self.has_gpu_candidates(case, &self.state)
-            && case.room.shortfall.is_covered_by(&self.sums.freed)
+            && case.candidate.shortfall.is_covered_by(&self.sums.freed)
             && self.is_allowed(case, self.sums.given_back)
     }
 
     fn has_gpu_candidates(&self, case: &VictimProblem<'_>, state: &[Gpu]) -> bool {
-        self.gpus.iter().all(|place| state[place].has_room(case.demand))
+        self.gpus.iter().all(|place| state[place].can_take(case.demand))
     }
 
     /// Whether the pod's tenant may have these seats once so much was given back.
     fn is_allowed(&self, case: &VictimProblem<'_>, given_back: TenantUsage) -> bool {
-        case.room.tenant.allows(used_on(&case.room.gpus, case.demand, self.gpus), given_back)
+        case.candidate.tenant.allows(used_on(&case.candidate.gpus, case.demand, self.gpus), given_back)
     }
 
     /// The least that a set costs which is chosen on from here; `None` if none would be enough.
     fn least(&self, case: &VictimProblem<'_>) -> Option<EvictionCost> {
         let open = |unit: usize| self.open[unit];
-        let of_gpu = |seat: &&GpuShortfall| {
-            seat.least(gpu_need(&self.state[seat.place], case.demand), self.price, open)
+        let of_gpu = |gpu_candidate: &&GpuShortfall| {
+            gpu_candidate.least(
+                gpu_need(&self.state[gpu_candidate.place], case.demand),
+                self.eviction_cost,
+                open,
+            )
         };
-        let of_sum = |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.price, open);
-        let mut least = self.price;
-        for seat in &self.seats {
-            least = least.max(of_gpu(seat)?);
+        let of_sum =
+            |sum: &GpuShortfall| sum.least(sum_need(sum, &self.sums.freed), self.eviction_cost, open);
+        let mut least = self.eviction_cost;
+        for gpu_candidate in &self.gpu_candidates {
+            least = least.max(of_gpu(gpu_candidate)?);
         }
         for sum in &case.sums.all {
             least = least.max(of_sum(sum)?);
@@ -344,8 +354,12 @@ impl<'a> SearchBranch<'a> {
             return 0;
         }
         let open = |unit: usize| self.open[unit];
-        let need = |seat: &GpuShortfall| gpu_need(&self.state[seat.place], case.demand);
-        let more = self.seats.iter().map(|seat| seat.least_pods(&case.units, need(seat), open)).sum();
+        let need = |gpu_candidate: &GpuShortfall| gpu_need(&self.state[gpu_candidate.place], case.demand);
+        let more = self
+            .gpu_candidates
+            .iter()
+            .map(|gpu_candidate| gpu_candidate.least_pods(&case.units, need(gpu_candidate), open))
+            .sum();
         self.sums.evicted_here + case.spread(more)
     }
 
@@ -364,11 +378,11 @@ impl<'a> SearchBranch<'a> {
             given_back += unit.given_back;
         }
         let chosen = || self.chosen.iter().map(|unit| &case.units[*unit as usize]);
-        settle_class_exclusions(&case.room.bars, &mut state, |uid| {
+        settle_class_exclusions(&case.candidate.class_exclusions, &mut state, |uid| {
             chosen().chain(rest()).any(|unit| unit.has(uid))
         });
         self.has_gpu_candidates(case, &state)
-            && case.room.shortfall.is_covered_by(&freed)
+            && case.candidate.shortfall.is_covered_by(&freed)
             && self.is_allowed(case, given_back)
     }
 
@@ -382,12 +396,12 @@ impl<'a> SearchBranch<'a> {
         let members = chosen().filter_map(|unit| unit.gang).flat_map(|gang| gang.members.iter());
         let elsewhere = sorted(members.filter(|uid| victims.binary_search(uid).is_err()).cloned());
         VictimSet {
-            node: case.room.node.clone(),
+            node: case.candidate.node.clone(),
             gpus: self.gpus,
             elsewhere,
             awaited: here(true),
             victims,
-            price: self.price,
+            eviction_cost: self.eviction_cost,
             longest_grace: chosen().map(|unit| unit.grace).max().unwrap_or(Millis(0)),
             // The search knows when it is over.
             exact: true,

@@ -24,14 +24,14 @@ fn resident(name: &str, on: usize, gib: u64, cost: u64) -> PotentialVictim {
         uid: uid(name),
         gpus: [on].into_iter().collect(),
         per_gpu: Bytes::gib(gib),
-        beyond: Bytes::ZERO,
+        used_beyond_grant: Bytes::ZERO,
         sharing: Sharing::Shared,
         priority: -10,
         class: ClassId::default(),
         tenant: None,
-        companion: HostResources::default(),
+        host_resources: HostResources::default(),
         grace: Millis::seconds(30),
-        loss: PodEvictionCost { work: cost, ..PodEvictionCost::default() },
+        eviction_cost: PodEvictionCost { work: cost, ..PodEvictionCost::default() },
         deletion_cost: 0,
         standing: QuotaStatus::Guaranteed,
         given_back: TenantUsage::default(),
@@ -53,7 +53,7 @@ fn leave(rooms: &[PreemptionCandidate], gib: u64, rules: BudgetRules) -> Option<
     let demand = demand_of(gib << 30, 1, Sharing::Shared, 100);
     let set = cheapest(rooms, &demand, rules, SearchEffort::default())?;
     assert!(set.exact);
-    Some(set.everyone().iter().map(PodUid::to_string).collect())
+    Some(set.all_victims().iter().map(PodUid::to_string).collect())
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn a_group_leaves_whole_and_at_its_whole_price() {
     let mut grouped = room("n", 1, vec![member]);
     grouped.gangs = vec![VictimGroup {
         members: [uid("elsewhere"), uid("member")].into(),
-        price: EvictionCost::default().plus(&resident("elsewhere", 0, 60, 10)),
+        eviction_cost: EvictionCost::default().plus(&resident("elsewhere", 0, 60, 10)),
         grace: Millis::seconds(60),
         given_back: TenantUsage::default(),
         budgets: Vec::new(),

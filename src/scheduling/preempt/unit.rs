@@ -4,10 +4,10 @@
 use super::BudgetRules;
 use super::allowance::{EvictionAllowance, ScopeKey};
 use super::bound::{GpuShortfall, SumShortfalls};
-use super::price::EvictionCost;
-use super::room::{
+use super::candidate::{
     PotentialVictim, PreemptionCandidate, Shortfall, VictimGroup, discharge, settle_class_exclusions,
 };
+use super::eviction_cost::EvictionCost;
 use crate::ids::PodUid;
 use crate::scheduling::device::{Gpu, GpuSet};
 use crate::scheduling::fit::usable;
@@ -25,7 +25,7 @@ pub struct VictimUnit<'a> {
     /// It leaves anyway.
     pub is_awaited: bool,
     /// Of all of them, but for overdrawn budgets.
-    pub price: EvictionCost,
+    pub eviction_cost: EvictionCost,
     pub gpus: GpuSet,
     pub freed: Shortfall,
     pub given_back: TenantUsage,
@@ -39,13 +39,13 @@ pub struct VictimUnit<'a> {
 /// One room, one demand.
 #[derive(Debug)]
 pub struct VictimProblem<'a> {
-    pub room: &'a PreemptionCandidate,
+    pub candidate: &'a PreemptionCandidate,
     pub demand: &'a Demand,
     pub rules: BudgetRules,
     /// The cheapest first; such as do the same at the same price stand side by side.
     pub units: Vec<VictimUnit<'a>>,
     /// The GPUs it could get if everyone left, with what is lacking there; the cheapest first.
-    pub seats: Vec<GpuShortfall>,
+    pub gpu_candidates: Vec<GpuShortfall>,
     /// What the scheduler itself lacks.
     pub sums: SumShortfalls,
     /// No set of this room costs less.
@@ -71,49 +71,61 @@ pub enum NoVictimSet {
 
 impl<'a> VictimProblem<'a> {
     pub fn new(
-        room: &'a PreemptionCandidate,
+        candidate: &'a PreemptionCandidate,
         demand: &'a Demand,
         rules: BudgetRules,
         allowance: Option<EvictionAllowance<'_>>,
     ) -> Result<Self, NoVictimSet> {
-        if rules == BudgetRules::Keep && room.violations > 0 {
+        if rules == BudgetRules::Keep && candidate.violations > 0 {
             return Err(NoVictimSet::Ever);
         }
-        let mut units = units(room, rules);
+        let mut units = units(candidate, rules);
         let all = units.len();
         let (left, left_here) = match allowance {
-            Some(allowance) => within(&mut units, room, &allowance),
+            Some(allowance) => within(&mut units, candidate, &allowance),
             None => (Vec::new(), u32::MAX),
         };
         let is_limited = units.len() < all;
         let no_set = if is_limited { NoVictimSet::Now } else { NoVictimSet::Ever };
-        let case = Self::of_units(room, demand, rules, units).ok_or(no_set)?;
+        let case = Self::of_units(candidate, demand, rules, units).ok_or(no_set)?;
         let case = Self { left, left_here, is_limited, ..case };
         if case.least_evicted() > left_here { Err(NoVictimSet::Now) } else { Ok(case) }
     }
 
     fn of_units(
-        room: &'a PreemptionCandidate,
+        candidate: &'a PreemptionCandidate,
         demand: &'a Demand,
         rules: BudgetRules,
         units: Vec<VictimUnit<'a>>,
     ) -> Option<Self> {
-        let base = EvictionCost { violations: room.violations, ..EvictionCost::default() };
-        let emptied = emptied(room, &units);
-        let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].has_room(demand);
-        let seats = (0..emptied.len()).filter(could_do);
-        let mut seats: Vec<GpuShortfall> = seats
-            .filter_map(|place| GpuShortfall::of_gpu(place, &room.gpus[place], demand, &units, base))
+        let base = EvictionCost { violations: candidate.violations, ..EvictionCost::default() };
+        let emptied = emptied(candidate, &units);
+        let could_do = |place: &usize| usable(&emptied[*place], demand) && emptied[*place].can_take(demand);
+        let gpu_candidates = (0..emptied.len()).filter(could_do);
+        let mut gpu_candidates: Vec<GpuShortfall> = gpu_candidates
+            .filter_map(|place| GpuShortfall::of_gpu(place, &candidate.gpus[place], demand, &units, base))
             .collect();
-        seats.sort_by_key(|seat| (seat.least, seat.place));
-        let sums = SumShortfalls::of_sums(&room.shortfall, &units, base)?;
+        gpu_candidates.sort_by_key(|gpu_candidate| (gpu_candidate.least, gpu_candidate.place));
+        let sums = SumShortfalls::of_sums(&candidate.shortfall, &units, base)?;
         // A set with so many seats has one that is at least as dear as the last of the cheapest.
-        let last = seats.get((demand.gpus as usize).checked_sub(1)?)?;
+        let last = gpu_candidates.get((demand.gpus as usize).checked_sub(1)?)?;
         let least = sums.all.iter().map(|lack| lack.least).fold(last.least, EvictionCost::max);
         let evicted = units.iter().filter(|unit| !unit.is_awaited).flat_map(|unit| &unit.residents);
         let widest = evicted.map(|resident| resident.gpus.len()).max().unwrap_or(1).max(1);
         let (left, left_here, is_limited) = (Vec::new(), u32::MAX, false);
-        Some(Self { room, demand, rules, units, seats, sums, least, left, left_here, widest, is_limited })
+        Some(Self {
+            candidate,
+            demand,
+            rules,
+            units,
+            gpu_candidates,
+            sums,
+            least,
+            left,
+            left_here,
+            widest,
+            is_limited,
+        })
     }
 
     /// No set of this room has fewer pods of this node that are evicted.
@@ -121,8 +133,11 @@ impl<'a> VictimProblem<'a> {
         if self.left_here == u32::MAX {
             return 0;
         }
-        let mut on_gpus: Vec<u32> =
-            self.seats.iter().map(|seat| seat.least_pods(&self.units, seat.need, |_| true)).collect();
+        let mut on_gpus: Vec<u32> = self
+            .gpu_candidates
+            .iter()
+            .map(|gpu_candidate| gpu_candidate.least_pods(&self.units, gpu_candidate.need, |_| true))
+            .collect();
         on_gpus.sort_unstable();
         self.spread(on_gpus.iter().take(self.demand.gpus as usize).sum())
     }
@@ -134,8 +149,8 @@ impl<'a> VictimProblem<'a> {
 
     /// How much budgets are overdrawn when so many leave that each covers.
     pub fn violations(&self, covered: &[u32]) -> u32 {
-        let over = covered.iter().zip(&self.room.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
-        over.fold(self.room.violations, u32::saturating_add)
+        let over = covered.iter().zip(&self.candidate.budgets).map(|(n, allowed)| n.saturating_sub(*allowed));
+        over.fold(self.candidate.violations, u32::saturating_add)
     }
 }
 
@@ -145,7 +160,7 @@ impl<'a> VictimUnit<'a> {
             residents: vec![resident],
             gang: None,
             is_awaited: false,
-            price: EvictionCost::default().plus(resident),
+            eviction_cost: EvictionCost::default().plus(resident),
             gpus: resident.gpus,
             freed: Shortfall::of(std::iter::once(resident)),
             given_back: resident.given_back,
@@ -156,8 +171,8 @@ impl<'a> VictimUnit<'a> {
     }
 
     fn awaited(resident: &'a PotentialVictim) -> Self {
-        let price = EvictionCost { awaited: 1, ..EvictionCost::default() };
-        Self { is_awaited: true, price, budgets: Vec::new(), ..Self::one(resident) }
+        let eviction_cost = EvictionCost { awaited: 1, ..EvictionCost::default() };
+        Self { is_awaited: true, eviction_cost, budgets: Vec::new(), ..Self::one(resident) }
     }
 
     fn gang(gang: &'a VictimGroup, residents: Vec<&'a PotentialVictim>) -> Self {
@@ -165,7 +180,8 @@ impl<'a> VictimUnit<'a> {
         Self {
             gang: Some(gang),
             is_awaited: false,
-            price: all().fold(gang.price, |price, resident| price.plus(resident)),
+            eviction_cost: all()
+                .fold(gang.eviction_cost, |eviction_cost, resident| eviction_cost.plus(resident)),
             gpus: all().flat_map(|resident| resident.gpus.iter()).collect(),
             freed: Shortfall::of(all()),
             given_back: all().map(|resident| resident.given_back).fold(gang.given_back, |a, b| a + b),
@@ -185,19 +201,19 @@ impl<'a> VictimUnit<'a> {
     fn likeness(&self) -> impl Ord + use<'_, 'a> {
         let resident = self.residents[0];
         let group = self.gang.map(|gang| &gang.members);
-        let PotentialVictim { gpus, per_gpu, beyond, sharing, class, tenant, .. } = *resident;
-        let sums = (self.freed.companion.cpu, self.freed.companion.memory);
+        let PotentialVictim { gpus, per_gpu, used_beyond_grant, sharing, class, tenant, .. } = *resident;
+        let sums = (self.freed.host_resources.cpu, self.freed.host_resources.memory);
         let given_back = (self.given_back.vram, self.given_back.milli_gpus);
-        (gpus, per_gpu, beyond, sharing, (class, tenant), sums, given_back, &self.budgets, group)
+        (gpus, per_gpu, used_beyond_grant, sharing, (class, tenant), sums, given_back, &self.budgets, group)
     }
 
     /// In which scopes its eviction counts, and how often.
-    fn scopes(&self, room: &PreemptionCandidate) -> BTreeMap<ScopeKey, u32> {
+    fn scopes(&self, candidate: &PreemptionCandidate) -> BTreeMap<ScopeKey, u32> {
         let mut scopes = BTreeMap::new();
         if self.is_awaited {
             return scopes;
         }
-        let here = self.residents.iter().map(|resident| ScopeKey::of(&room.node, resident.tenant));
+        let here = self.residents.iter().map(|resident| ScopeKey::of(&candidate.node, resident.tenant));
         let elsewhere = self.gang.into_iter().flat_map(|gang| &gang.elsewhere);
         let elsewhere = elsewhere.map(|(node, tenant)| ScopeKey::of(node, *tenant));
         here.chain(elsewhere).flatten().for_each(|key| *scopes.entry(key).or_default() += 1);
@@ -210,7 +226,7 @@ impl<'a> VictimUnit<'a> {
     }
 
     pub fn is_like(&self, other: &Self) -> bool {
-        self.price == other.price && self.likeness() == other.likeness()
+        self.eviction_cost == other.eviction_cost && self.likeness() == other.likeness()
     }
 
     pub fn discharge(&self, state: &mut [Gpu]) {
@@ -218,21 +234,22 @@ impl<'a> VictimUnit<'a> {
     }
 }
 
-fn units<'a>(room: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUnit<'a>> {
-    let is_kept =
-        |unit: &VictimUnit<'_>| rules == BudgetRules::Keep && (!room.budgets_known || overdraws(room, unit));
-    let alone = room.candidates.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
-    let gangs = room.gangs.iter().enumerate().filter_map(|(place, gang)| {
+fn units<'a>(candidate: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUnit<'a>> {
+    let is_kept = |unit: &VictimUnit<'_>| {
+        rules == BudgetRules::Keep && (!candidate.budgets_known || overdraws(candidate, unit))
+    };
+    let alone = candidate.candidates.iter().filter(|resident| resident.gang.is_none()).map(VictimUnit::one);
+    let gangs = candidate.gangs.iter().enumerate().filter_map(|(place, gang)| {
         let of_gang = |resident: &&PotentialVictim| resident.gang == Some(place as u16);
-        let mut here: Vec<&PotentialVictim> = room.candidates.iter().filter(of_gang).collect();
+        let mut here: Vec<&PotentialVictim> = candidate.candidates.iter().filter(of_gang).collect();
         here.sort_unstable_by(|a, b| a.uid.cmp(&b.uid));
         (!here.is_empty()).then(|| VictimUnit::gang(gang, here))
     });
     let evicted = alone.chain(gangs).filter(|unit| !is_kept(unit));
     let mut units: Vec<VictimUnit<'a>> =
-        evicted.chain(room.awaited.iter().map(VictimUnit::awaited)).collect();
+        evicted.chain(candidate.awaited.iter().map(VictimUnit::awaited)).collect();
     units.sort_by(|a, b| {
-        let by_price = a.price.cmp(&b.price);
+        let by_price = a.eviction_cost.cmp(&b.eviction_cost);
         by_price.then_with(|| a.likeness().cmp(&b.likeness())).then_with(|| a.name().cmp(b.name()))
     });
     units
@@ -242,11 +259,11 @@ fn units<'a>(room: &'a PreemptionCandidate, rules: BudgetRules) -> Vec<VictimUni
 /// exceed together, and how many pods of this node may be evicted.
 fn within(
     units: &mut Vec<VictimUnit<'_>>,
-    room: &PreemptionCandidate,
+    candidate: &PreemptionCandidate,
     allowance: &EvictionAllowance<'_>,
 ) -> (Vec<u32>, u32) {
-    let left_here = allowance.left_in_cluster().min(allowance.left_on(&room.node));
-    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(room)).collect();
+    let left_here = allowance.left_in_cluster().min(allowance.left_on(&candidate.node));
+    let mut scopes: Vec<BTreeMap<ScopeKey, u32>> = units.iter().map(|unit| unit.scopes(candidate)).collect();
     let is_within =
         |scopes: &BTreeMap<ScopeKey, u32>| scopes.iter().all(|(key, n)| *n <= allowance.left(key));
     let mut kept = scopes.iter().map(is_within).collect::<Vec<_>>().into_iter();
@@ -269,16 +286,16 @@ fn within(
 }
 
 /// Whether budgets forbid that it leaves, even alone.
-fn overdraws(room: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
+fn overdraws(candidate: &PreemptionCandidate, unit: &VictimUnit<'_>) -> bool {
     let covered = |budget: u16| unit.budgets.iter().filter(|other| **other == budget).count() as u32;
-    unit.budgets.iter().any(|budget| covered(*budget) > room.budgets[usize::from(*budget)])
+    unit.budgets.iter().any(|budget| covered(*budget) > candidate.budgets[usize::from(*budget)])
 }
 
 /// The node without any of these.
-fn emptied(room: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
-    let mut state = room.gpus.clone();
+fn emptied(candidate: &PreemptionCandidate, units: &[VictimUnit<'_>]) -> Vec<Gpu> {
+    let mut state = candidate.gpus.clone();
     units.iter().for_each(|unit| unit.discharge(&mut state));
     let leaves = |uid: &PodUid| units.iter().any(|unit| unit.residents.iter().any(|r| r.uid == *uid));
-    settle_class_exclusions(&room.bars, &mut state, leaves);
+    settle_class_exclusions(&candidate.class_exclusions, &mut state, leaves);
     state
 }

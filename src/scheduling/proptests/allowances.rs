@@ -138,14 +138,14 @@ impl AllowanceFixture {
     fn demand(&self, pod: &RatedPod) -> Demand {
         let mut demand = demand_of(pod.vram, pod.gpus, Sharing::Shared, pod.priority);
         let traits = PodTraits { namespace: NAMESPACES[pod.namespace].into(), ..(*demand.traits).clone() };
-        demand.take(self.ledger.policy().judge(&traits));
+        demand.take(self.ledger.policy().classify(&traits));
         Demand { traits: Arc::new(traits), ..demand }
     }
 
     fn see(&mut self, name: &str, pod: &RatedPod, state: ObservedPhase) {
         let key = PodKey::parse("default", name).unwrap();
         let demand = self.demand(pod);
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: None });
     }
 
     fn plan(&mut self) -> Vec<PlanStep> {
@@ -190,8 +190,8 @@ impl AllowanceFixture {
 
     /// Every set of residents of one node, on any of its GPUs, whose leaving the ledger would accept for the pod.
     fn sets(&self, waiting: &PodUid) -> Vec<Vec<PodUid>> {
-        let gpus = self.ledger.entry(waiting).unwrap().demand.gpus;
-        let claim = self.ledger.claim(waiting);
+        let gpus = self.ledger.pod_state(waiting).unwrap().demand.gpus;
+        let preemptor = self.ledger.preemptor(waiting);
         let mut sets = Vec::new();
         for (n, count) in self.world.nodes.iter().enumerate() {
             let here: Vec<&PodUid> =
@@ -202,13 +202,13 @@ impl AllowanceFixture {
                 for leaving in 0u32..1 << here.len() {
                     let leaves = here.iter().enumerate().filter(|(i, _)| leaving & (1 << i) != 0);
                     let victims: Vec<PodUid> = leaves.map(|(_, uid)| (*uid).clone()).collect();
-                    let hold = Reservation {
+                    let reservation = Reservation {
                         node: node(n),
                         devices: devices.clone(),
                         victims: victims.clone().into(),
                         deadline: self.ledger.now() + Millis::seconds(60),
                     };
-                    if self.ledger.check_reservation(&claim, waiting, &hold).is_ok() {
+                    if self.ledger.check_reservation(&preemptor, waiting, &reservation).is_ok() {
                         sets.push(victims);
                     }
                 }
@@ -223,7 +223,7 @@ impl AllowanceFixture {
             steps.iter().flat_map(|step| if let PlanStep::Place(places) = step { &places[..] } else { &[] })
         {
             place.take(&mut self.ledger).expect("what was planned can be held");
-            self.ledger.note_ordered(&place.hold.victims);
+            self.ledger.note_ordered(&place.reservation.victims);
             places.push(place.clone());
         }
         places
@@ -247,7 +247,7 @@ proptest! {
         let places = bench.put_into_force(&steps);
         let mut used = bench.count(&bench.earlier);
         for place in &places {
-            let set = bench.count(place.hold.victims.iter());
+            let set = bench.count(place.reservation.victims.iter());
             prop_assert!(bench.is_within(&set, &used), "{:?} after {:?}", set, used);
             set.into_iter().for_each(|(scope, n)| *used.entry(scope).or_default() += n);
         }
@@ -260,7 +260,7 @@ proptest! {
         let at_first: BTreeMap<PodUid, Vec<Vec<PodUid>>> =
             waits(&steps).map(|(uid, _)| (uid.clone(), bench.sets(uid))).collect();
         let places = bench.put_into_force(&steps);
-        let evicted = places.iter().flat_map(|place| place.hold.victims.iter());
+        let evicted = places.iter().flat_map(|place| place.reservation.victims.iter());
         let used = bench.count(bench.earlier.iter().chain(evicted));
         let because = |why: &WaitReason| match why {
             WaitReason::EvictionLimit(limit) => Some(limit.because),
@@ -290,8 +290,8 @@ proptest! {
     #[test]
     fn b2_a_plan_that_is_stopped_or_cut_short_is_the_beginning_of_the_whole(world in world(), steps in 1u64..400) {
         let mut bench = AllowanceFixture::new(world);
-        let (pending, stock) = (bench.ledger.pending(64), roomy(&bench.ledger));
-        let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &stock, &pending, bounds);
+        let (pending, kube_filters) = (bench.ledger.pending(64), roomy(&bench.ledger));
+        let run = |bounds: PlanBounds<'_>| plan_within(bench.ledger.clone(), &kube_filters, &pending, bounds);
         let whole = run(PlanBounds::NONE);
         prop_assert!(whole.left_over.is_empty());
         let asked = Cell::new(0);
@@ -313,5 +313,5 @@ proptest! {
 }
 
 fn is_free(step: &PlanStep) -> bool {
-    matches!(step, PlanStep::Place(places) if places.iter().all(|place| place.hold.victims.is_empty()))
+    matches!(step, PlanStep::Place(places) if places.iter().all(|place| place.reservation.victims.is_empty()))
 }

@@ -7,47 +7,48 @@ use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::fit::{Misfit, evictions_could_resolve, fit};
 use crate::scheduling::node::Node;
 use crate::scheduling::pack::{self, GpuChoice};
+use crate::scheduling::packing_model::{NodeEvaluation, PackingModel};
 use crate::scheduling::policy::{ClassSet, Headroom, Policy, TenantLimit};
 use crate::scheduling::rank::{ReservedPlacement, ScheduleAttempt, shortlist};
 use crate::scheduling::reading::{EngineLoad, Freshness};
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::snapshot::Snapshot;
-use crate::scheduling::worth::{NodeEvaluation, PackingModel};
 use crate::units::{Bytes, Percent};
 use proptest::prelude::*;
 
 fn gpu() -> impl Strategy<Value = Gpu> {
     let health =
         prop_oneof![6 => Just(Health::Healthy), 1 => Just(Health::Draining), 1 => Just(Health::Lost)];
-    let pressure = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
+    let engine_load = (prop::option::of(0u8..=100), prop::option::of(0u32..50))
         .prop_map(|(kv, queue)| EngineLoad::of(kv.and_then(Percent::new), queue));
-    let pressure = prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => pressure];
+    let engine_load =
+        prop_oneof![3 => Just(EngineLoad::NONE), 1 => Just(EngineLoad::default()), 3 => engine_load];
     let rarely = || proptest::bool::weighted(0.2);
     let flags = (any::<bool>(), rarely(), rarely(), rarely(), (rarely(), rarely()));
     let taken = prop_oneof![3 => Just(0u64), 1 => 0u64..90];
     let island = prop::option::of(0u8..2);
-    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (pressure, island), taken).prop_map(
+    (0u64..80, 0u64..80, 0u64..40, 0u16..3, flags, health, (engine_load, island), taken).prop_map(
         |(
             capacity,
             charged,
-            hinted,
+            softly_reserved,
             tenants,
-            (exclusive, slice, starting, engine_hinted, (is_barred, is_hint_barred)),
+            (exclusive, slice, starting, engine_softly_reserved, (is_barred, is_hint_barred)),
             health,
-            (pressure, island),
+            (engine_load, island),
             taken,
         )| Gpu {
             capacity: Bytes(capacity),
             charged: Bytes(if tenants == 0 { 0 } else { charged.min(capacity) }),
-            hinted: Bytes(hinted),
-            engine_hinted,
-            barred_by_hints: if is_hint_barred { ClassSet::ALL } else { ClassSet::NONE },
+            softly_reserved: Bytes(softly_reserved),
+            engine_softly_reserved,
+            excluded_by_soft_reservations: if is_hint_barred { ClassSet::ALL } else { ClassSet::NONE },
             tenants,
             exclusive: exclusive && tenants == 1,
             starting,
-            taken: Bytes(taken),
-            pressure,
-            barred: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
+            unaccounted_vram: Bytes(taken),
+            engine_load,
+            excluded_classes: if is_barred && tenants > 0 { ClassSet::ALL } else { ClassSet::NONE },
             slice,
             island,
             health,
@@ -71,15 +72,15 @@ fn subsets(n: usize, size: u32) -> impl Iterator<Item = Vec<usize>> {
 fn has_room_by_the_book(gpu: &Gpu, demand: &Demand) -> bool {
     let alone_if_wanted = demand.sharing == Sharing::Shared || gpu.tenants == 0;
     let nobody_wants_to_be_alone = !gpu.exclusive;
-    let enough = gpu.charged.0 + gpu.taken.0 + demand.per_gpu.0 <= gpu.capacity.0;
+    let enough = gpu.charged.0 + gpu.unaccounted_vram.0 + demand.per_gpu.0 <= gpu.capacity.0;
     let whole_if_many = demand.gpus == 1 || !gpu.slice;
-    let willing_to_share = gpu.barred.is_empty();
+    let willing_to_share = gpu.excluded_classes.is_empty();
     let one_starts_at_a_time = !demand.terms.engine || !gpu.starting;
-    let kv_is_low = match (gpu.pressure.kv_cache, demand.terms.kv_cache_limit) {
+    let kv_is_low = match (gpu.engine_load.kv_cache, demand.terms.kv_cache_limit) {
         (Some(kv), Some(limit)) => kv.get() <= limit.get(),
         _ => true,
     };
-    let queue_is_short = match (gpu.pressure.queue, demand.terms.queue_limit) {
+    let queue_is_short = match (gpu.engine_load.queue, demand.terms.queue_limit) {
         (Some(queue), Some(limit)) => queue <= limit,
         _ => true,
     };
@@ -99,9 +100,9 @@ fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
     let parts = [
         (
             demand.terms.kv_cache_limit.map(|p| u32::from(p.get())),
-            gpu.pressure.kv_cache.map(|p| u32::from(p.get())),
+            gpu.engine_load.kv_cache.map(|p| u32::from(p.get())),
         ),
-        (demand.terms.queue_limit, gpu.pressure.queue),
+        (demand.terms.queue_limit, gpu.engine_load.queue),
     ];
     let step = |(limit, measured): (Option<u32>, Option<u32>)| match (limit, measured) {
         (None, _) => 0,
@@ -114,7 +115,7 @@ fn bustle_by_the_book(gpu: &Gpu, demand: &Demand) -> u8 {
             }
         }
     };
-    let some_are_silent = u8::from(gpu.pressure.partial && parts.iter().any(|(limit, _)| limit.is_some()));
+    let some_are_silent = u8::from(gpu.engine_load.partial && parts.iter().any(|(limit, _)| limit.is_some()));
     parts.into_iter().map(step).max().unwrap().max(some_are_silent)
 }
 
@@ -122,13 +123,13 @@ proptest! {
     #[test]
     fn pack_chooses_as_brute_force_does(gpus in prop::collection::vec(gpu(), 0..8), demand in demand()) {
         let cost = |set: &Vec<usize>| {
-            let taken = |g: &usize| gpus[*g].engine_hinted && demand.terms.engine || gpus[*g].barred_by_hints.contains(demand.class) || match demand.sharing {
-                Sharing::Shared => gpus[*g].charged.0 + gpus[*g].taken.0 + gpus[*g].hinted.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
-                Sharing::Exclusive => gpus[*g].hinted.0 > 0,
+            let taken = |g: &usize| gpus[*g].engine_softly_reserved && demand.terms.engine || gpus[*g].excluded_by_soft_reservations.contains(demand.class) || match demand.sharing {
+                Sharing::Shared => gpus[*g].charged.0 + gpus[*g].unaccounted_vram.0 + gpus[*g].softly_reserved.0 + demand.per_gpu.0 > gpus[*g].capacity.0,
+                Sharing::Exclusive => gpus[*g].softly_reserved.0 > 0,
             };
             let contended = set.iter().filter(|g| taken(g)).count();
             let mut each: Vec<_> = set.iter().map(|g| {
-                let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].taken.0 - demand.per_gpu.0;
+                let left = gpus[*g].capacity.0 - gpus[*g].charged.0 - gpus[*g].unaccounted_vram.0 - demand.per_gpu.0;
                 (taken(g), bustle_by_the_book(&gpus[*g], &demand), left, *g)
             }).collect();
             each.sort_unstable();
@@ -147,9 +148,9 @@ proptest! {
     fn what_is_said_of_a_choice_is_the_same_when_it_is_asked_again(
         gpus in prop::collection::vec(gpu(), 0..8), demand in demand()
     ) {
-        let (worth, node) = (PackingModel::default(), node("n", gpus.clone()));
-        let node_summary = worth.node_summary(node.site());
-        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), worth.evaluate(&node_summary, &demand)];
+        let (packing_model, node) = (PackingModel::default(), node("n", gpus.clone()));
+        let node_summary = packing_model.node_summary(node.node_gpus());
+        let [alone, alike] = [NodeEvaluation::by_best_fit(&gpus, &demand), packing_model.evaluate(&node_summary, &demand)];
         let chosen = pack::choose_by(&alone, GpuSet::ALL);
         prop_assert_eq!(chosen, pack::choose_by(&alike, GpuSet::ALL));
         for evaluation in [alone, alike] {
@@ -165,7 +166,7 @@ proptest! {
             .any(|set| set.iter().all(|g| has_room_by_the_book(&gpus[*g], &demand)));
         let emptied: Vec<Gpu> = gpus
             .iter()
-            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, barred: ClassSet::NONE, ..*gpu })
+            .map(|gpu| Gpu { charged: Bytes::ZERO, tenants: 0, exclusive: false, excluded_classes: ClassSet::NONE, ..*gpu })
             .collect();
         let possible_if_empty = subsets(gpus.len(), demand.gpus)
             .any(|set| set.iter().all(|g| has_room_by_the_book(&emptied[*g], &demand)));
@@ -216,8 +217,8 @@ proptest! {
         let mut turned = names.clone();
         turned.rotate_left(seed as usize % names.len());
         let again = shortlist(&snapshot, &demand, turned.iter().map(String::as_str), attempt);
-        let seats = |list: &crate::scheduling::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
-        prop_assert_eq!(seats(&again), seats(&list));
+        let gpu_candidates = |list: &crate::scheduling::rank::Shortlist| list.best.iter().map(|c| (c.node, c.gpus, c.score)).collect::<Vec<_>>();
+        prop_assert_eq!(gpu_candidates(&again), gpu_candidates(&list));
     }
 }
 
@@ -225,7 +226,7 @@ proptest! {
 fn a_misfit_never_puts_a_figure_on_the_wire() {
     let misfits = [
         Misfit::NoGpus,
-        Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, roomy: 1, most_free: Bytes(5) },
+        Misfit::NoRoom { per_gpu: Bytes(7), asked: 3, fitting: 1, most_free: Bytes(5) },
         Misfit::TooLarge { per_gpu: Bytes(7), asked: 3, large_enough: 1, largest: Bytes(5) },
         Misfit::VictimsLeaving { remaining: 4 },
     ];

@@ -50,7 +50,7 @@ proptest! {
             for demand in &demands {
                 // Made of the nodes alone, it has nothing summed up.
                 let anew = Snapshot::new(snapshot.generation(), snapshot.epoch(), snapshot.nodes().to_vec())
-                    .with_packing_model(Arc::new(snapshot.worth().clone()));
+                    .with_packing_model(Arc::new(snapshot.packing_model().clone()));
                 let fresh = shortlist(&anew, demand, names.into_iter(), attempt);
                 prop_assert_eq!(score_cache.shortlist(&snapshot, demand, names.into_iter(), attempt), fresh, "after {:?}", step);
             }
@@ -67,7 +67,7 @@ proptest! {
             let _ = one.ledger.snapshot();
         }
         prop_assert_eq!(one.ledger.snapshot(), other.ledger.snapshot());
-        prop_assert_eq!(one.ledger.entries(), other.ledger.entries());
+        prop_assert_eq!(one.ledger.pod_states(), other.ledger.pod_states());
     }
 
     #[test]
@@ -88,8 +88,8 @@ proptest! {
         };
         prop_assert_eq!(shares(&mut rebuilt), shares(&mut bench.ledger));
         let pods = |ledger: &Ledger| -> Vec<(PodUid, Demand, Option<NodeName>, Option<Reservation>)> {
-            let entries = ledger.entries().into_iter();
-            entries.map(|(u, e)| (u.clone(), e.demand.clone(), e.node().cloned(), e.hold().cloned())).collect()
+            let entries = ledger.pod_states().into_iter();
+            entries.map(|(u, e)| (u.clone(), e.demand.clone(), e.node().cloned(), e.reservation().cloned())).collect()
         };
         prop_assert_eq!(pods(&rebuilt), pods(&bench.ledger));
     }

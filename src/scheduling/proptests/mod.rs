@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32) -> Demand {
     let traits = PodTraits { priority, sharing, ..PodTraits::default() };
-    let Classification { class, terms, tenant, version } = Policy::default().judge(&traits);
+    let Classification { class, terms, tenant, version } = Policy::default().classify(&traits);
     Demand {
         ask: Ask::Vram,
         per_gpu: Bytes(per_gpu),
@@ -36,10 +36,10 @@ pub(super) fn demand_of(per_gpu: u64, gpus: u32, sharing: Sharing, priority: i32
         class,
         terms,
         tenant,
-        judged_by: version,
+        classified_by: version,
         priority,
         may_preempt: true,
-        companion: HostResources::default(),
+        host_resources: HostResources::default(),
         grace: Millis::seconds(30),
         model: None,
         kv_cache: None,

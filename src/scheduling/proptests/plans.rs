@@ -5,7 +5,13 @@
 use super::{demand_of, device};
 use crate::ids::{GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
+use crate::scheduling::disruption_info::{
+    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
 use crate::scheduling::fit::fit;
+use crate::scheduling::kube_filters::{
+    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
+};
 use crate::scheduling::ledger::{
     Ledger, ObservedPhase, ObservedWaiting, PendingPod, PodObservation, PodPhase, SchedulingGate,
 };
@@ -17,12 +23,6 @@ use crate::scheduling::preempt::{
 };
 use crate::scheduling::request::{Demand, Sharing};
 use crate::scheduling::selector::{Requirement, Selector};
-use crate::scheduling::stake::{
-    CheckpointAge, DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
-};
-use crate::scheduling::stock::{
-    Amounts, ClusterFilters, FilterNode, FilterSnapshot, NodeFootprint, Requirements,
-};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -107,7 +107,7 @@ fn demand(pod: &QueuedPod) -> Demand {
         traits.labels.insert("app".into(), "covered".into());
     }
     demand.traits = Arc::new(traits);
-    demand.companion.cpu = MilliCpu(pod.cpu * 1000);
+    demand.host_resources.cpu = MilliCpu(pod.cpu * 1000);
     demand
 }
 
@@ -115,7 +115,7 @@ fn amounts(pod: &QueuedPod) -> Amounts {
     Amounts { cpu: MilliCpu(pod.cpu * 1000), ..Amounts::default() }
 }
 
-fn stake(pod: &QueuedPod) -> DisruptionInfo {
+fn disruption_info(pod: &QueuedPod) -> DisruptionInfo {
     let key = |group: u8| GroupKey {
         namespace: "default".into(),
         kind: GroupKind::Stowage,
@@ -213,15 +213,18 @@ impl PlanFixture {
     }
 
     fn see(&mut self, name: &str, pod: &QueuedPod, state: ObservedPhase) {
-        let shown = Some(ObservedDisruptionInfo { stake: stake(pod), ..ObservedDisruptionInfo::default() });
+        let shown = Some(ObservedDisruptionInfo {
+            disruption_info: disruption_info(pod),
+            ..ObservedDisruptionInfo::default()
+        });
         let key = PodKey::parse("default", name).unwrap();
-        self.ledger.see(PodObservation { uid: uid(name), key, demand: demand(pod), state, shown });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand: demand(pod), state, observed: shown });
         self.pods.insert(uid(name), pod.clone());
     }
 
     /// A resident saves its work, or is deleted.
     fn tell(&mut self, name: &str, saved: Millis, leaves: bool) {
-        let Some(entry) = self.ledger.entry(&uid(name)) else { return };
+        let Some(entry) = self.ledger.pod_state(&uid(name)) else { return };
         let (key, demand) = (entry.key.clone(), entry.demand.clone());
         let devices = entry.devices().cloned();
         let state =
@@ -229,43 +232,49 @@ impl PlanFixture {
         let leaving =
             leaves.then_some(PodDeletion { asked_ago: Millis::seconds(1), grace: Millis::seconds(20) });
         let shown = ObservedDisruptionInfo {
-            stake: stake(&self.pods[&uid(name)]),
+            disruption_info: disruption_info(&self.pods[&uid(name)]),
             stamp: CheckpointAge::Ago(saved),
             leaving,
         };
-        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, shown: Some(shown) });
+        self.ledger.see(PodObservation { uid: uid(name), key, demand, state, observed: Some(shown) });
     }
 
     /// Pods that are bound to a node.
     fn on(&self, n: u8) -> impl Iterator<Item = &QueuedPod> {
         let bound = move |uid: &PodUid| {
-            let phase = self.ledger.entry(uid).map(|entry| &entry.phase);
+            let phase = self.ledger.pod_state(uid).map(|entry| &entry.phase);
             matches!(phase, Some(PodPhase::Bound(bound)) if bound.node == node(n))
         };
         self.pods.iter().filter(move |(uid, _)| bound(uid)).map(|(_, pod)| pod)
     }
 
-    fn stock(&self) -> FilterSnapshot {
+    fn kube_filters(&self) -> FilterSnapshot {
         self.view.snapshot()
     }
 
     fn steps(&mut self) -> Vec<PlanStep> {
         let pending = self.ledger.pending(64);
-        plan(self.ledger.clone(), &self.stock(), &pending)
+        plan(self.ledger.clone(), &self.kube_filters(), &pending)
     }
 
     /// What a plan of this pod alone would do, put into force. Nothing, if it is only about free places and there is none.
-    fn place_alone(&mut self, stock: &FilterSnapshot, pod: &PendingPod, only_free: bool) -> Option<PlanStep> {
-        let mut alone = plan_within(self.ledger.clone(), stock, std::slice::from_ref(pod), PlanBounds::NONE);
+    fn place_alone(
+        &mut self,
+        kube_filters: &FilterSnapshot,
+        pod: &PendingPod,
+        only_free: bool,
+    ) -> Option<PlanStep> {
+        let mut alone =
+            plan_within(self.ledger.clone(), kube_filters, std::slice::from_ref(pod), PlanBounds::NONE);
         let step = alone.steps.pop()?;
         let places = if let PlanStep::Place(places) = &step { &places[..] } else { &[] };
-        let is_free = !places.is_empty() && places.iter().all(|place| place.hold.victims.is_empty());
+        let is_free = !places.is_empty() && places.iter().all(|place| place.reservation.victims.is_empty());
         if only_free && !is_free && !matches!(step, PlanStep::Wake { .. }) {
             return None;
         }
         for place in places {
             place.take(&mut self.ledger).unwrap();
-            self.ledger.note_ordered(&place.hold.victims);
+            self.ledger.note_ordered(&place.reservation.victims);
         }
         alone.reserved.into_iter().for_each(|(scope, uid)| self.ledger.reserve_scope(scope, &uid));
         Some(step)
@@ -276,15 +285,15 @@ impl PlanFixture {
         let mut victims_of_all = BTreeSet::new();
         for place in places {
             let pod = &self.pods[&place.uid];
-            let n: u8 = place.hold.node.as_str().trim_start_matches("node-").parse().unwrap();
+            let n: u8 = place.reservation.node.as_str().trim_start_matches("node-").parse().unwrap();
             assert!(pod.zone.is_none_or(|zone| zone == n % 2), "{place:?} is in the wrong zone");
-            let mut devices = place.hold.devices.to_vec();
+            let mut devices = place.reservation.devices.to_vec();
             devices.sort_unstable();
             devices.dedup();
             assert_eq!(devices.len(), pod.gpus as usize);
-            for victim in place.hold.victims.iter() {
+            for victim in place.reservation.victims.iter() {
                 assert!(before[victim] < pod.priority, "{victim} is as important as {}", place.uid);
-                let class = self.ledger.policy().class(self.ledger.entry(victim).unwrap().demand.class);
+                let class = self.ledger.policy().class(self.ledger.pod_state(victim).unwrap().demand.class);
                 assert_eq!(class.eviction, Preemptibility::ForHigherPriority);
                 assert!(victims_of_all.insert(victim.clone()), "{victim} leaves for two");
             }
@@ -308,13 +317,13 @@ proptest! {
             let PlanStep::Place(places) = step else { continue };
             bench.check(places, &priorities);
             for place in places {
-                prop_assert!(bench.ledger.hold(&place.uid, place.hold.clone()).is_ok(), "{:?}", place);
+                prop_assert!(bench.ledger.reserve(&place.uid, place.reservation.clone()).is_ok(), "{:?}", place);
                 prop_assert!(placed.insert(place.uid.clone()));
-                evicted.extend(place.hold.victims.iter().cloned());
+                evicted.extend(place.reservation.victims.iter().cloned());
             }
         }
         prop_assert_eq!(audit(&bench.ledger), Vec::new(), "no GPU is promised more than it has");
-        let evicts = |step: &&PlanStep| matches!(step, PlanStep::Place(places) if places.iter().any(|place| !place.hold.victims.is_empty()));
+        let evicts = |step: &&PlanStep| matches!(step, PlanStep::Place(places) if places.iter().any(|place| !place.reservation.victims.is_empty()));
         let alone = world.per_minute > 0 && steps.iter().filter(evicts).count() == 1;
         prop_assert!(evicted.len() <= world.per_minute as usize || alone, "a larger set is evicted alone");
         let covered = evicted.iter().filter(|uid| bench.pods[*uid].is_covered).count();
@@ -331,14 +340,14 @@ proptest! {
         }
         // CPU adds up with everyone who is to come and without those who leave.
         for n in 0..NODES {
-            let stays = bench.pods.iter().filter(|(uid, _)| !evicted.contains(uid)).filter(|(uid, _)| {
-                let entry = bench.ledger.entry(uid).unwrap();
-                entry.node() == Some(&node(n)) || entry.hold().is_some_and(|hold| hold.node == node(n))
+            let keep_reason = bench.pods.iter().filter(|(uid, _)| !evicted.contains(uid)).filter(|(uid, _)| {
+                let entry = bench.ledger.pod_state(uid).unwrap();
+                entry.node() == Some(&node(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node(n))
             });
-            let used: u64 = stays.map(|(_, pod)| pod.cpu).sum();
+            let used: u64 = keep_reason.map(|(_, pod)| pod.cpu).sum();
             let asks: bool = bench.pods.iter().any(|(uid, pod)| {
-                let entry = bench.ledger.entry(uid).unwrap();
-                pod.cpu > 0 && entry.hold().is_some_and(|hold| hold.node == node(n))
+                let entry = bench.ledger.pod_state(uid).unwrap();
+                pod.cpu > 0 && entry.reservation().is_some_and(|reservation| reservation.node == node(n))
             });
             prop_assert!(!asks || used <= CPU, "node-{n} has {CPU} CPUs, and {used} are asked of it");
         }
@@ -351,8 +360,8 @@ proptest! {
                 .map(|(uid, _)| uid)
                 .collect();
             let others = bench.pods.iter().filter(|(uid, pod)| {
-                let entry = bench.ledger.entry(uid).unwrap();
-                let has_room = entry.node().is_some() || entry.hold().is_some();
+                let entry = bench.ledger.pod_state(uid).unwrap();
+                let has_room = entry.node().is_some() || entry.reservation().is_some();
                 pod.group == Some(group) && !gated.contains(uid) && has_room
             });
             let there = others.count();
@@ -368,7 +377,7 @@ proptest! {
         for step in &steps {
             let PlanStep::Place(places) = step else { continue };
             for place in places {
-                bench.ledger.hold(&place.uid, place.hold.clone()).unwrap();
+                bench.ledger.reserve(&place.uid, place.reservation.clone()).unwrap();
             }
         }
         let snapshot = bench.ledger.snapshot();
@@ -382,8 +391,8 @@ proptest! {
                 let fits = fit(snapshot.node(node(n).as_str()).unwrap(), &demand(pod)).is_ok();
                 let takes = pod.zone.is_none_or(|zone| zone == n % 2);
                 let coming = bench.pods.iter().filter(|(uid, _)| {
-                    let entry = bench.ledger.entry(uid).unwrap();
-                    entry.node() == Some(&node(n)) || entry.hold().is_some_and(|hold| hold.node == node(n))
+                    let entry = bench.ledger.pod_state(uid).unwrap();
+                    entry.node() == Some(&node(n)) || entry.reservation().is_some_and(|reservation| reservation.node == node(n))
                 });
                 // Those who leave still have their CPU while they do.
                 let used: u64 = coming.map(|(_, pod)| pod.cpu).sum();
@@ -403,19 +412,19 @@ proptest! {
             bench.tell(&format!("resident-{n}"), Millis::seconds(seconds), leaves);
         }
         let nodes: Vec<NodeName> = (0..NODES).map(node).collect();
-        let waiting = bench.pods.keys().filter(|uid| bench.ledger.entry(uid).unwrap().node().is_none());
+        let waiting = bench.pods.keys().filter(|uid| bench.ledger.pod_state(uid).unwrap().node().is_none());
         for uid in waiting {
-            let (demand, claim) = (&bench.ledger.entry(uid).unwrap().demand, bench.ledger.claim(uid));
-            let rooms = bench.ledger.candidates_for(&claim, &nodes);
-            let cost_bounds = bench.ledger.cost_bounds(&claim, demand);
+            let (demand, preemptor) = (&bench.ledger.pod_state(uid).unwrap().demand, bench.ledger.preemptor(uid));
+            let rooms = bench.ledger.candidates_for(&preemptor, &nodes);
+            let cost_bounds = bench.ledger.cost_bounds(&preemptor, demand);
             for room in &rooms {
                 if let Some(set) = cheapest_victims(room, demand, BudgetRules::Keep) {
-                    let floor = cost_bounds.iter().find(|prospect| prospect.node == room.node).map(|found| found.floor);
-                    prop_assert!(floor.is_some_and(|floor| floor <= set.price), "{:?} {:?}", floor, set);
+                    let floor = cost_bounds.iter().find(|cost_bound| cost_bound.node == room.node).map(|found| found.floor);
+                    prop_assert!(floor.is_some_and(|floor| floor <= set.eviction_cost), "{:?} {:?}", floor, set);
                 }
             }
-            let mut survey = bench.ledger.survey(&claim, demand);
-            let look = |node: &NodeName| seen(survey.room(node)?, demand);
+            let mut survey = bench.ledger.survey(&preemptor, demand);
+            let look = |node: &NodeName| seen(survey.candidate(node)?, demand);
             let lazily = cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::UNLIMITED, look);
             prop_assert_eq!(lazily, cheapest(&rooms, demand, BudgetRules::Keep, SearchEffort::UNLIMITED));
         }
@@ -435,17 +444,17 @@ proptest! {
             world.queue.fill(first);
         }
         let mut bench = PlanFixture::new(&world);
-        let (pending, stock) = (bench.ledger.pending(64), bench.stock());
-        let together = plan(bench.ledger.clone(), &stock, &pending);
+        let (pending, kube_filters) = (bench.ledger.pending(64), bench.kube_filters());
+        let together = plan(bench.ledger.clone(), &kube_filters, &pending);
         let mut alone = Vec::new();
         let mut rest = Vec::new();
         for pod in &pending {
-            match bench.place_alone(&stock, pod, true) {
+            match bench.place_alone(&kube_filters, pod, true) {
                 Some(step) => alone.push(step),
                 None => rest.push(pod),
             }
         }
-        alone.extend(rest.into_iter().filter_map(|pod| bench.place_alone(&stock, pod, false)));
+        alone.extend(rest.into_iter().filter_map(|pod| bench.place_alone(&kube_filters, pod, false)));
         let waiting = |step: &PlanStep| match step {
             PlanStep::Wait { uid, why, .. } => Some((uid.clone(), matches!(why, WaitReason::EvictionLimit(_)))),
             _ => None,

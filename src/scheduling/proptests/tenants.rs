@@ -101,7 +101,7 @@ fn name(node: u8) -> NodeName {
 fn demand(policy: &Policy, namespace: usize, vram: u64, sharing: Sharing, priority: i32) -> Demand {
     let mut demand = demand_of(vram, 1, sharing, priority);
     let traits = PodTraits { namespace: NAMESPACES[namespace].into(), ..(*demand.traits).clone() };
-    demand.take(policy.judge(&traits));
+    demand.take(policy.classify(&traits));
     Demand { traits: Arc::new(traits), ..demand }
 }
 
@@ -123,7 +123,7 @@ struct TenantFixture {
 
 /// What a pod takes where it is, is about to be or holds room: 90 of 100 can be promised on each GPU.
 fn used(entry: &PodState) -> Option<(u64, u64)> {
-    let is_here = entry.node().is_some() || entry.hold().is_some();
+    let is_here = entry.node().is_some() || entry.reservation().is_some();
     let vram = if entry.demand.sharing == Sharing::Exclusive { 90 } else { entry.demand.per_gpu.0 };
     is_here.then_some((vram, (vram * 1000).div_ceil(90)))
 }
@@ -133,21 +133,22 @@ impl TenantFixture {
         self.ledger.set_now(self.now);
         match *step {
             TenantStep::Arrive { pod, namespace, vram, sharing, priority } => {
-                if self.ledger.entry(&uid(pod)).is_none() {
+                if self.ledger.pod_state(&uid(pod)).is_none() {
                     let demand = demand(self.ledger.policy(), namespace, vram, sharing, priority);
                     let key = PodKey::parse("default", &format!("pod-{pod}")).unwrap();
                     let state = ObservedPhase::Waiting(ObservedWaiting::default());
-                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown: None });
+                    self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: None });
                 }
             }
             TenantStep::Assume { pod, node } => {
-                let had_room = self.ledger.entry(&uid(pod)).is_some_and(|entry| entry.hold().is_some());
+                let had_room =
+                    self.ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.reservation().is_some());
                 if let Ok(AssumeResult::New(_)) = self.ledger.assume(&uid(pod), &name(node)) {
                     self.check_promise(&uid(pod), &name(node), had_room);
                 }
             }
             TenantStep::Confirm(pod) => {
-                let entry = self.ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                let entry = self.ledger.pod_state(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
                 if let Some(entry) = entry {
                     self.ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
@@ -155,7 +156,7 @@ impl TenantFixture {
             TenantStep::Release(pod) => {
                 self.ledger.release(&uid(pod));
             }
-            TenantStep::Hold { pod, node } => self.hold(pod, node),
+            TenantStep::Hold { pod, node } => self.reserve(pod, node),
             TenantStep::Policy(n) => self.ledger.set_policy(policy(n), &Classifications::default()),
             TenantStep::Tick(millis) => {
                 self.now = self.now + Millis(millis);
@@ -175,14 +176,14 @@ impl TenantFixture {
 
     /// What all pods of a tenant take, added up from nothing but the pods.
     fn sum_of(&self, tenant: &Tenant) -> (u64, u64) {
-        let entries = self.ledger.entries();
+        let entries = self.ledger.pod_states();
         let its = entries.values().filter(|entry| tenant.namespaces.contains(&entry.demand.traits.namespace));
         its.filter_map(|entry| used(entry)).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
     }
 
     /// A pod was just promised a GPU: its tenant stays within its limit, its class is admitted, and everyone agrees to share.
     fn check_promise(&self, uid: &PodUid, node: &NodeName, had_room: bool) {
-        let entries = self.ledger.entries();
+        let entries = self.ledger.pod_states();
         let entry = entries[uid];
         // Room that was held before the policy changed is kept.
         if had_room {
@@ -214,13 +215,13 @@ impl TenantFixture {
         }
     }
 
-    fn hold(&mut self, pod: u8, node: u8) {
-        let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let claim = self.ledger.claim(&uid(pod));
-        let Some(room) = self.ledger.candidate_for(&claim, &name(node)) else { return };
+    fn reserve(&mut self, pod: u8, node: u8) {
+        let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let preemptor = self.ledger.preemptor(&uid(pod));
+        let Some(room) = self.ledger.candidate_for(&preemptor, &name(node)) else { return };
         let guaranteed = self.guaranteed();
         for candidate in &room.candidates {
-            let victim = self.ledger.entry(&candidate.uid).unwrap();
+            let victim = self.ledger.pod_state(&candidate.uid).unwrap();
             let PodPhase::Bound(bound) = &victim.phase else { panic!("a victim is bound") };
             assert!(victim.demand.priority < demand.priority);
             assert!(self.now.since(bound.started) >= self.class_of(&victim.demand).min_runtime);
@@ -229,7 +230,7 @@ impl TenantFixture {
             if !is_own {
                 let mine = mine.expect("who has no guarantee takes nothing back");
                 assert_eq!(mine.reclaim, Reclaim::Allowed);
-                let before = self.ledger.entry(&uid(pod)).and_then(used).unwrap_or_default();
+                let before = self.ledger.pod_state(&uid(pod)).and_then(used).unwrap_or_default();
                 let asked = self.sum_of(&mine).0 - before.0 + demand.per_gpu.0;
                 assert!(asked <= mine.guarantee.vram.0, "a borrower evicts nobody of another tenant");
                 assert!(!guaranteed.contains(&candidate.uid), "what is guaranteed is kept");
@@ -241,8 +242,9 @@ impl TenantFixture {
         let view = self.ledger.node(&name(node)).unwrap();
         let devices = set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect();
         let deadline = self.now + Millis::seconds(60);
-        let hold = Reservation { node: name(node), devices, victims: set.everyone().into(), deadline };
-        let _ = self.ledger.hold(&uid(pod), hold);
+        let reservation =
+            Reservation { node: name(node), devices, victims: set.all_victims().into(), deadline };
+        let _ = self.ledger.reserve(&uid(pod), reservation);
     }
 
     /// Pods that live on their tenants' guarantees: those of the highest priority, then those that began first, each as long as
@@ -250,7 +252,7 @@ impl TenantFixture {
     fn guaranteed(&self) -> BTreeSet<PodUid> {
         let mut guaranteed = BTreeSet::new();
         for tenant in self.ledger.policy().tenants() {
-            let entries = self.ledger.entries();
+            let entries = self.ledger.pod_states();
             let mut ranked: Vec<_> = entries
                 .iter()
                 .filter(|(_, entry)| tenant.namespaces.contains(&entry.demand.traits.namespace))
@@ -286,9 +288,9 @@ impl TenantFixture {
                 tenant.name
             );
         }
-        for entry in self.ledger.entries().values() {
-            let judged = policy.judge(&entry.demand.traits);
-            assert_eq!((entry.demand.class, entry.demand.terms), (judged.class, judged.terms));
+        for entry in self.ledger.pod_states().values() {
+            let classified = policy.classify(&entry.demand.traits);
+            assert_eq!((entry.demand.class, entry.demand.terms), (classified.class, classified.terms));
         }
     }
 
@@ -297,10 +299,10 @@ impl TenantFixture {
         let policy = self.ledger.policy().clone();
         let mut fresh = new_ledger((*policy).clone());
         fresh.set_now(self.now);
-        for (uid, entry) in self.ledger.entries() {
+        for (uid, entry) in self.ledger.pod_states() {
             if let PodPhase::Bound(bound) = &entry.phase {
                 let mut demand = entry.demand.clone();
-                demand.take(policy.judge(&demand.traits));
+                demand.take(policy.classify(&demand.traits));
                 let (node, devices) = (bound.node.clone(), bound.devices.clone());
                 let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
                 fresh.see(PodObservation {
@@ -308,13 +310,13 @@ impl TenantFixture {
                     key: entry.key.clone(),
                     demand,
                     state,
-                    shown: None,
+                    observed: None,
                 });
             }
         }
-        let bound: Vec<PodUid> = fresh.entries().into_keys().cloned().collect();
+        let bound: Vec<PodUid> = fresh.pod_states().into_keys().cloned().collect();
         let others: Vec<PodUid> =
-            self.ledger.entries().into_keys().filter(|uid| !bound.contains(uid)).cloned().collect();
+            self.ledger.pod_states().into_keys().filter(|uid| !bound.contains(uid)).cloned().collect();
         others.iter().for_each(|uid| {
             self.ledger.release(uid);
         });
@@ -366,8 +368,8 @@ fn a_borrower_gives_way_to_who_takes_back_its_guarantee_and_not_the_other_way_ro
     bench.apply(&arrive(2, 0, 60, 2));
     bench.apply(&arrive(3, 2, 60, 2));
     let candidates = |bench: &TenantFixture, pod: u8| {
-        let claim = bench.ledger.claim(&uid(pod));
-        bench.ledger.candidate_for(&claim, &name(1)).unwrap().candidates.len()
+        let preemptor = bench.ledger.preemptor(&uid(pod));
+        bench.ledger.candidate_for(&preemptor, &name(1)).unwrap().candidates.len()
     };
     assert_eq!(candidates(&bench, 2), 2, "red takes back what blue has borrowed");
     assert_eq!(candidates(&bench, 3), 0, "green has no guarantee");

@@ -35,7 +35,7 @@ struct OraclePod {
     budgets: BTreeSet<usize>,
     group: Option<usize>,
     own_tenant: bool,
-    bars: bool,
+    class_exclusions: bool,
     way: VictimKind,
 }
 
@@ -133,7 +133,7 @@ impl VictimCluster {
             group: (way == VictimKind::MayLeave && (is_far || dice.one_in(3)))
                 .then(|| dice.below(2) as usize),
             own_tenant: dice.one_in(2),
-            bars: dice.one_in(8),
+            class_exclusions: dice.one_in(8),
             way,
         };
         if is_far || pod.gpus.iter().all(|g| self.has_place(node, *g, &pod)) {
@@ -167,25 +167,29 @@ impl VictimCluster {
             group.and_then(|group| groups.iter().position(|known| *known == group)).map(|place| place as u16)
         };
         let (vram, cpu, violations) = self.missing[node];
-        let bars = self.pods.iter().filter(|pod| pod.node == Some(node) && pod.bars).map(bar);
+        let class_exclusions = self
+            .pods
+            .iter()
+            .filter(|pod| pod.node == Some(node) && pod.class_exclusions)
+            .map(class_exclusion);
         let mut room = PreemptionCandidate {
             candidates: here(VictimKind::MayLeave)
                 .map(|pod| PotentialVictim { gang: place(pod.group), ..self.resident(pod) })
                 .collect(),
             awaited: here(VictimKind::LeavesAnyway).map(|pod| self.resident(pod)).collect(),
             gangs: groups.iter().map(|group| self.gang(*group, node)).collect(),
-            bars: bars.collect(),
+            class_exclusions: class_exclusions.collect(),
             budgets: self.budgets.iter().map(|allowed| *allowed as u32).collect(),
             budgets_known: self.budgets_known,
             tenant: self.tenant(),
             shortfall: Shortfall {
                 vram: Bytes(vram),
-                companion: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO },
+                host_resources: HostResources { cpu: MilliCpu(cpu), memory: Bytes::ZERO },
             },
             violations,
             ..PreemptionCandidate::new(NodeName::parse(&format!("node-{node}")).unwrap(), self.gpus(node))
         };
-        settle_class_exclusions(&room.bars, &mut room.gpus, |_| false);
+        settle_class_exclusions(&room.class_exclusions, &mut room.gpus, |_| false);
         room
     }
 
@@ -194,16 +198,16 @@ impl VictimCluster {
             let mut gpu = Gpu {
                 capacity: Bytes(card.capacity),
                 charged: Bytes::ZERO,
-                hinted: Bytes::ZERO,
-                engine_hinted: false,
-                barred_by_hints: ClassSet::NONE,
-                taken: Bytes(card.taken_by_strangers),
-                pressure: if card.busy {
+                softly_reserved: Bytes::ZERO,
+                engine_softly_reserved: false,
+                excluded_by_soft_reservations: ClassSet::NONE,
+                unaccounted_vram: Bytes(card.taken_by_strangers),
+                engine_load: if card.busy {
                     EngineLoad::of(Percent::new(99), Some(99))
                 } else {
                     EngineLoad::NONE
                 },
-                barred: ClassSet::NONE,
+                excluded_classes: ClassSet::NONE,
                 tenants: 0,
                 exclusive: false,
                 starting: card.starting,
@@ -213,7 +217,7 @@ impl VictimCluster {
             };
             for pod in self.on(node, place) {
                 gpu.charge(Bytes(pod.bytes), sharing(pod));
-                gpu.taken += Bytes(pod.beyond);
+                gpu.unaccounted_vram += Bytes(pod.beyond);
             }
             gpu
         };
@@ -231,15 +235,18 @@ impl VictimCluster {
             uid: uid(pod),
             gpus: pod.gpus.iter().copied().collect::<GpuSet>(),
             per_gpu: Bytes(pod.bytes),
-            beyond: Bytes(pod.beyond),
+            used_beyond_grant: Bytes(pod.beyond),
             sharing: sharing(pod),
             priority: pod.priority,
             class: ClassId::default(),
             tenant: None,
             // No two are alike in all but their names if one bars others and one does not.
-            companion: HostResources { cpu: MilliCpu(pod.cpu), memory: Bytes(u64::from(pod.bars)) },
+            host_resources: HostResources {
+                cpu: MilliCpu(pod.cpu),
+                memory: Bytes(u64::from(pod.class_exclusions)),
+            },
             grace: Millis::seconds(1),
-            loss: PodEvictionCost { work: pod.cost, ..PodEvictionCost::default() },
+            eviction_cost: PodEvictionCost { work: pod.cost, ..PodEvictionCost::default() },
             deletion_cost: pod.deletion_cost,
             standing: pod.spared.map_or(QuotaStatus::Guaranteed, |spared| QuotaStatus::Borrowed { spared }),
             given_back: TenantUsage { vram: Bytes(gives_back(pod)), milli_gpus: 0 },
@@ -255,7 +262,8 @@ impl VictimCluster {
         members.sort();
         VictimGroup {
             members: members.into(),
-            price: elsewhere().fold(EvictionCost::default(), |price, pod| price.plus(&self.resident(pod))),
+            eviction_cost: elsewhere()
+                .fold(EvictionCost::default(), |price, pod| price.plus(&self.resident(pod))),
             grace: Millis::seconds(1),
             given_back: TenantUsage { vram: Bytes(elsewhere().map(gives_back).sum()), milli_gpus: 0 },
             budgets: elsewhere().flat_map(|pod| &pod.budgets).map(|budget| *budget as u16).collect(),
@@ -325,16 +333,17 @@ impl VictimCluster {
         if vram < self.missing[node].0 || cpu < self.missing[node].1 {
             return false;
         }
-        let seats: Vec<u64> = (0..self.nodes[node].len()).filter_map(|g| self.seat(node, g, gone)).collect();
+        let gpu_candidates: Vec<u64> =
+            (0..self.nodes[node].len()).filter_map(|g| self.seat(node, g, gone)).collect();
         let wanted = self.demand.gpus as usize;
         // What a seat uses of the tenant's limit differs from GPU to GPU only for one who takes all of it.
-        let mut cheapest = seats.clone();
+        let mut cheapest = gpu_candidates.clone();
         cheapest.sort_unstable();
         let is_allowed = |used: u64| {
             let given_back: u64 = gone.values().map(|pod| gives_back(pod)).sum();
             self.left.is_none_or(|left| used as i64 - given_back.min(USED) as i64 <= left)
         };
-        seats.len() >= wanted && is_allowed(cheapest[..wanted].iter().sum())
+        gpu_candidates.len() >= wanted && is_allowed(cheapest[..wanted].iter().sum())
     }
 
     /// What the pod would use of a GPU, if it has room there when these have gone.
@@ -346,7 +355,7 @@ impl VictimCluster {
         let used: u64 = rest.iter().map(|pod| pod.bytes + pod.beyond).sum();
         let wants_all = self.demand.sharing == Sharing::Exclusive;
         let is_free = used + card.taken_by_strangers + self.demand.per_gpu.0 <= card.capacity
-            && rest.iter().all(|pod| !pod.alone && !pod.bars)
+            && rest.iter().all(|pod| !pod.alone && !pod.class_exclusions)
             && (!wants_all || rest.is_empty());
         let minds = self.demand.terms.kv_cache_limit.is_some();
         let is_calm = is_emptied || !(card.busy && minds || card.starting && self.demand.terms.engine);
@@ -386,7 +395,7 @@ fn uid(pod: &OraclePod) -> PodUid {
     PodUid::parse(&pod.name).unwrap()
 }
 
-fn bar(pod: &OraclePod) -> ClassExclusion {
+fn class_exclusion(pod: &OraclePod) -> ClassExclusion {
     ClassExclusion { uid: uid(pod), gpus: pod.gpus.iter().copied().collect(), classes: ClassSet::ALL }
 }
 
@@ -394,7 +403,7 @@ fn bar(pod: &OraclePod) -> ClassExclusion {
 fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimSet> {
     let found = cheapest(&world.rooms(), &world.demand, rules, SearchEffort::UNLIMITED);
     let node_of = |set: &VictimSet| set.node.as_str().trim_start_matches("node-").parse::<usize>().unwrap();
-    let answer = found.as_ref().map(|set| (set.price, node_of(set)));
+    let answer = found.as_ref().map(|set| (set.eviction_cost, node_of(set)));
     assert_eq!(answer, world.best(rules), "seed {seed}: {world:#?}");
     let set = found?;
     let named = |uids: &[PodUid]| -> Vec<&OraclePod> {
@@ -402,7 +411,7 @@ fn check(world: &VictimCluster, rules: BudgetRules, seed: u64) -> Option<VictimS
     };
     let node = node_of(&set);
     let all: BTreeMap<&str, &OraclePod> =
-        named(&set.everyone()).into_iter().map(|pod| (&*pod.name, pod)).collect();
+        named(&set.all_victims()).into_iter().map(|pod| (&*pod.name, pod)).collect();
     assert!(set.exact && world.is_enough(node, &all), "seed {seed}");
     assert!(named(&set.victims).iter().all(|pod| pod.way == VictimKind::MayLeave && pod.node == Some(node)));
     assert!(
@@ -435,7 +444,7 @@ fn no_cheaper_set_of_victims_exists_on_any_node() {
             emptied += usize::from(set.victims.is_empty());
             grouped += usize::from(!set.elsewhere.is_empty());
             awaited += usize::from(!set.awaited.is_empty());
-            violated += usize::from(set.price.violations > 0);
+            violated += usize::from(set.eviction_cost.violations > 0);
         }
     }
     // The cases are worth something only if everything happens in them.
@@ -455,7 +464,7 @@ fn the_order_in_which_pods_and_nodes_are_given_changes_nothing() {
         for room in &mut rooms {
             random.shuffle(&mut room.candidates);
             random.shuffle(&mut room.awaited);
-            random.shuffle(&mut room.bars);
+            random.shuffle(&mut room.class_exclusions);
         }
         let again = cheapest(&rooms, &world.demand, BudgetRules::Violate, SearchEffort::UNLIMITED);
         assert_eq!(first, again, "seed {seed}");
@@ -473,7 +482,7 @@ fn a_search_that_is_cut_short_says_so_and_still_spares_whom_it_can() {
         };
         cut_short += usize::from(!set.exact);
         let best = world.best(BudgetRules::Violate).expect("a set was found").0;
-        assert!(set.price == best || (!set.exact && set.price > best), "seed {seed}");
+        assert!(set.eviction_cost == best || (!set.exact && set.eviction_cost > best), "seed {seed}");
     }
     assert!(cut_short > 10, "{cut_short}");
 }

@@ -104,7 +104,7 @@ fn cheapest(rooms: &[PreemptionCandidate], demand: &Demand) -> Option<VictimChoi
         node: set.node.clone(),
         gpus: set.gpus,
         evicted: set.evicted().cloned().collect(),
-        awaited: set.everyone(),
+        awaited: set.all_victims(),
         grace: set.longest_grace,
         exact: set.exact,
     })
@@ -136,7 +136,7 @@ pub fn choice(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>])
 
 /// All who may leave a node.
 pub fn people<'a>(ledger: &Ledger, room: &'a PreemptionCandidate) -> Vec<Person<'a>> {
-    let started = |uid: &PodUid| match &ledger.entry(uid)?.phase {
+    let started = |uid: &PodUid| match &ledger.pod_state(uid)?.phase {
         PodPhase::Bound(bound) => Some(bound.started),
         _ => None,
     };
@@ -164,7 +164,9 @@ fn in_order<'a>(room: &PreemptionCandidate, demand: &Demand, people: &[Person<'a
 pub fn fits_without(room: &PreemptionCandidate, demand: &Demand, leave: &[Person<'_>]) -> Option<GpuSet> {
     let mut gpus = room.gpus.clone();
     leave.iter().for_each(|one| discharge(&mut gpus, one.resident));
-    settle_class_exclusions(&room.bars, &mut gpus, |uid| leave.iter().any(|one| one.resident.uid == *uid));
+    settle_class_exclusions(&room.class_exclusions, &mut gpus, |uid| {
+        leave.iter().any(|one| one.resident.uid == *uid)
+    });
     pack::choose(&gpus, demand, GpuSet::ALL)
 }
 

@@ -35,7 +35,7 @@ pub struct OrderLine {
     pub victims: Spread,
     pub arrivals: Spread,
     pub admitted: Spread,
-    pub made_room_for: Spread,
+    pub preempted_for: Spread,
     /// Of all GPUs, in hundredths.
     pub used_percent: Spread,
     /// The same, less what was lost.
@@ -102,7 +102,7 @@ impl OrderLine {
             victims: over_seeds(&|tally| tally.victims as f64),
             arrivals: over_seeds(&|tally| tally.arrivals as f64),
             admitted: over_seeds(&|tally| tally.admitted as f64),
-            made_room_for: over_seeds(&|tally| tally.made_room_for as f64),
+            preempted_for: over_seeds(&|tally| tally.preempted_for as f64),
             used_percent: over_seeds(&|tally| 100.0 * tally.used.hours() / gpu_hours),
             kept_percent: over_seeds(&|tally| {
                 100.0 * (tally.used.hours() - tally.lost().hours()) / gpu_hours

@@ -15,7 +15,7 @@ pub struct PreemptionTally {
     /// Those of them that were placed.
     pub admitted: u64,
     /// Those of them for whom somebody was evicted.
-    pub made_room_for: u64,
+    pub preempted_for: u64,
     pub victims: u64,
     /// Work since the victims' last checkpoints.
     pub lost_work: GpuTime,

@@ -10,12 +10,12 @@ use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::audit::audit;
 use crate::scheduling::budget::BudgetVisibility;
 use crate::scheduling::device::{Device, Health};
+use crate::scheduling::disruption_info::{CheckpointAge, ObservedDisruptionInfo};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::loading::{LoadingSpeeds, time_to_ready};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{Demand, Sharing};
-use crate::scheduling::stake::{CheckpointAge, ObservedDisruptionInfo};
 use crate::sim::openb::{Trace, built_in};
 use crate::units::{Bytes, Millis, Moment};
 use std::sync::Arc;
@@ -62,7 +62,7 @@ fn all_orders_meet_the_same_arrivals_and_the_cluster_is_full() {
     for RunOutcome { order, tally, .. } in &outcomes {
         assert_eq!(tally.arrivals, first.arrivals);
         assert!(tally.admitted * 10 >= tally.arrivals * 8, "{order:?}: {tally:?}");
-        assert!(tally.made_room_for <= tally.victims, "{order:?}: {tally:?}");
+        assert!(tally.preempted_for <= tally.victims, "{order:?}: {tally:?}");
     }
 }
 
@@ -163,14 +163,20 @@ impl Scene {
         let (key, demand) = (PodKey::parse("sim", uid).unwrap(), demand(size, priority));
         let shown =
             Some(ObservedDisruptionInfo { stamp: CheckpointAge::None, ..ObservedDisruptionInfo::default() });
-        self.ledger.see(PodObservation { uid: PodUid::parse(uid).unwrap(), key, demand, state, shown });
+        self.ledger.see(PodObservation {
+            uid: PodUid::parse(uid).unwrap(),
+            key,
+            demand,
+            state,
+            observed: shown,
+        });
     }
 
     /// Whom an order evicts for a pod of that size, and from where.
     fn choice(mut self, order: VictimOrder, size: u64) -> Option<(String, Vec<String>)> {
         self.see("asks", size, 1000, ObservedPhase::Waiting(ObservedWaiting::default()));
-        let claim = self.ledger.claim(&PodUid::parse("asks").unwrap());
-        let rooms = self.ledger.candidates_for(&claim, &self.nodes);
+        let preemptor = self.ledger.preemptor(&PodUid::parse("asks").unwrap());
+        let rooms = self.ledger.candidates_for(&preemptor, &self.nodes);
         let chosen = order.choose(&self.ledger, &rooms, &demand(size, 1000))?;
         let VictimChoice { node, mut evicted, .. } = chosen;
         evicted.sort();

@@ -12,13 +12,15 @@ use super::workload::{Job, JobRole, Workload};
 use crate::ids::{GpuUuid, NodeName, OwnerUid, PodKey, PodUid};
 use crate::scheduling::budget::BudgetVisibility;
 use crate::scheduling::decision::Reservation;
+use crate::scheduling::disruption_info::{
+    CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion,
+};
 use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation};
 use crate::scheduling::loading::time_to_ready;
 use crate::scheduling::policy::{Policy, TenantLimit};
 use crate::scheduling::rank::{self, ScheduleAttempt};
 use crate::scheduling::request::{DEFAULT_GRACE, Demand};
-use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo, PodDeletion};
 use crate::sim::events::EventQueue;
 use crate::sim::random::mixed;
 use crate::units::{Millis, Moment};
@@ -202,29 +204,29 @@ impl<'w> PreemptionRun<'w> {
 
     /// Room is held for the pod, and whoever is in the way is evicted; false if nobody's leaving would be enough.
     fn make_room(&mut self, uid: &PodUid, job: usize) -> bool {
-        let claim = self.ledger.claim(uid);
-        let rooms = self.ledger.candidates_for(&claim, self.workload.nodes.iter().map(|(name, _)| name));
+        let preemptor = self.ledger.preemptor(uid);
+        let rooms = self.ledger.candidates_for(&preemptor, self.workload.nodes.iter().map(|(name, _)| name));
         let demand = &self.demands[&self.kind(job)];
         let Some(choice) = self.order.choose(&self.ledger, &rooms, demand) else { return false };
-        let Some(hold) = self.hold(&choice) else { return false };
-        if self.ledger.hold(uid, hold).is_err() {
+        let Some(reservation) = self.reservation(&choice) else { return false };
+        if self.ledger.reserve(uid, reservation).is_err() {
             return false;
         }
         self.counter.note(self.events.now(), |tally| {
-            tally.made_room_for += 1;
+            tally.preempted_for += 1;
             tally.cut_short += u64::from(!choice.exact);
         });
         choice.evicted.iter().for_each(|victim| self.evict(victim));
         true
     }
 
-    fn hold(&self, choice: &VictimChoice) -> Option<Reservation> {
+    fn reservation(&self, choice: &VictimChoice) -> Option<Reservation> {
         let node = self.ledger.node(&choice.node)?;
         Some(Reservation {
             node: choice.node.clone(),
             devices: choice.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
             victims: choice.awaited.clone().into(),
-            deadline: self.events.now() + choice.grace + self.policy.hold_slack,
+            deadline: self.events.now() + choice.grace + self.policy.reservation_slack,
         })
     }
 
@@ -251,8 +253,8 @@ impl<'w> PreemptionRun<'w> {
     fn leave(&mut self, uid: &PodUid) {
         let Some((job, node)) = self.remove(uid) else { return };
         self.backlog.put(self.kind(job), job);
-        for held in self.ledger.held().into_iter().filter(|held| held.is_free) {
-            if !self.start(&held.uid, &held.hold.node) {
+        for held in self.ledger.reservation_status().into_iter().filter(|held| held.is_free) {
+            if !self.start(&held.uid, &held.reservation.node) {
                 self.turn_away(&held.uid);
             }
         }
@@ -330,11 +332,11 @@ impl<'w> PreemptionRun<'w> {
     ) {
         let job = self.pods[uid].job;
         let owner = OwnerUid::parse(&format!("job-{job}")).expect("digits are a name");
-        let stake = DisruptionInfo { owner: Some(owner), ..DisruptionInfo::default() };
+        let disruption_info = DisruptionInfo { owner: Some(owner), ..DisruptionInfo::default() };
         let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
         let demand = self.demands[&self.kind(job)].clone();
-        let shown = Some(ObservedDisruptionInfo { stake, stamp, leaving });
-        self.ledger.see(PodObservation { uid: uid.clone(), key, demand, state, shown });
+        let shown = Some(ObservedDisruptionInfo { disruption_info, stamp, leaving });
+        self.ledger.see(PodObservation { uid: uid.clone(), key, demand, state, observed: shown });
     }
 
     fn run_of(&self, uid: &PodUid) -> Option<&RunningPod> {

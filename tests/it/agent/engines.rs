@@ -50,10 +50,10 @@ fn the_fullest_rank_and_the_sum_of_queues_of_an_engine_reach_the_books() {
         assert_eq!(shown[key], value, "{key}");
     }
     let full = EngineLoad::of(Percent::new(64), Some(3));
-    eventually("the books have it", || measured(&extender, "GPU-a").unwrap().pressure == full);
+    eventually("the books have it", || measured(&extender, "GPU-a").unwrap().engine_load == full);
     engine.shows(VLLM_ASLEEP);
     eventually("asleep it is no neighbour", || {
-        measured(&extender, "GPU-a").unwrap().pressure == EngineLoad::NONE
+        measured(&extender, "GPU-a").unwrap().engine_load == EngineLoad::NONE
     });
 }
 
@@ -105,5 +105,5 @@ fn an_engine_that_dies_is_unreachable_and_how_busy_its_gpu_is_unknown() {
     reported_until(&extender, "it serves", |report| is_serving(report, &llama));
     engine.end(&world);
     reported_until(&extender, "it is away", |report| engine_of(report, &llama)["state"] == "unreachable");
-    assert_eq!(measured(&extender, "GPU-a").unwrap().pressure, EngineLoad::of(None, None));
+    assert_eq!(measured(&extender, "GPU-a").unwrap().engine_load, EngineLoad::of(None, None));
 }

@@ -112,9 +112,9 @@ fn a_gpu_that_dies_is_lost_to_new_pods_and_its_own_are_told() {
     world.play(&script([ScriptedGpu { lost: true, ..gpu("a") }, gpu("b")]));
     let report = reported_until(&extender, "it is lost", |r| r["gpus"][0]["health"] == "lost");
     assert_eq!(report["gpus"][0]["totalBytes"], 80 * GIB, "its size is remembered");
-    eventually("its pod is told", || !extender.notices().is_empty());
-    let notices = extender.notices();
-    let [(name, PodEventReason::GpuLost, told)] = &notices[..] else { panic!("{notices:?}") };
+    eventually("its pod is told", || !extender.events().is_empty());
+    let events = extender.events();
+    let [(name, PodEventReason::GpuLost, told)] = &events[..] else { panic!("{events:?}") };
     assert!(name == "llama" && told.contains("GPU-a is out of order"), "{told}");
     assert_eq!(healths(&extender)[0], ("GPU-a".into(), Health::Lost));
     assert_eq!(bound(&extender, &small), "GPU-b");

@@ -14,10 +14,10 @@ fn owner(report: &Value) -> &Value {
 #[test]
 fn a_process_is_its_pods_by_cgroup_before_the_pod_is_known() {
     let world = AgentNode::of([busy("a", &[(10, 10)])]);
-    let stranger = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
-    world.runs_in(10, &stranger);
+    let foreign_pod = json!({ "metadata": { "uid": "0e5c2a4b-93d1-4f7e-8a06-5b1d2c3e4f50" } });
+    world.runs_in(10, &foreign_pod);
     let report = world.look_until(&[], |report| report["gpus"].is_array());
-    assert_eq!(owner(&report), uid(&stranger));
+    assert_eq!(owner(&report), uid(&foreign_pod));
 }
 
 #[test]
@@ -42,13 +42,13 @@ fn told(world: &AgentNode, extender: &Served, kind: &str) -> (String, PodEventRe
             && report["sequence"].as_u64().is_some_and(|sequence| sequence > 5)
     };
     reported_until(extender, "it is found", is_repeated);
-    eventually("its pod is told", || !extender.notices().is_empty());
+    eventually("its pod is told", || !extender.events().is_empty());
     let counted = || extender.metric(&format!("stowage_agent_findings_total{{kind=\"{kind}\"}}"));
     // A report without its GPUs finds nothing; the next one that finds it has found it anew.
     let without_gpus = || extender.metric("stowage_agent_missing_total{part=\"gpus\"}");
     let (counted, without_gpus) = (counted(), without_gpus());
     assert!((1..=1 + without_gpus).contains(&counted), "{counted} times, {without_gpus} without GPUs");
-    extender.notices().swap_remove(0)
+    extender.events().swap_remove(0)
 }
 
 #[test]

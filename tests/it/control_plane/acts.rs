@@ -89,7 +89,7 @@ impl InstalledCluster {
         let mut pod = self.pod(name).await;
         pod["spec"]["containers"][0]["resources"]["limits"] = json!({ "stowage.dev/vram": "1Gi" });
         let pod = serde_json::from_value(pod).unwrap();
-        let seen = contract::seen(&pod, &Policy::default(), None, jiff::Timestamp::now());
+        let seen = contract::observation(&pod, &Policy::default(), None, jiff::Timestamp::now());
         self.service.ledger().see(seen.expect("it is bound"));
     }
 
@@ -144,11 +144,11 @@ async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_e
     eventually("the admission policy is in force", async || {
         let probe = cluster.create("probe", &[]).await;
         let says = |outcome: Result<(), String>, why| outcome.is_err_and(|said| said.contains(why));
-        let hold = cluster.status_by(&cluster.owner, "probe", condition(HOLD)).await;
+        let reservation = cluster.status_by(&cluster.owner, "probe", condition(HOLD)).await;
         let labels = json!({ "metadata": { "labels": { "a": "b" } } });
         let labels = cluster.patch_by(&cluster.stowage, "probe", labels).await;
         cluster.pods().delete("probe", &Default::default()).await.unwrap();
-        (says(hold, OURS_ALONE) && says(labels, "no metadata")).then_some(probe)
+        (says(reservation, OURS_ALONE) && says(labels, "no metadata")).then_some(probe)
     })
     .await;
     status_is_written_in_one_change(&cluster).await;
@@ -162,7 +162,7 @@ async fn the_planners_acts_are_allowed_and_the_admission_policy_allows_nothing_e
 async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     let uid = cluster.create("waits", &[contract::PLAN_GATE]).await;
     let node = NodeName::parse("n").unwrap();
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node.clone(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [].into(),
@@ -170,7 +170,10 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     };
     let change = StatusChange {
         eviction: Some(EvictionCondition::CalledOff),
-        ..StatusChange::hold(hold).and_nominate(node.clone()).and_touch().and_plan(PlanState::Placed { node })
+        ..StatusChange::reservation(reservation)
+            .and_nominate(node.clone())
+            .and_touch()
+            .and_plan(PlanState::Placed { node })
     };
     cluster.write("waits", &uid, change).await.unwrap();
     let pod = cluster.pod("waits").await;
@@ -180,8 +183,8 @@ async fn status_is_written_in_one_change(cluster: &InstalledCluster) {
     }
     cluster.write("waits", &uid, StatusChange::clear_nomination()).await.unwrap();
     assert!(cluster.pod("waits").await["status"]["nominatedNodeName"].is_null());
-    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
-    let of_another = cluster.write("waits", &stranger, StatusChange::touch()).await;
+    let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    let of_another = cluster.write("waits", &foreign_pod, StatusChange::touch()).await;
     assert_eq!(of_another, Err(ControlPlaneError::Gone));
     assert_eq!(cluster.write("nobody", &uid, StatusChange::touch()).await, Err(ControlPlaneError::Gone));
 }
@@ -194,8 +197,8 @@ async fn our_gate_is_lifted_and_no_other(cluster: &InstalledCluster) {
         ("gated-2", vec!["example.com/quota", contract::PLAN_GATE], vec!["example.com/quota"]),
     ] {
         let uid = cluster.create(name, &gates).await;
-        let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
-        assert_eq!(lift(name, &stranger).await, Err(ControlPlaneError::Gone));
+        let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+        assert_eq!(lift(name, &foreign_pod).await, Err(ControlPlaneError::Gone));
         assert_eq!(names(&cluster.pod(name).await["spec"]["schedulingGates"]), gates);
         for _ in 0..2 {
             lift(name, &uid).await.unwrap();
@@ -236,8 +239,8 @@ async fn victims_are_evicted_as_their_budgets_allow(cluster: &InstalledCluster) 
     assert_eq!(cluster.pod("victim").await["metadata"]["resourceVersion"], version, "nothing new is written");
 
     allow(1);
-    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
-    assert_eq!(cluster.evict("victim", &stranger).await, EvictionOutcome::Gone);
+    let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    assert_eq!(cluster.evict("victim", &foreign_pod).await, EvictionOutcome::Gone);
     assert!(cluster.pod("victim").await["metadata"]["deletionTimestamp"].is_null());
     assert_eq!(cluster.evict("victim", &uid).await, EvictionOutcome::Evicted);
     let pod = cluster.pod("victim").await;
@@ -324,8 +327,8 @@ async fn s6_a_pod_whose_class_ignores_budgets_leaves_in_spite_of_one() {
     let ignoring = |class: &Class| Class { disruption_budgets: Protection::Ignore, ..class.clone() };
     let classes = policy.classes().iter().map(ignoring).collect();
     cluster.service.set_policy(policy.with_classes(classes).unwrap());
-    let stranger = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
-    assert!(!matches!(cluster.evict("covered", &stranger).await, EvictionOutcome::Evicted));
+    let foreign_pod = PodUid::parse("0b6c6bd0-0000-4000-8000-000000000000").unwrap();
+    assert!(!matches!(cluster.evict("covered", &foreign_pod).await, EvictionOutcome::Evicted));
     assert!(
         cluster.pod("covered").await["metadata"]["deletionTimestamp"].is_null(),
         "another pod of the name"

@@ -93,8 +93,8 @@ async fn write(client: Client, entries: JournalEntries) {
 }
 
 fn note_all(entries: &JournalEntries, pod: &Pod) {
-    let hold = stowage::contract::ReservationMessage::read(pod);
-    if let Some(message) = hold {
+    let reservation = stowage::contract::ReservationMessage::read(pod);
+    if let Some(message) = reservation {
         note(entries, pod, Happening::Holds(serde_json::to_value(message).unwrap()));
     }
     if let Some(node) = pod.status.as_ref().and_then(|status| status.nominated_node_name.clone()) {

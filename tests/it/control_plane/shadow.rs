@@ -115,6 +115,6 @@ async fn the_real_scheduler_binds_plainly_past_a_shadow_that_writes_everything_d
     assert_eq!(shadow.count("bind", &["would-refuse", "not-asked", "refused"]), 0);
     assert!(shadow.count("filter", &["same"]) >= 1 && shadow.count("filter", &["refused"]) >= 1);
     let totals = shadow.service.ledger().totals();
-    assert_eq!((totals.bound, totals.unplaced, totals.holds, totals.hints), (4, 0, 0, 0));
+    assert_eq!((totals.bound, totals.unplaced, totals.reservations, totals.soft_reservations), (4, 0, 0, 0));
     println!("4 pods bound past a shadow; {}", world.versions());
 }

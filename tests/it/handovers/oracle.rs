@@ -81,11 +81,11 @@ pub fn holds(pods: &[Arc<Value>]) -> BTreeMap<String, Vec<String>> {
 
 fn held(pod: &Value) -> Option<Vec<String>> {
     let mut conditions = pod["status"]["conditions"].as_array()?.iter();
-    let hold = conditions.find(|one| one["type"] == "stowage.dev/Hold" && one["status"] == "True")?;
+    let reservation = conditions.find(|one| one["type"] == "stowage.dev/Hold" && one["status"] == "True")?;
     if pod["spec"]["nodeName"].is_string() {
         return None;
     }
-    let message: Value = serde_json::from_str(hold["message"].as_str()?).ok()?;
+    let message: Value = serde_json::from_str(reservation["message"].as_str()?).ok()?;
     let node = message["node"].as_str()?.to_owned();
     let devices = message["devices"].as_array()?.iter().filter_map(Value::as_str);
     Some(devices.map(|device| format!("{node}/{device}")).collect())

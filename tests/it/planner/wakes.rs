@@ -19,7 +19,7 @@ fn pod(name: &str, gib: u64, port: Option<u16>) -> Value {
 
 fn kv_percent(world: &PlannerCluster) -> Option<u8> {
     let snapshot = world.setup().stowage.service.ledger().snapshot();
-    snapshot.node("a")?.gpus[0].pressure.kv_cache.map(|percent| percent.get())
+    snapshot.node("a")?.gpus[0].engine_load.kv_cache.map(|percent| percent.get())
 }
 
 /// Beside the engine there is room for one of them.

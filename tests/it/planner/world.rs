@@ -33,7 +33,7 @@ impl PlannerCluster {
     /// Holds end so soon after their victims should be gone that a test can wait for it.
     pub async fn impatient(machines: &[DemoMachine]) -> Self {
         let mut policy = Policy::default();
-        policy.hold_slack = Millis::seconds(3);
+        policy.reservation_slack = Millis::seconds(3);
         Self::by(policy, machines).await
     }
 
@@ -130,7 +130,7 @@ impl PlannerCluster {
     }
 
     pub fn holds(&self) -> u64 {
-        self.setup.stowage.service.ledger().totals().holds
+        self.setup.stowage.service.ledger().totals().reservations
     }
 
     /// How many writes of a kind were accepted. A hold that its pod was bound by is two: taken, and ended.

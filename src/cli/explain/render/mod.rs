@@ -191,9 +191,9 @@ fn state(explanation: &Explanation) -> String {
         PodStage::Bound { node, running_for_millis, .. } if explanation.asks.device_resource.is_some() => {
             format!("bound to {node} for {}; its GPUs are the kubelet's to pick", length(*running_for_millis))
         }
-        PodStage::Bound { node, gpus, granted_bytes, running_for_millis, gate_opens_in_millis } => {
+        PodStage::Bound { node, gpus, granted_bytes, running_for_millis, start_gate_opens_in_millis } => {
             let on = gpus.as_ref().map_or("nobody knows on which GPUs".into(), |gpus| join(gpus));
-            let gate = gate_opens_in_millis.map_or(String::new(), |opens_in| {
+            let gate = start_gate_opens_in_millis.map_or(String::new(), |opens_in| {
                 format!(
                     "; its engine is starting, and keeps others from starting there for {} at most",
                     length(opens_in)
@@ -213,7 +213,7 @@ fn state(explanation: &Explanation) -> String {
             length(*deadline_in_millis),
             victims.len(),
         ),
-        PodStage::Waiting { gate: SchedulingGate::Planned, sought_in_vain, .. } => match sought_in_vain {
+        PodStage::Waiting { gate: SchedulingGate::Planned, failed_attempts, .. } => match failed_attempts {
             0 => "waits behind the gate stowage.dev/plan for the planner's look".into(),
             times => format!("waits behind the gate stowage.dev/plan; the planner found no place {times} time(s) in a row"),
         },
@@ -231,7 +231,7 @@ fn state(explanation: &Explanation) -> String {
 }
 
 fn refused_text(refused: &RefusedPart, offered_to_preempt: Option<u32>) -> String {
-    let RefusedPart { ago_millis, asked_about, woken, in_vain } = refused;
+    let RefusedPart { ago_millis, asked_about, woken, unanswered_wakes: in_vain } = refused;
     let woken = match woken {
         0 => String::new(),
         woken => format!("; woken {woken} time(s) since, without asking again"),

@@ -124,7 +124,7 @@ fn figures(gpus: &[GpuPart]) -> Table {
             taken(gpu.reserved_bytes),
             taken(gpu.headroom_bytes),
             taken(gpu.promised_bytes),
-            taken(gpu.beyond_bytes),
+            taken(gpu.unaccounted_bytes),
             gpu.free_bytes.to_string(),
             if gpu.offered_bytes > Bytes::ZERO { gpu.offered_bytes.to_string() } else { String::new() },
             gpu.kv_cache_percent.map_or("?".into(), |kv| kv.to_string()),
@@ -147,7 +147,7 @@ fn remarks(gpus: &[GpuPart]) -> String {
             .then(|| format!("on it: {}", gpu.occupants.iter().map(occupant).collect::<Vec<_>>().join(", ")));
         // Where the pod has room nobody need leave.
         let stay = gpu.occupants.iter().filter(|_| !gpu.obstacles.is_empty());
-        let stay = stay.filter_map(|one| Some(format!("{} stays: {}", one.pod, one.stays.as_ref()?)));
+        let stay = stay.filter_map(|one| Some(format!("{} stays: {}", one.pod, one.keep_reason.as_ref()?)));
         let said: Vec<String> = health.into_iter().chain(against).chain(on_it).chain(stay).collect();
         if !said.is_empty() {
             rows.push((format!("GPU {}", gpu.index), said.join("\n")));
@@ -165,7 +165,7 @@ fn occupant(occupant: &OccupantPart) -> String {
         OccupantPhase::Offered => ", offered a moment ago",
     };
     let gate = occupant
-        .gate_opens_in_millis
+        .start_gate_opens_in_millis
         .map_or(String::new(), |opens_in| format!(", starting, {} at most", length(opens_in)));
     let OccupantPart { pod, class, bytes, priority, .. } = occupant;
     format!("{pod} ({class}, {bytes}, priority {priority}{presence}{gate})")

@@ -113,7 +113,7 @@ impl<'s> ThroughExtender<'s> {
     /// The pod runs, as the watch would show, and its engine answers at once.
     fn started(&self, uid: &PodUid) -> Result<SimulatedPlacement> {
         let mut ledger = self.service.ledger();
-        let entry = ledger.entry(uid).context("a pod that was bound is in the books")?;
+        let entry = ledger.pod_state(uid).context("a pod that was bound is in the books")?;
         let (node, devices) = entry.node().zip(entry.devices()).context("it is bound to GPUs")?;
         let (node, devices, demand) = (node.clone(), devices.clone(), entry.demand.clone());
         let seat = books::seat(&ledger, &self.names, &node, &devices);
@@ -230,7 +230,7 @@ impl ControlPlane for AlwaysWritten {
         Box::pin(ready(Ok(())))
     }
 
-    fn notify(&self, _: PodEvent) {}
+    fn record_event(&self, _: PodEvent) {}
 }
 
 #[cfg(test)]

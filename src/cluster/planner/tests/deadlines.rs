@@ -7,7 +7,7 @@ use crate::service::Tenure;
 use tokio::sync::oneshot;
 
 fn reservation_for(bench: &PlannerFixture, name: &str) -> Reservation {
-    bench.service.ledger().reservation_of(&uid(name)).unwrap().hold
+    bench.service.ledger().reservation_of(&uid(name)).unwrap().reservation
 }
 
 fn left(bench: &PlannerFixture, name: &str) -> Millis {
@@ -17,13 +17,13 @@ fn left(bench: &PlannerFixture, name: &str) -> Millis {
 
 fn hold_as_the_verb_does(bench: &PlannerFixture, name: &str, victim: &str) {
     let mut ledger = bench.service.ledger();
-    let hold = Reservation {
+    let reservation = Reservation {
         node: NodeName::parse("n").unwrap(),
         devices: [GpuUuid::from_index(0)].into(),
         victims: [uid(victim)].into(),
         deadline: ledger.now() + Millis::seconds(60),
     };
-    ledger.hold(&uid(name), hold).unwrap();
+    ledger.reserve(&uid(name), reservation).unwrap();
 }
 
 /// Its victim leaves five seconds before the deadline.
@@ -47,9 +47,9 @@ async fn a_pod_that_is_told_late_has_time_to_be_bound_and_the_api_server_knows()
     let mut bench = late().await;
     assert_eq!(bench.tick().await, ["serving: hold n, nominate n, placed, touch", "serving: lift"]);
     bench.pass(14);
-    assert_eq!(bench.service.ledger().totals().holds, 1);
+    assert_eq!(bench.service.ledger().totals().reservations, 1);
     bench.pass(2);
-    assert_eq!(bench.service.ledger().totals().holds, 0, "but not for ever");
+    assert_eq!(bench.service.ledger().totals().reservations, 0, "but not for ever");
 }
 
 #[tokio::test]
@@ -69,14 +69,14 @@ async fn a_standby_sees_that_a_hold_was_extended() {
     let mut bench = PlannerFixture::new(&["n"]);
     bench.service.set_tenure(Tenure::Standby);
     let mut pod = waiting("serving", 50, 100);
-    pod["status"]["conditions"] = hold_shown(&[], 10);
+    pod["status"]["conditions"] = reservation_observed(&[], 10);
     bench.show(pod.clone());
     assert!(left(&bench, "serving") <= Millis::seconds(10));
     // What the API server shows goes by the wall clock, which runs on meanwhile.
-    pod["status"]["conditions"] = hold_shown(&[], 300);
+    pod["status"]["conditions"] = reservation_observed(&[], 300);
     bench.show(pod.clone());
     assert!(left(&bench, "serving") > Millis::seconds(200));
-    pod["status"]["conditions"] = hold_shown(&[], 10);
+    pod["status"]["conditions"] = reservation_observed(&[], 10);
     bench.show(pod);
     assert!(left(&bench, "serving") > Millis::seconds(200), "what is shown late shortens nothing");
 }
@@ -110,7 +110,7 @@ async fn nobody_is_evicted_for_the_verbs_hold_before_the_api_server_shows_it() {
         assert_eq!(bench.tick().await, Vec::<String>::new());
     }
     let mut shown = bench.pod("serving");
-    shown["status"]["conditions"] = hold_shown(&["uid-job"], 50);
+    shown["status"]["conditions"] = reservation_observed(&["uid-job"], 50);
     bench.show(shown);
     assert_eq!(bench.tick().await, ["job: evict Preempted"], "the scheduler has had its turn");
 }
@@ -127,7 +127,7 @@ async fn a_node_that_is_lost_while_victims_remain_ends_the_hold_and_evicts_nobod
     bench.gone("one");
     bench.index.reset_nodes(&bench.service, &[]);
     bench.pass(1);
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     let mut written = bench.tick().await;
     assert!(written.contains(&"serving: end hold".to_owned()), "{written:?}");
     for _ in 0..10 {

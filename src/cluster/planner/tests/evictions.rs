@@ -51,7 +51,7 @@ fn pressed(policy: Policy) -> PlannerFixture {
 fn report_pressure(bench: &PlannerFixture) {
     let pressure = EngineLoad::of(Percent::new(97), Some(0));
     let uuid = GpuUuid::from_index(0);
-    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), pressure };
+    let gpu = GpuReading { uuid, used: Some(Bytes::ZERO), attributed: Vec::new(), engine_load: pressure };
     let mut ledger = bench.service.ledger();
     let sampled = ledger.now();
     ledger.read(
@@ -117,9 +117,9 @@ async fn broken_pair(rates: EvictionRates) -> PlannerFixture {
     bench.show(member("b", 50, "pair", 2));
     bench.tick().await;
     bench.show(of_a_pair("a", bound("a", "m", 50, 100)));
-    let mut let_through = bench.pod("b");
-    let_through["spec"]["schedulingGates"] = Value::Null;
-    bench.show(let_through);
+    let mut released = bench.pod("b");
+    released["spec"]["schedulingGates"] = Value::Null;
+    bench.show(released);
     bench
 }
 

@@ -11,12 +11,12 @@ async fn a_plan_that_is_being_made_holds_up_no_deadline() {
     bench.tick().await;
     bench.show(gated("next", 50, 0));
     let service = bench.service.clone();
-    let stock = service.stock();
+    let kube_filters = service.kube_filters();
     bench.planner.tick();
     assert!(!bench.planner.is_idle(), "the run waits for the view that is locked");
     bench.pass(31);
     bench.planner.tick();
-    drop(stock);
+    drop(kube_filters);
     let outcome = bench.planner.writes.next().await;
     bench.planner.note(outcome);
     assert_eq!(bench.recorder.written(), ["held: end hold"]);
@@ -39,7 +39,7 @@ async fn what_changed_while_a_plan_was_made_is_looked_at_again_before_anything_i
     }
     // The copy is of before: it placed the pod, and the books did not take it.
     assert_eq!(bench.recorder.written(), Vec::<String>::new());
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]
@@ -50,13 +50,13 @@ async fn a_plan_of_a_replica_that_stops_leading_comes_to_nothing() {
     bench.planner.rest();
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
     // Nobody has told the planner yet.
     bench.planner.tick();
     bench.service.set_tenure(Tenure::Standby);
     bench.planner.go_on().await;
     assert!(bench.planner.is_idle());
-    assert_eq!(bench.service.ledger().totals().holds, 0);
+    assert_eq!(bench.service.ledger().totals().reservations, 0);
 }
 
 #[tokio::test]

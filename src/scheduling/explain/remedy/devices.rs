@@ -1,11 +1,11 @@
 //! What would have to change for a pod that asks a device plugin: fewer devices, some that come free, or another node.
 
 use super::request::with_devices;
-use super::{GpuCandidate, RemedyChange, best_gpu_candidate, seat};
+use super::{GpuCandidate, RemedyChange, best_gpu_candidate, gpu_candidate};
 use crate::ids::NodeName;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::nodes::NodeOutline;
-use crate::scheduling::fit::{Misfit, shut};
+use crate::scheduling::fit::{Misfit, check_node_admission};
 use crate::scheduling::plugin::{Ask, PluginResource, PluginShare};
 use std::cmp::Reverse;
 
@@ -19,13 +19,18 @@ pub fn other_devices(facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> 
 /// The most that some node has left.
 fn fewer(facts: &Facts, resource: &PluginResource, asked: u32) -> Option<RemedyChange> {
     let open = facts.open_places().map(|place| &facts.snapshot.nodes()[place]);
-    let open = open.filter(|node| shut(node, facts.demand()).is_ok());
+    let open = open.filter(|node| check_node_admission(node, facts.demand()).is_ok());
     let most = open.filter_map(|node| node.share_of(resource)).map(PluginShare::left).max()?;
     let devices = most.min(asked - 1);
     let other = with_devices(facts.demand(), &facts.policy, resource, devices);
     let (place, gpus) = best_gpu_candidate(facts, &other, facts.allowance).filter(|_| devices > 0)?;
-    let seat = seat(&facts.snapshot.nodes()[place], gpus);
-    Some(RemedyChange::FewerDevices { seat, resource: resource.to_string(), devices, instead_of: asked })
+    let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], gpus);
+    Some(RemedyChange::FewerDevices {
+        gpu_candidate,
+        resource: resource.to_string(),
+        devices,
+        instead_of: asked,
+    })
 }
 
 /// Where the fewest would have to come free.
@@ -40,8 +45,8 @@ fn free_some(
         _ => None,
     };
     let (missing, place) = outline.refused_and_open(facts).filter_map(lacking).min()?;
-    let seat = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
-    Some(RemedyChange::FreeDevices { seat, resource: resource.to_string(), missing })
+    let gpu_candidate = GpuCandidate { node: facts.snapshot.nodes()[place].name.clone(), gpus: Vec::new() };
+    Some(RemedyChange::FreeDevices { gpu_candidate, resource: resource.to_string(), missing })
 }
 
 /// No node offers as many, whoever leaves it.

@@ -1,12 +1,12 @@
 //! One thing that stands in the way is taken away at a time, on every node that does not fit, and the core is asked again.
 
-use super::{RemedyChange, seat, seats};
+use super::{RemedyChange, gpu_candidate, gpu_candidates};
 use crate::scheduling::device::{Gpu, GpuSet, Health};
 use crate::scheduling::explain::LedgerAccess;
 use crate::scheduling::explain::facts::{Facts, GpuOccupants, NodeDetails};
 use crate::scheduling::explain::nodes::NodeOutline;
 use crate::scheduling::explain::obstacle::{Obstacle, obstacles};
-use crate::scheduling::fit::{Misfit, shut};
+use crate::scheduling::fit::{Misfit, check_node_admission};
 use crate::scheduling::ledger::OccupantPhase;
 use crate::scheduling::node::Node;
 use crate::scheduling::policy::{ClassSet, ClassTerms};
@@ -41,16 +41,20 @@ const COMPARED: usize = 16;
 /// Where a lift helps: nearest nodes first.
 #[derive(Default)]
 struct LiftedNodes {
-    seats: Vec<(usize, GpuSet)>,
+    gpu_candidates: Vec<(usize, GpuSet)>,
     nodes: u32,
 }
 
-pub fn lifted(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+pub fn lifted(
+    node_states: &mut impl LedgerAccess,
+    facts: &Facts,
+    outline: &NodeOutline,
+) -> Vec<RemedyChange> {
     let mut changes: Vec<RemedyChange> =
         free_more(facts, outline).into_iter().chain(start_agent(facts, outline)).collect();
     for lift in ALL {
         let found = find(lift, facts, outline);
-        changes.extend(lift.told(books, facts, &found));
+        changes.extend(lift.told(node_states, facts, &found));
     }
     changes
 }
@@ -59,12 +63,13 @@ fn find(lift: LiftedObstacle, facts: &Facts, outline: &NodeOutline) -> LiftedNod
     let mut found = LiftedNodes::default();
     for (place, _) in outline.refused_and_open(facts) {
         let lifted = lift.applied(&facts.snapshot.nodes()[place], facts.demand());
-        let Some(gpus) = lifted.and_then(|(node, demand)| seats(&node, &demand, facts.allowance)) else {
+        let Some(gpus) = lifted.and_then(|(node, demand)| gpu_candidates(&node, &demand, facts.allowance))
+        else {
             continue;
         };
         found.nodes += 1;
-        if found.seats.len() < COMPARED {
-            found.seats.push((place, gpus));
+        if found.gpu_candidates.len() < COMPARED {
+            found.gpu_candidates.push((place, gpus));
         }
     }
     found
@@ -83,10 +88,10 @@ impl LiftedObstacle {
             Self::Gate => edited(&|gpu| gpu.starting = false),
             Self::Pressure => {
                 let terms = ClassTerms { kv_cache_limit: None, queue_limit: None, ..demand.terms };
-                let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.pressure));
+                let is_busy = node.gpus.iter().any(|gpu| demand.terms.exceeded_by(gpu.engine_load));
                 is_busy.then(|| (node.clone(), Demand { terms, ..demand.clone() }))
             }
-            Self::Bars => edited(&|gpu| gpu.barred = ClassSet::NONE),
+            Self::Bars => edited(&|gpu| gpu.excluded_classes = ClassSet::NONE),
             Self::Pool if node.classes.contains(demand.class) => None,
             Self::Pool => opened(Node { classes: ClassSet::ALL, ..node.clone() }),
             Self::Cut if !node.miscut => None,
@@ -96,12 +101,17 @@ impl LiftedObstacle {
         }
     }
 
-    fn told(self, books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+    fn told(
+        self,
+        node_states: &mut impl LedgerAccess,
+        facts: &Facts,
+        found: &LiftedNodes,
+    ) -> Option<RemedyChange> {
         let nodes = found.nodes;
-        let (place, gpus) = *found.seats.first()?;
+        let (place, gpus) = *found.gpu_candidates.first()?;
         let node = &facts.snapshot.nodes()[place];
-        let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
-        let seat = seat(node, gpus);
+        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let gpu_candidate = gpu_candidate(node, gpus);
         let names = |is_meant: &dyn Fn(&crate::scheduling::ledger::Occupant) -> bool| {
             let on = |place: usize| known.on(&node.devices, place, facts).named(is_meant);
             let mut names: Vec<String> = gpus.iter().flat_map(on).collect();
@@ -111,29 +121,29 @@ impl LiftedObstacle {
         };
         let class = || facts.policy.class(facts.demand().class).name.clone();
         Some(match self {
-            Self::Gate => return earliest_start_gate(books, facts, found),
-            Self::Pressure => return calmest(books, facts, found),
+            Self::Gate => return earliest_start_gate(node_states, facts, found),
+            Self::Pressure => return calmest(node_states, facts, found),
             Self::Bars => {
                 let excluding =
                     |place: usize| known.on(&node.devices, place, facts).excluding(facts.demand());
                 RemedyChange::ShareClasses {
-                    seat,
+                    gpu_candidate,
                     class: class(),
                     by: gpus.iter().flat_map(excluding).collect(),
                     nodes,
                 }
             }
-            Self::Pool => RemedyChange::AdmitClass { seat, class: class(), pool: known.pool, nodes },
-            Self::Cut => RemedyChange::Recut { seat, pool: known.pool, nodes },
+            Self::Pool => RemedyChange::AdmitClass { gpu_candidate, class: class(), pool: known.pool, nodes },
+            Self::Cut => RemedyChange::Recut { gpu_candidate, pool: known.pool, nodes },
             Self::Health => {
                 let health = gpus.iter().map(|place| node.gpus[place].health);
                 let health =
                     health.filter(|health| *health != Health::Healthy).max_by_key(|health| *health as u8);
-                RemedyChange::Heal { seat, health: health.unwrap_or(Health::Draining), nodes }
+                RemedyChange::Heal { gpu_candidate, health: health.unwrap_or(Health::Draining), nodes }
             }
             Self::Crowd => RemedyChange::Empty {
-                seat,
-                by: names(&|guest| guest.presence != OccupantPhase::Offered),
+                gpu_candidate,
+                by: names(&|gpu_occupant| gpu_occupant.presence != OccupantPhase::Offered),
                 nodes,
             },
         })
@@ -143,11 +153,11 @@ impl LiftedObstacle {
 fn empty(gpu: &mut Gpu) {
     *gpu = Gpu {
         charged: Bytes::ZERO,
-        hinted: Bytes::ZERO,
-        engine_hinted: false,
-        barred_by_hints: ClassSet::NONE,
-        pressure: EngineLoad::NONE,
-        barred: ClassSet::NONE,
+        softly_reserved: Bytes::ZERO,
+        engine_softly_reserved: false,
+        excluded_by_soft_reservations: ClassSet::NONE,
+        engine_load: EngineLoad::NONE,
+        excluded_classes: ClassSet::NONE,
         tenants: 0,
         exclusive: false,
         starting: false,
@@ -157,13 +167,13 @@ fn empty(gpu: &mut Gpu) {
 
 /// Where the last engine that is in the way has started soonest.
 fn earliest_start_gate(
-    books: &mut impl LedgerAccess,
+    node_states: &mut impl LedgerAccess,
     facts: &Facts,
     found: &LiftedNodes,
 ) -> Option<RemedyChange> {
     let mut gate = |(place, gpus): &(usize, GpuSet)| {
         let node = &facts.snapshot.nodes()[*place];
-        let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
+        let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
         let starting = gpus.iter().filter(|place| node.gpus[*place].starting);
         let gates: Vec<(Vec<String>, Option<Millis>)> =
             starting.map(|place| known.on(&node.devices, place, facts).starting()).collect();
@@ -171,37 +181,43 @@ fn earliest_start_gate(
         let mut by: Vec<String> = gates.into_iter().flat_map(|(names, _)| names).collect();
         by.sort();
         by.dedup();
-        (opens_in.and_then(|all| all.into_iter().max()), by, seat(node, *gpus))
+        (opens_in.and_then(|all| all.into_iter().max()), by, gpu_candidate(node, *gpus))
     };
-    let gates: Vec<_> = found.seats.iter().map(&mut gate).collect();
-    let soonest = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
-    soonest.map(|(opens_in_millis, by, seat)| RemedyChange::WaitForGate { seat, by, opens_in_millis })
+    let gates: Vec<_> = found.gpu_candidates.iter().map(&mut gate).collect();
+    let nearest_models = gates.into_iter().min_by_key(|(opens_in, ..)| opens_in.unwrap_or(Millis(u64::MAX)));
+    nearest_models.map(|(opens_in_millis, by, gpu_candidate)| RemedyChange::WaitForGate {
+        gpu_candidate,
+        by,
+        opens_in_millis,
+    })
 }
 
 /// Where the busiest of the engines that are in the way has the least to do.
-fn calmest(books: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
+fn calmest(node_states: &mut impl LedgerAccess, facts: &Facts, found: &LiftedNodes) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.snapshot.nodes();
-    let pressure = |(place, gpus): &(usize, GpuSet)| {
-        let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].pressure);
-        each.filter(|pressure| demand.terms.exceeded_by(*pressure)).fold(EngineLoad::NONE, EngineLoad::beside)
+    let engine_load = |(place, gpus): &(usize, GpuSet)| {
+        let each = gpus.iter().map(|gpu| nodes[*place].gpus[gpu].engine_load);
+        each.filter(|engine_load| demand.terms.exceeded_by(*engine_load))
+            .fold(EngineLoad::NONE, EngineLoad::beside)
     };
-    let figures = |seat: &&(usize, GpuSet)| {
-        let EngineLoad { kv_cache, queue, .. } = pressure(seat);
-        (kv_cache.map(Percent::get), queue, seat.0)
+    let figures = |gpu_candidate: &&(usize, GpuSet)| {
+        let EngineLoad { kv_cache, queue, .. } = engine_load(gpu_candidate);
+        (kv_cache.map(Percent::get), queue, gpu_candidate.0)
     };
-    let calmest = found.seats.iter().min_by_key(figures)?;
+    let calmest = found.gpu_candidates.iter().min_by_key(figures)?;
     let node = &nodes[calmest.0];
-    let known = books.look(|ledger| NodeDetails::take(ledger, &node.name));
+    let known = node_states.look(|ledger| NodeDetails::take(ledger, &node.name));
     let engines = |place: usize| {
-        let guests: GpuOccupants<'_> = known.on(&node.devices, place, facts);
-        guests.named(|guest| guest.engine && guest.presence != OccupantPhase::Offered)
+        let gpu_occupants: GpuOccupants<'_> = known.on(&node.devices, place, facts);
+        gpu_occupants
+            .named(|gpu_occupant| gpu_occupant.engine && gpu_occupant.presence != OccupantPhase::Offered)
     };
-    let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].pressure));
-    let EngineLoad { kv_cache, queue, .. } = pressure(calmest);
+    let busy = calmest.1.iter().filter(|place| demand.terms.exceeded_by(node.gpus[*place].engine_load));
+    let EngineLoad { kv_cache, queue, .. } = engine_load(calmest);
     Some(RemedyChange::CalmEngines {
         by: busy.flat_map(engines).collect(),
-        seat: seat(node, calmest.1),
+        gpu_candidate: gpu_candidate(node, calmest.1),
         kv_cache_percent: kv_cache.filter(|kv| demand.terms.kv_cache_limit.is_some_and(|limit| *kv > limit)),
         kv_cache_limit_percent: demand.terms.kv_cache_limit,
         queue: queue.filter(|queue| demand.terms.queue_limit.is_some_and(|limit| *queue > limit)),
@@ -215,7 +231,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
     let nodes = facts.snapshot.nodes();
     let offer = |place: usize| {
         let node = &nodes[place];
-        shut(node, demand).ok()?;
+        check_node_admission(node, demand).ok()?;
         let short = |(place, gpu): (usize, &Gpu)| match &obstacles(gpu, demand, GpuOccupants::nobody(facts))[..]
         {
             [] => Some((Bytes::ZERO, place)),
@@ -233,7 +249,7 @@ fn free_more(facts: &Facts, outline: &NodeOutline) -> Option<RemedyChange> {
         offers.min_by_key(|(missing, place, _)| (*missing, *place))?;
     let node = &nodes[place];
     let is_allowed = crate::scheduling::ledger::is_allowed(facts.allowance, &node.gpus, demand, gpus);
-    is_allowed.then(|| RemedyChange::FreeMore { seat: seat(node, gpus), short_bytes })
+    is_allowed.then(|| RemedyChange::FreeMore { gpu_candidate: gpu_candidate(node, gpus), short_bytes })
 }
 
 /// Nodes whose GPUs nobody has seen, or has seen lately enough for the policy.

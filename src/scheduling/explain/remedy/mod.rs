@@ -61,12 +61,12 @@ pub enum RemedyChange {
     /// No GPU would do even if it were empty.
     NoGpuLargeEnough { needs_bytes: Bytes, largest_bytes: Bytes, node: NodeName, model: Option<GpuModel> },
     /// An engine that starts is all that is in the way.
-    WaitForGate { seat: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
+    WaitForGate { gpu_candidate: GpuCandidate, by: Vec<String>, opens_in_millis: Option<Millis> },
     /// Others leave for it.
-    Preempt { seat: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
+    Preempt { gpu_candidate: GpuCandidate, victims: Vec<Victim>, needs: PreemptionNeeds },
     /// The engines there have less to do.
     CalmEngines {
-        seat: GpuCandidate,
+        gpu_candidate: GpuCandidate,
         by: Vec<String>,
         kv_cache_percent: Option<Percent>,
         kv_cache_limit_percent: Option<Percent>,
@@ -74,31 +74,31 @@ pub enum RemedyChange {
         queue_limit: Option<u32>,
     },
     /// The pod asks for less VRAM.
-    AskLess { seat: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
+    AskLess { gpu_candidate: GpuCandidate, vram_bytes: Bytes, instead_of_bytes: Bytes },
     /// The pod is spread over more GPUs, or fewer.
-    OtherCount { seat: GpuCandidate, gpus: u32, instead_of: u32 },
+    OtherCount { gpu_candidate: GpuCandidate, gpus: u32, instead_of: u32 },
     /// The pod does not want its GPUs to itself.
-    Share { seat: GpuCandidate },
+    Share { gpu_candidate: GpuCandidate },
     /// Its tenant may use more, by so much.
-    RaiseLimit { seat: GpuCandidate, tenant: String, by: ShareAmount },
+    RaiseLimit { gpu_candidate: GpuCandidate, tenant: String, by: ShareAmount },
     /// Nobody sees the GPUs of such a node; what it has is not known, so whether the pod fits there is not either.
     StartAgent { node: NodeName, nodes: u32, freshness: Freshness },
     /// The node's pool takes the pod's class.
-    AdmitClass { seat: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
+    AdmitClass { gpu_candidate: GpuCandidate, class: String, pool: Option<String>, nodes: u32 },
     /// The node's GPUs are cut as its pool expects.
-    Recut { seat: GpuCandidate, pool: Option<String>, nodes: u32 },
+    Recut { gpu_candidate: GpuCandidate, pool: Option<String>, nodes: u32 },
     /// Both classes share a GPU with each other.
-    ShareClasses { seat: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
+    ShareClasses { gpu_candidate: GpuCandidate, class: String, by: Vec<String>, nodes: u32 },
     /// The GPU takes pods again.
-    Heal { seat: GpuCandidate, health: Health, nodes: u32 },
+    Heal { gpu_candidate: GpuCandidate, health: Health, nodes: u32 },
     /// So much more is free there.
-    FreeMore { seat: GpuCandidate, short_bytes: Bytes },
+    FreeMore { gpu_candidate: GpuCandidate, short_bytes: Bytes },
     /// All others leave these GPUs.
-    Empty { seat: GpuCandidate, by: Vec<String>, nodes: u32 },
+    Empty { gpu_candidate: GpuCandidate, by: Vec<String>, nodes: u32 },
     /// The pod asks a device plugin for fewer.
-    FewerDevices { seat: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
+    FewerDevices { gpu_candidate: GpuCandidate, resource: String, devices: u32, instead_of: u32 },
     /// So many more devices are free there.
-    FreeDevices { seat: GpuCandidate, resource: String, missing: u32 },
+    FreeDevices { gpu_candidate: GpuCandidate, resource: String, missing: u32 },
     /// No device plugin offers as many on one node; `node` offers most.
     NoNodeWithDevices { resource: String, asked: u32, most: u32, node: Option<NodeName> },
     /// Another GPU comes.
@@ -115,7 +115,7 @@ pub struct Victim {
     /// Over all its GPUs.
     pub vram_bytes: Bytes,
     /// What its eviction loses.
-    pub loss: PodEvictionCost,
+    pub eviction_cost: PodEvictionCost,
 }
 
 /// What the pod lacks to evict others.
@@ -134,7 +134,7 @@ pub enum PreemptionNeeds {
 
 /// All that helps, the easiest first.
 pub fn remedies(
-    books: &mut impl LedgerAccess,
+    node_states: &mut impl LedgerAccess,
     facts: &Facts,
     outline: &NodeOutline,
     verdict: PodVerdict,
@@ -142,9 +142,9 @@ pub fn remedies(
     let mut changes = match verdict {
         PodVerdict::Bound | PodVerdict::Assumed => Vec::new(),
         PodVerdict::Fits if outline.fits_where_asked(facts) => next_step(facts).into_iter().collect(),
-        PodVerdict::Fits => ruled_out(books, facts, outline),
+        PodVerdict::Fits => ruled_out(node_states, facts, outline),
         PodVerdict::Holding => victims_leave(facts).into_iter().collect(),
-        PodVerdict::DoesNotFit => changes(books, facts, outline),
+        PodVerdict::DoesNotFit => changes(node_states, facts, outline),
     };
     changes.sort_by_key(|change| effort(change, facts.demand()));
     changes.into_iter().map(|change| Remedy { text: change.to_string(), change }).collect()
@@ -152,21 +152,22 @@ pub fn remedies(
 
 /// It fits only where the scheduler did not ask: there another plugin would have to let it in, or elsewhere something must
 /// change.
-fn ruled_out(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+fn ruled_out(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
     let node = |place: usize| facts.snapshot.nodes()[place].name.clone();
     let nodes = outline.counts.fit;
     let best = outline.best().map(|place| RemedyChange::RuledOut { node: node(place), nodes });
-    best.into_iter().chain(changes(books, facts, outline)).collect()
+    best.into_iter().chain(changes(node_states, facts, outline)).collect()
 }
 
-fn changes(books: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
-    let mut changes: Vec<RemedyChange> = victims::preempt(books, facts, outline).into_iter().collect();
+fn changes(node_states: &mut impl LedgerAccess, facts: &Facts, outline: &NodeOutline) -> Vec<RemedyChange> {
+    let mut changes: Vec<RemedyChange> = victims::preempt(node_states, facts, outline).into_iter().collect();
     changes.extend(request::other_requests(facts));
     changes.extend(devices::other_devices(facts, outline));
     changes.extend(raise_limit(facts));
-    changes.extend(lift::lifted(books, facts, outline));
-    let is_one =
-        |change: &RemedyChange| change.seat().is_some() && effort(change, facts.demand()) < MUCH_LESS;
+    changes.extend(lift::lifted(node_states, facts, outline));
+    let is_one = |change: &RemedyChange| {
+        change.gpu_candidate().is_some() && effort(change, facts.demand()) < MUCH_LESS
+    };
     let seats_somebody = changes.iter().any(is_one);
     changes.extend(no_gpu_large_enough(facts));
     if !seats_somebody && !facts.demand().asks_plugin() {
@@ -219,35 +220,35 @@ fn effort(change: &RemedyChange, demand: &Demand) -> u8 {
 
 impl RemedyChange {
     /// Where the pod would fit.
-    pub fn seat(&self) -> Option<&GpuCandidate> {
+    pub fn gpu_candidate(&self) -> Option<&GpuCandidate> {
         match self {
-            Self::WaitForGate { seat, .. }
-            | Self::Preempt { seat, .. }
-            | Self::CalmEngines { seat, .. }
-            | Self::AskLess { seat, .. }
-            | Self::OtherCount { seat, .. }
-            | Self::Share { seat }
-            | Self::RaiseLimit { seat, .. }
-            | Self::AdmitClass { seat, .. }
-            | Self::Recut { seat, .. }
-            | Self::ShareClasses { seat, .. }
-            | Self::Heal { seat, .. }
-            | Self::FewerDevices { seat, .. }
-            | Self::FreeDevices { seat, .. }
-            | Self::FreeMore { seat, .. }
-            | Self::Empty { seat, .. } => Some(seat),
+            Self::WaitForGate { gpu_candidate, .. }
+            | Self::Preempt { gpu_candidate, .. }
+            | Self::CalmEngines { gpu_candidate, .. }
+            | Self::AskLess { gpu_candidate, .. }
+            | Self::OtherCount { gpu_candidate, .. }
+            | Self::Share { gpu_candidate }
+            | Self::RaiseLimit { gpu_candidate, .. }
+            | Self::AdmitClass { gpu_candidate, .. }
+            | Self::Recut { gpu_candidate, .. }
+            | Self::ShareClasses { gpu_candidate, .. }
+            | Self::Heal { gpu_candidate, .. }
+            | Self::FewerDevices { gpu_candidate, .. }
+            | Self::FreeDevices { gpu_candidate, .. }
+            | Self::FreeMore { gpu_candidate, .. }
+            | Self::Empty { gpu_candidate, .. } => Some(gpu_candidate),
             _ => None,
         }
     }
 }
 
-fn seat(node: &Node, gpus: GpuSet) -> GpuCandidate {
+fn gpu_candidate(node: &Node, gpus: GpuSet) -> GpuCandidate {
     let index = |place: usize| node.devices.get(place).map_or(place as u32, |device| device.index);
     GpuCandidate { node: node.name.clone(), gpus: gpus.iter().map(index).collect() }
 }
 
 /// The GPUs such a demand would get on a node, with what the tenant's limit leaves.
-fn seats(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
+fn gpu_candidates(node: &Node, demand: &Demand, allowance: TenantLimit) -> Option<GpuSet> {
     fit(node, demand).ok().filter(|gpus| is_allowed(allowance, &node.gpus, demand, *gpus))
 }
 
@@ -273,12 +274,12 @@ fn next_step(facts: &Facts) -> Option<RemedyChange> {
 }
 
 fn victims_leave(facts: &Facts) -> Option<RemedyChange> {
-    let hold = facts.entry.hold()?;
+    let reservation = facts.entry.reservation()?;
     Some(RemedyChange::VictimsLeave {
-        node: hold.node.clone(),
+        node: reservation.node.clone(),
         victims: facts.victims.iter().map(ToString::to_string).collect(),
         left: facts.victims_left,
-        deadline_in_millis: hold.deadline.since(facts.now),
+        deadline_in_millis: reservation.deadline.since(facts.now),
     })
 }
 
@@ -304,7 +305,11 @@ fn raise_limit(facts: &Facts) -> Option<RemedyChange> {
         milli_gpus: beyond(wanted.milli_gpus, facts.allowance.milli_gpus),
     };
     let tenant = facts.policy.tenant(demand.tenant?)?.name.clone();
-    (by != ShareAmount::default()).then(|| RemedyChange::RaiseLimit { seat: seat(node, gpus), tenant, by })
+    (by != ShareAmount::default()).then(|| RemedyChange::RaiseLimit {
+        gpu_candidate: gpu_candidate(node, gpus),
+        tenant,
+        by,
+    })
 }
 
 /// The largest GPU is too small.

@@ -1,11 +1,11 @@
 //! The pod as it could ask instead: for less, over another number of GPUs, beside others. Whoever asks otherwise may be of
 //! another class, so it is judged anew.
 
-use super::{RemedyChange, best_gpu_candidate, seat, seats, wants_empty};
+use super::{RemedyChange, best_gpu_candidate, gpu_candidate, gpu_candidates, wants_empty};
 use crate::scheduling::device::Gpu;
 use crate::scheduling::explain::facts::Facts;
 use crate::scheduling::explain::who::asked_vram;
-use crate::scheduling::fit::{shut, usable};
+use crate::scheduling::fit::{check_node_admission, usable};
 use crate::scheduling::plugin::{Ask, PluginResource};
 use crate::scheduling::policy::{PodTraits, Policy};
 use crate::scheduling::request::{Demand, Sharing};
@@ -28,7 +28,7 @@ fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     let demand = facts.demand();
     let nodes = facts.open_places().map(|place| (place, &facts.snapshot.nodes()[place]));
     let offers = nodes
-        .filter(|(_, node)| shut(node, demand).is_ok())
+        .filter(|(_, node)| check_node_admission(node, demand).is_ok())
         .filter_map(|(place, node)| Some((most_on_each(&node.gpus, demand)?, Reverse(place))));
     let (per_gpu, Reverse(place)) = offers.max()?;
     let most = per_gpu.times(demand.gpus.into()).min(facts.allowance.vram.unwrap_or(Bytes(u64::MAX)));
@@ -39,8 +39,12 @@ fn ask_less(facts: &Facts) -> Option<RemedyChange> {
     }
     let less = with(demand, &facts.policy, vram, demand.gpus, demand.sharing);
     let node = &facts.snapshot.nodes()[place];
-    let gpus = seats(node, &less, facts.allowance)?;
-    Some(RemedyChange::AskLess { seat: seat(node, gpus), vram_bytes: vram, instead_of_bytes: asked })
+    let gpus = gpu_candidates(node, &less, facts.allowance)?;
+    Some(RemedyChange::AskLess {
+        gpu_candidate: gpu_candidate(node, gpus),
+        vram_bytes: vram,
+        instead_of_bytes: asked,
+    })
 }
 
 /// What is free on each of as many GPUs as the demand wants, leaving its size aside.
@@ -71,8 +75,8 @@ fn other_count(facts: &Facts) -> Option<RemedyChange> {
     more.chain(fewer).find_map(|gpus| {
         let other = with(demand, &facts.policy, vram, gpus, demand.sharing);
         let (place, chosen) = best_gpu_candidate(facts, &other, facts.allowance)?;
-        let seat = seat(&facts.snapshot.nodes()[place], chosen);
-        Some(RemedyChange::OtherCount { seat, gpus, instead_of: demand.gpus })
+        let gpu_candidate = gpu_candidate(&facts.snapshot.nodes()[place], chosen);
+        Some(RemedyChange::OtherCount { gpu_candidate, gpus, instead_of: demand.gpus })
     })
 }
 
@@ -83,7 +87,7 @@ fn share(facts: &Facts) -> Option<RemedyChange> {
     }
     let shared = with(demand, &facts.policy, asked_vram(demand), demand.gpus, Sharing::Shared);
     let (place, gpus) = best_gpu_candidate(facts, &shared, facts.allowance)?;
-    Some(RemedyChange::Share { seat: seat(&facts.snapshot.nodes()[place], gpus) })
+    Some(RemedyChange::Share { gpu_candidate: gpu_candidate(&facts.snapshot.nodes()[place], gpus) })
 }
 
 /// The same pod, asking for this instead.
@@ -106,7 +110,7 @@ pub fn with_priority(demand: &Demand, policy: &Policy, priority: i32) -> Demand 
 }
 
 fn reclassified(mut demand: Demand, traits: PodTraits, policy: &Policy) -> Demand {
-    demand.take(policy.judge(&traits));
+    demand.take(policy.classify(&traits));
     demand.traits = Arc::new(traits);
     demand
 }

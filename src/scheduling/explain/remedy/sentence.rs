@@ -28,7 +28,7 @@ impl fmt::Display for RemedyChange {
             | Self::RuledOut { .. }
             | Self::VictimsLeave { .. } => self.say_next_step(f),
             Self::AskLess { .. } | Self::OtherCount { .. } | Self::Share { .. } => self.say_request(f),
-            Self::Preempt { seat, victims, needs } => say_preempt(f, seat, victims, *needs),
+            Self::Preempt { gpu_candidate, victims, needs } => say_preempt(f, gpu_candidate, victims, *needs),
             Self::RaiseLimit { .. }
             | Self::AdmitClass { .. }
             | Self::Recut { .. }
@@ -96,28 +96,28 @@ impl RemedyChange {
 
     fn say_request(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::AskLess { seat, vram_bytes, instead_of_bytes } => write!(
+            Self::AskLess { gpu_candidate, vram_bytes, instead_of_bytes } => write!(
                 f,
-                "ask for {} of stowage.dev/vram instead of {}: {seat} {} then",
+                "ask for {} of stowage.dev/vram instead of {}: {gpu_candidate} {} then",
                 quantity(*vram_bytes),
                 quantity(*instead_of_bytes),
-                fits(seat)
+                fits(gpu_candidate)
             ),
-            Self::OtherCount { seat, gpus: 1, .. } => write!(
+            Self::OtherCount { gpu_candidate, gpus: 1, .. } => write!(
                 f,
-                "put it on one GPU (leave the annotation stowage.dev/gpus out): {seat} {} then",
-                fits(seat)
+                "put it on one GPU (leave the annotation stowage.dev/gpus out): {gpu_candidate} {} then",
+                fits(gpu_candidate)
             ),
-            Self::OtherCount { seat, gpus, .. } => write!(
+            Self::OtherCount { gpu_candidate, gpus, .. } => write!(
                 f,
                 "split it over {gpus} GPUs (annotation stowage.dev/gpus: \"{gpus}\", and tell the engine, such as with \
-                 --tensor-parallel-size {gpus}): {seat} {} then",
-                fits(seat)
+                 --tensor-parallel-size {gpus}): {gpu_candidate} {} then",
+                fits(gpu_candidate)
             ),
-            Self::Share { seat } => write!(
+            Self::Share { gpu_candidate } => write!(
                 f,
-                "let it share its GPU (leave the annotation stowage.dev/exclusive out): {seat} {} then",
-                fits(seat)
+                "let it share its GPU (leave the annotation stowage.dev/exclusive out): {gpu_candidate} {} then",
+                fits(gpu_candidate)
             ),
             _ => Ok(()),
         }
@@ -125,35 +125,35 @@ impl RemedyChange {
 
     fn say_policy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::RaiseLimit { seat, tenant, by } => write!(
+            Self::RaiseLimit { gpu_candidate, tenant, by } => write!(
                 f,
                 "raise the limit of tenant {tenant} by {} (tenants in the policy), or wait until pods of its own have \
-                 ended: {seat} {} then",
+                 ended: {gpu_candidate} {} then",
                 amount(*by, "nothing"),
-                fits(seat)
+                fits(gpu_candidate)
             ),
-            Self::AdmitClass { seat, class, pool, nodes } => write!(
+            Self::AdmitClass { gpu_candidate, class, pool, nodes } => write!(
                 f,
-                "let {} take class {class} (nodePools[].classes in the policy): {seat} {} then{}",
+                "let {} take class {class} (nodePools[].classes in the policy): {gpu_candidate} {} then{}",
                 pool_name(pool.as_deref()),
-                fits(seat),
+                fits(gpu_candidate),
                 others(*nodes)
             ),
-            Self::Recut { seat, pool, nodes } => write!(
+            Self::Recut { gpu_candidate, pool, nodes } => write!(
                 f,
                 "cut the GPUs of {} as {} expects, or change its `mig` in the policy: {} {} then{}",
-                seat.node,
+                gpu_candidate.node,
                 pool_name(pool.as_deref()),
-                gpu_list(&seat.gpus),
-                fits(seat),
+                gpu_list(&gpu_candidate.gpus),
+                fits(gpu_candidate),
                 others(*nodes)
             ),
-            Self::ShareClasses { seat, class, by, nodes } => write!(
+            Self::ShareClasses { gpu_candidate, class, by, nodes } => write!(
                 f,
                 "let class {class} share a GPU with the class of {} (mayShareWith of both, in the policy), or wait until \
-                 they have ended: {seat} {} then{}",
+                 they have ended: {gpu_candidate} {} then{}",
                 list(by),
-                fits(seat),
+                fits(gpu_candidate),
                 others(*nodes)
             ),
             _ => Ok(()),
@@ -162,12 +162,12 @@ impl RemedyChange {
 
     fn say_occupancy(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::WaitForGate { seat, by, opens_in_millis } => {
-                write!(f, "wait: the engine of {} is starting on {seat}; ", list(by))?;
+            Self::WaitForGate { gpu_candidate, by, opens_in_millis } => {
+                write!(f, "wait: the engine of {} is starting on {gpu_candidate}; ", list(by))?;
                 say_gate(f, *opens_in_millis)
             }
-            Self::CalmEngines { seat, by, .. } => {
-                write!(f, "no VRAM is missing on {seat}, but ")?;
+            Self::CalmEngines { gpu_candidate, by, .. } => {
+                write!(f, "no VRAM is missing on {gpu_candidate}, but ")?;
                 self.say_pressure(f)?;
                 write!(
                     f,
@@ -175,15 +175,15 @@ impl RemedyChange {
                     list(by)
                 )
             }
-            Self::FreeMore { seat, short_bytes } => {
-                write!(f, "free {short_bytes} more on {seat}: nothing else is missing there")
+            Self::FreeMore { gpu_candidate, short_bytes } => {
+                write!(f, "free {short_bytes} more on {gpu_candidate}: nothing else is missing there")
             }
-            Self::Empty { seat, by, nodes } => write!(
+            Self::Empty { gpu_candidate, by, nodes } => write!(
                 f,
-                "wait until {} {} left {seat}: empty, {}{}",
+                "wait until {} {} left {gpu_candidate}: empty, {}{}",
                 list(by),
                 if by.len() > 1 { "have" } else { "has" },
-                if seat.gpus.len() > 1 { "they fit" } else { "it fits" },
+                if gpu_candidate.gpus.len() > 1 { "they fit" } else { "it fits" },
                 others(*nodes)
             ),
             _ => Ok(()),
@@ -207,12 +207,15 @@ impl RemedyChange {
 
     fn say_devices(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::FewerDevices { seat, resource, devices, instead_of } => {
-                write!(f, "ask for {devices} of {resource} instead of {instead_of}: {seat} fits then")
+            Self::FewerDevices { gpu_candidate, resource, devices, instead_of } => {
+                write!(
+                    f,
+                    "ask for {devices} of {resource} instead of {instead_of}: {gpu_candidate} fits then"
+                )
             }
-            Self::FreeDevices { seat, resource, missing } => write!(
+            Self::FreeDevices { gpu_candidate, resource, missing } => write!(
                 f,
-                "wait until {missing} more of {resource} is free on {seat}; the scheduler evicts for it what priorities and \
+                "wait until {missing} more of {resource} is free on {gpu_candidate}; the scheduler evicts for it what priorities and \
                  the policy let it"
             ),
             Self::NoNodeWithDevices { resource, asked, most, node } => {
@@ -247,14 +250,14 @@ impl RemedyChange {
                  policy{}",
                 others(*nodes)
             ),
-            Self::Heal { seat, health, nodes } => write!(
+            Self::Heal { gpu_candidate, health, nodes } => write!(
                 f,
-                "{seat} {}; in order again, {} the pod{}",
+                "{gpu_candidate} {}; in order again, {} the pod{}",
                 match health {
                     Health::Lost => "is lost",
                     Health::Draining | Health::Healthy => "is draining",
                 },
-                if seat.gpus.len() > 1 { "they hold" } else { "it holds" },
+                if gpu_candidate.gpus.len() > 1 { "they hold" } else { "it holds" },
                 others(*nodes)
             ),
             // A device plugin hands out whole devices, whatever their memory.
@@ -275,32 +278,40 @@ impl RemedyChange {
 
 fn say_preempt(
     f: &mut fmt::Formatter<'_>,
-    seat: &GpuCandidate,
+    gpu_candidate: &GpuCandidate,
     victims: &[Victim],
     needs: PreemptionNeeds,
 ) -> fmt::Result {
     let named = |victim: &Victim| {
-        let Victim { pod, class, priority, vram_bytes, loss } = victim;
-        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(loss))
+        let Victim { pod, class, priority, vram_bytes, eviction_cost } = victim;
+        format!("{pod} ({class}, {vram_bytes}, priority {priority}, {})", lost(eviction_cost))
     };
     let names = list(&victims.iter().map(named).collect::<Vec<_>>());
     match needs {
         PreemptionNeeds::Nothing => {
-            write!(f, "{names} could leave {seat} for it: the scheduler sees to that when it next asks")
+            write!(
+                f,
+                "{names} could leave {gpu_candidate} for it: the scheduler sees to that when it next asks"
+            )
         }
-        PreemptionNeeds::Allowance(limit) => write!(f, "{names} could leave {seat} for it, but {limit}"),
+        PreemptionNeeds::Allowance(limit) => {
+            write!(f, "{names} could leave {gpu_candidate} for it, but {limit}")
+        }
         PreemptionNeeds::PreemptionPolicy => {
-            write!(f, "{names} could leave {seat} for it, were its preemptionPolicy not Never")
+            write!(f, "{names} could leave {gpu_candidate} for it, were its preemptionPolicy not Never")
         }
         PreemptionNeeds::Priority(least) => {
-            write!(f, "{names} could leave {seat} for it, had it a PriorityClass of priority {least} or more")
+            write!(
+                f,
+                "{names} could leave {gpu_candidate} for it, had it a PriorityClass of priority {least} or more"
+            )
         }
     }
 }
 
 /// `loses 3.6 GPU-seconds: work 3.5, restart 0.1`: the parts that are not nothing, the largest first.
-fn lost(loss: &PodEvictionCost) -> String {
-    let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *loss;
+fn lost(eviction_cost: &PodEvictionCost) -> String {
+    let PodEvictionCost { restart, work, reload, drain, in_flight, again } = *eviction_cost;
     let mut parts = [
         (restart, "restart"),
         (work, "work"),
@@ -312,7 +323,7 @@ fn lost(loss: &PodEvictionCost) -> String {
     parts.sort_by_key(|(amount, _)| std::cmp::Reverse(*amount));
     let said = parts.iter().filter(|(amount, _)| *amount > 0);
     let said: Vec<String> = said.map(|(amount, what)| format!("{what} {}", gpu_seconds(*amount))).collect();
-    let total = gpu_seconds(loss.total());
+    let total = gpu_seconds(eviction_cost.total());
     if said.is_empty() {
         "loses nothing".into()
     } else {
@@ -333,8 +344,8 @@ fn say_gate(f: &mut fmt::Formatter<'_>, opens_in: Option<Millis>) -> fmt::Result
     }
 }
 
-fn fits(seat: &GpuCandidate) -> &'static str {
-    if seat.gpus.len() > 1 { "fit" } else { "fits" }
+fn fits(gpu_candidate: &GpuCandidate) -> &'static str {
+    if gpu_candidate.gpus.len() > 1 { "fit" } else { "fits" }
 }
 
 fn pool_name(pool: Option<&str>) -> String {
@@ -357,8 +368,8 @@ mod tests {
 
     #[test]
     fn several_gpus_are_named_and_counted() {
-        let seat = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
-        let text = RemedyChange::OtherCount { seat, gpus: 2, instead_of: 1 }.to_string();
+        let gpu_candidate = GpuCandidate { node: NodeName::parse("a").unwrap(), gpus: vec![0, 2] };
+        let text = RemedyChange::OtherCount { gpu_candidate, gpus: 2, instead_of: 1 }.to_string();
         assert!(text.ends_with("--tensor-parallel-size 2): a GPUs 0 and 2 fit then"), "{text}");
     }
 }

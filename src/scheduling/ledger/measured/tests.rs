@@ -53,7 +53,7 @@ impl MeasurementFixture {
             key: key(name),
             demand: demand.clone(),
             state,
-            shown: None,
+            observed: None,
         });
         demand
     }
@@ -72,7 +72,7 @@ impl MeasurementFixture {
         let demand = demand(gib, 0, self.ledger.policy());
         let devices = devices.map(|uuids| uuids.iter().map(|uuid| gpu(uuid)).collect());
         let state = ObservedPhase::Bound { node: node(), devices, starting, ran: None };
-        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, shown: None });
+        self.ledger.see(PodObservation { uid: uid(name), key: key(name), demand, state, observed: None });
     }
 
     /// A reading sampled now; each GPU as (used, who has what).
@@ -87,7 +87,7 @@ impl MeasurementFixture {
                 uuid: gpu(uuid),
                 used: Some(Bytes::gib(used)),
                 attributed: attributed.iter().map(|(name, gib)| (uid(name), Bytes::gib(*gib))).collect(),
-                pressure: if uuid == "GPU-a" { on_a } else { EngineLoad::NONE },
+                engine_load: if uuid == "GPU-a" { on_a } else { EngineLoad::NONE },
             });
         let reading = NodeReading {
             sampled: self.now,

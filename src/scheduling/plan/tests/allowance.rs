@@ -119,7 +119,7 @@ fn b13_what_was_found_of_a_kind_is_said_of_all_its_pods_though_the_budget_is_spe
     let bounds = PlanBounds { free: 1, evictions: u64::MAX, ..PlanBounds::NONE };
     let plan = plan_within(cluster.ledger.clone(), &roomy, &pending, bounds);
     assert_eq!(
-        plan.steps.into_iter().map(said).collect::<Vec<_>>(),
+        plan.steps.into_iter().map(describe).collect::<Vec<_>>(),
         ["pod-0 waits: no-room", "pod-3 waits: no-room"]
     );
     assert_eq!(plan.left_over, ["pod-1", "pod-2", "pod-4", "pod-5"].map(uid));

@@ -117,9 +117,9 @@ pub fn misfit(call: &CallExpr) -> Option<(String, &'static str)> {
             Some((format!("it computes with {left} and {right}, which always fails"), help))
         }
         ("_&&_" | "_||_" | "!_", parts) => {
-            let stranger = parts.iter().flatten().find(|kind| **kind != ValueKind::Bool)?;
+            let foreign_pod = parts.iter().flatten().find(|kind| **kind != ValueKind::Bool)?;
             Some((
-                format!("it takes {stranger} for true or false"),
+                format!("it takes {foreign_pod} for true or false"),
                 "compare it with something, such as pod.gpus > 1",
             ))
         }

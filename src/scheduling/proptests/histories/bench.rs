@@ -4,19 +4,21 @@ use super::step::*;
 use crate::ids::{GpuUuid, PodUid};
 use crate::scheduling::decision::Reservation;
 use crate::scheduling::device::Health;
+use crate::scheduling::disruption_info::{
+    DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion,
+};
 use crate::scheduling::fit::fit;
 use crate::scheduling::ledger::{
     AssumeResult, Ledger, ObservedPhase, ObservedWaiting, PodObservation, PodPhase, PodState,
 };
 use crate::scheduling::node::{Node, NodeKind};
+use crate::scheduling::packing_model::{DemandHistory, DemandShape, PackingModel};
 use crate::scheduling::plugin::{Ask, PluginDevices};
 use crate::scheduling::policy::{Policy, Preemptibility};
 use crate::scheduling::preempt::{BudgetRules, cheapest_victims};
 use crate::scheduling::proptests::demand_of;
 use crate::scheduling::reading::{Freshness, NodeReading};
 use crate::scheduling::request::{Demand, HostResources, Sharing};
-use crate::scheduling::stake::{DisruptionInfo, GroupKey, GroupKind, ObservedDisruptionInfo, PodDeletion};
-use crate::scheduling::worth::{DemandHistory, DemandShape, PackingModel};
 use crate::units::{Bytes, MilliCpu, Millis, Moment};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +32,7 @@ pub struct LedgerHistory {
     /// Who is on devices of a plugin, and on how many.
     on_devices: BTreeMap<PodUid, (u8, u32)>,
     /// Of each GPU, what each of its readings could not explain, the latest last.
-    unexplained: BTreeMap<GpuUuid, Vec<u64>>,
+    unaccounted: BTreeMap<GpuUuid, Vec<u64>>,
 }
 
 impl LedgerHistory {
@@ -40,7 +42,7 @@ impl LedgerHistory {
             now: Moment(0),
             promised: BTreeMap::new(),
             on_devices: BTreeMap::new(),
-            unexplained: BTreeMap::new(),
+            unaccounted: BTreeMap::new(),
         };
         (0..3).for_each(|node| bench.apply(&LedgerStep::AddNode(node)));
         bench
@@ -59,7 +61,7 @@ impl LedgerHistory {
             }
             LedgerStep::Offer(pod, node) => {
                 let snapshot = ledger.snapshot();
-                let demand = ledger.entry(&uid(pod)).map(|entry| entry.demand.clone());
+                let demand = ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone());
                 if let (Some(demand), Some(view)) = (demand, snapshot.node(name(node).as_str()))
                     && let Ok(gpus) = fit(view, &demand)
                 {
@@ -69,13 +71,13 @@ impl LedgerHistory {
             }
             LedgerStep::Assume(pod, node) => self.assume(pod, node),
             LedgerStep::Confirm(pod) => {
-                let entry = ledger.entry(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
+                let entry = ledger.pod_state(&uid(pod)).filter(|entry| entry.is_assumed()).cloned();
                 if let Some(entry) = entry {
                     ledger.confirm(&uid(pod), entry.node().unwrap(), entry.devices().cloned());
                 }
             }
             LedgerStep::Forget(pod) => {
-                if ledger.entry(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
+                if ledger.pod_state(&uid(pod)).is_some_and(|entry| entry.is_assumed()) {
                     self.promised.remove(&uid(pod));
                     self.on_devices.remove(&uid(pod));
                 }
@@ -86,17 +88,24 @@ impl LedgerHistory {
                 self.promised.remove(&uid(pod));
                 self.on_devices.remove(&uid(pod));
             }
-            LedgerStep::Hold(pod, node) => self.hold(pod, node),
+            LedgerStep::Hold(pod, node) => self.reserve(pod, node),
             LedgerStep::BoundByOthers(pod, node) => {
                 let waiting = |entry: &PodState| matches!(entry.phase, PodPhase::Waiting(_));
-                if let Some(demand) = ledger.entry(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
+                if let Some(demand) =
+                    ledger.pod_state(&uid(pod)).filter(|e| waiting(e)).map(|e| e.demand.clone())
                 {
                     if let Ask::Plugin { count, .. } = demand.ask {
                         self.on_devices.insert(uid(pod), (node, count));
                     }
                     let state =
                         ObservedPhase::Bound { node: name(node), devices: None, starting: false, ran: None };
-                    ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, shown: None });
+                    ledger.see(PodObservation {
+                        uid: uid(pod),
+                        key: key(pod),
+                        demand,
+                        state,
+                        observed: None,
+                    });
                 }
             }
             LedgerStep::Started(pod) => self.observe_bound(pod, None),
@@ -108,7 +117,7 @@ impl LedgerHistory {
                 });
                 let leaving = PodDeletion { asked_ago: Millis(0), grace: Millis::seconds(30) };
                 let shown = ObservedDisruptionInfo {
-                    stake: DisruptionInfo { group, do_not_disrupt, ..DisruptionInfo::default() },
+                    disruption_info: DisruptionInfo { group, do_not_disrupt, ..DisruptionInfo::default() },
                     leaving: is_leaving.then_some(leaving),
                     ..ObservedDisruptionInfo::default()
                 };
@@ -128,7 +137,7 @@ impl LedgerHistory {
             LedgerStep::RemoveNode(node) => {
                 ledger.remove_node(&name(node));
                 let of_the_node = format!("GPU-{node}-");
-                self.unexplained.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
+                self.unaccounted.retain(|uuid, _| !uuid.as_str().starts_with(&of_the_node));
             }
             LedgerStep::AddNode(node) => {
                 ledger.set_node(&name(node), NodeKind::Stowage, None);
@@ -140,40 +149,44 @@ impl LedgerHistory {
                 ledger.set_plugin_devices(&name(node), [(gpu(), DEVICES)].into());
             }
             LedgerStep::Spare(node, cpu) => {
-                let spare = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
-                ledger.set_free_host(&name(node), Some(spare));
+                let free_host = HostResources { cpu: MilliCpu(cpu), memory: Bytes::gib(1) };
+                ledger.set_free_host(&name(node), Some(free_host));
             }
             LedgerStep::Learn => {
-                let mut mix = DemandHistory::clone(ledger.mix());
+                let mut demand_history = DemandHistory::clone(ledger.demand_history());
                 // Enough to believe in.
                 (1..=10).for_each(|size| {
-                    mix.arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
+                    demand_history
+                        .arrive(DemandShape::of(&demand_of(size * 7, 1, Sharing::Shared, 0)).unwrap())
                 });
-                let worth = PackingModel::learn(&mix, ledger.snapshot().nodes().iter().map(Node::site));
-                ledger.set_packing_model(worth);
+                let packing_model = PackingModel::learn(
+                    &demand_history,
+                    ledger.snapshot().nodes().iter().map(Node::node_gpus),
+                );
+                ledger.set_packing_model(packing_model);
             }
         }
     }
 
     fn observe_bound(&mut self, pod: u8, shown: Option<ObservedDisruptionInfo>) {
-        let entry = self.ledger.entry(&uid(pod)).cloned();
+        let entry = self.ledger.pod_state(&uid(pod)).cloned();
         if let Some(PodState { key, demand, phase: PodPhase::Bound(bound), .. }) = entry {
             let (node, devices) = (bound.node, bound.devices);
             let state = ObservedPhase::Bound { node, devices, starting: false, ran: None };
-            self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, shown });
+            self.ledger.see(PodObservation { uid: uid(pod), key, demand, state, observed: shown });
         }
     }
 
     fn arrive(&mut self, pod: u8, demand: Demand) {
-        if self.ledger.entry(&uid(pod)).is_none() {
+        if self.ledger.pod_state(&uid(pod)).is_none() {
             let state = ObservedPhase::Waiting(ObservedWaiting::default());
-            self.ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, shown: None });
+            self.ledger.see(PodObservation { uid: uid(pod), key: key(pod), demand, state, observed: None });
         }
     }
 
     fn assume(&mut self, pod: u8, node: u8) {
         if let Ok(AssumeResult::New(placement)) = self.ledger.assume(&uid(pod), &name(node)) {
-            let demand = &self.ledger.entry(&uid(pod)).unwrap().demand;
+            let demand = &self.ledger.pod_state(&uid(pod)).unwrap().demand;
             if let Ask::Plugin { count, .. } = demand.ask {
                 assert_eq!(placement.devices.len(), 0, "nothing of a single GPU is promised");
                 self.on_devices.insert(uid(pod), (node, count));
@@ -200,14 +213,14 @@ impl LedgerHistory {
             self.ledger.node(&name(node)).unwrap().devices.iter().map(|d| d.uuid.clone()).collect();
         for gpu in &reading.gpus {
             if !known.contains(&gpu.uuid) {
-                self.unexplained.remove(&gpu.uuid);
+                self.unaccounted.remove(&gpu.uuid);
                 continue;
             }
             // A figure that is missing once takes nothing back.
             let Some(used) = gpu.used else { continue };
             let attributed: u64 = gpu.attributed.iter().map(|(_, bytes)| bytes.0).sum();
             let mut still_to_come = 0;
-            for (uid, entry) in self.ledger.entries() {
+            for (uid, entry) in self.ledger.pod_states() {
                 if let PodPhase::Bound(bound) = &entry.phase
                     && bound.since <= reading.sampled
                 {
@@ -216,11 +229,11 @@ impl LedgerHistory {
                 }
             }
             let rest = used.0.saturating_sub(attributed).saturating_sub(still_to_come);
-            self.unexplained.entry(gpu.uuid.clone()).or_default().push(rest);
+            self.unaccounted.entry(gpu.uuid.clone()).or_default().push(rest);
         }
         // A GPU that a reading does not list has nothing unexplained in it, and begins anew.
         for gone in known.iter().filter(|uuid| reading.gpu(uuid).is_none()) {
-            self.unexplained.remove(gone);
+            self.unaccounted.remove(gone);
         }
         self.ledger.read(&name(node), reading);
     }
@@ -247,7 +260,7 @@ impl LedgerHistory {
     /// `free = total − reserved − headroom − Σ max(reserved, attributed) − unexplained`, for nodes whose reading is fresh.
     pub fn check_free(&mut self) {
         let entries: Vec<(PodUid, PodState)> =
-            self.ledger.entries().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
+            self.ledger.pod_states().into_iter().map(|(uid, entry)| (uid.clone(), entry.clone())).collect();
         for node in self.ledger.snapshot().nodes() {
             let Some(reading) = self.ledger.reading(&node.name) else { continue };
             let age = self.now.since(reading.sampled);
@@ -260,8 +273,9 @@ impl LedgerHistory {
             };
             assert_eq!(node.freshness, expected);
             for (gpu, device) in node.gpus.iter().zip(node.devices.iter()) {
-                let held =
-                    entries.iter().any(|(_, entry)| entry.hold().is_some_and(|hold| hold.node == node.name));
+                let held = entries.iter().any(|(_, entry)| {
+                    entry.reservation().is_some_and(|reservation| reservation.node == node.name)
+                });
                 let Some(seen) = reading.gpu(&device.uuid).filter(|_| expected == Freshness::Fresh && !held)
                 else {
                     continue;
@@ -284,7 +298,7 @@ impl LedgerHistory {
                         reserved.max(seen.attributed_to(uid).unwrap_or_default().0)
                     })
                     .sum();
-                let last = self.unexplained.get(&device.uuid).map_or(&[][..], Vec::as_slice);
+                let last = self.unaccounted.get(&device.uuid).map_or(&[][..], Vec::as_slice);
                 let believed = if last.len() < 3 { 0 } else { *last[last.len() - 3..].iter().min().unwrap() };
                 assert_eq!(
                     gpu.free().0,
@@ -296,30 +310,30 @@ impl LedgerHistory {
         }
     }
 
-    fn hold(&mut self, pod: u8, node: u8) {
-        let Some(demand) = self.ledger.entry(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
-        let Some(room) = self.ledger.candidate_for(&self.ledger.claim(&uid(pod)), &name(node)) else {
+    fn reserve(&mut self, pod: u8, node: u8) {
+        let Some(demand) = self.ledger.pod_state(&uid(pod)).map(|entry| entry.demand.clone()) else { return };
+        let Some(room) = self.ledger.candidate_for(&self.ledger.preemptor(&uid(pod)), &name(node)) else {
             return;
         };
         for candidate in &room.candidates {
-            let victim = &self.ledger.entry(&candidate.uid).unwrap().demand;
+            let victim = &self.ledger.pod_state(&candidate.uid).unwrap().demand;
             assert!(victim.priority < demand.priority, "a victim has lower priority");
             assert_eq!(self.ledger.policy().class(victim.class).eviction, Preemptibility::ForHigherPriority);
             assert!(
-                !self.ledger.entry(&candidate.uid).unwrap().stake.do_not_disrupt,
+                !self.ledger.pod_state(&candidate.uid).unwrap().disruption_info.do_not_disrupt,
                 "it is to be left alone"
             );
         }
         let Some(set) = cheapest_victims(&room, &demand, BudgetRules::Keep) else { return };
         let view = self.ledger.node(&name(node)).unwrap();
-        let hold = Reservation {
+        let reservation = Reservation {
             node: name(node),
             devices: set.gpus.iter().map(|place| view.devices[place].uuid.clone()).collect(),
-            victims: set.everyone().into(),
+            victims: set.all_victims().into(),
             deadline: self.now + Millis::seconds(60),
         };
-        let result = self.ledger.hold(&uid(pod), hold);
-        if self.ledger.entry(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
+        let result = self.ledger.reserve(&uid(pod), reservation);
+        if self.ledger.pod_state(&uid(pod)).is_some_and(|entry| matches!(entry.phase, PodPhase::Waiting(_))) {
             let known = matches!(
                 result,
                 Ok(()) | Err(crate::scheduling::ledger::AssumeConflict::AlreadyHolds { .. })
@@ -333,7 +347,7 @@ impl LedgerHistory {
     pub fn check_promises(&self) {
         let mut starting: BTreeMap<&GpuUuid, usize> = BTreeMap::new();
         for (uid, (devices, ..)) in &self.promised {
-            let starts = self.ledger.entry(uid).is_some_and(|entry| entry.starting.is_some());
+            let starts = self.ledger.pod_state(uid).is_some_and(|entry| entry.starting.is_some());
             devices.iter().filter(|_| starts).for_each(|gpu| *starting.entry(gpu).or_default() += 1);
         }
         assert!(starting.values().all(|engines| *engines == 1), "two engines start at once: {starting:?}");
@@ -356,7 +370,7 @@ impl LedgerHistory {
     /// A ledger built from nothing but what the API server keeps: nodes, bound pods, waiting pods with their holds.
     pub fn rebuilt(&self) -> Ledger {
         let mut ledger = Ledger::new(self.ledger.policy().clone());
-        for (uid, entry) in self.ledger.entries() {
+        for (uid, entry) in self.ledger.pod_states() {
             let (uid, key, demand) = (uid.clone(), entry.key.clone(), entry.demand.clone());
             let state = match &entry.phase {
                 PodPhase::Bound(bound) => {
@@ -364,13 +378,13 @@ impl LedgerHistory {
                     ObservedPhase::Bound { node, devices, starting: entry.starting.is_some(), ran: None }
                 }
                 _ => ObservedPhase::Waiting(ObservedWaiting {
-                    hold: entry.hold().cloned(),
+                    reservation: entry.reservation().cloned(),
                     ..ObservedWaiting::default()
                 }),
             };
-            ledger.see(PodObservation { uid, key, demand, state, shown: None });
+            ledger.see(PodObservation { uid, key, demand, state, observed: None });
         }
-        let published = self.ledger.books().filter(|(name, _)| self.ledger.has_node(name));
+        let published = self.ledger.node_states().filter(|(name, _)| self.ledger.has_node(name));
         for (name, node) in published {
             ledger.set_node(name, node.kind, None);
             let offered = node.plugin.iter().filter(|share| share.allocatable > 0);

@@ -108,7 +108,7 @@ pub fn reading(node: u8, sampled: Moment, attributed: &[(u8, u8, u64)], used: &[
             // The driver does not always say.
             used: (*used < 105).then_some(Bytes(*used)),
             attributed: sums.into_iter().map(|(uid, bytes)| (uid, Bytes(bytes))).collect(),
-            pressure: EngineLoad::of(Percent::new((used % 101) as u8), None),
+            engine_load: EngineLoad::of(Percent::new((used % 101) as u8), None),
         }
     };
     NodeReading {

@@ -119,8 +119,8 @@ impl NodePrices {
                 _ if kind.is_shared() => costs.push((sort.part(problem, kind.milli), 1.0)),
                 whole => costs.push((sort.gpu, f64::from(whole))),
             }
-            let worth = kind.milli_gpus() as f64 / f64::from(WHOLE_GPU);
-            problem.add_constraint(costs, ComparisonOp::Ge, worth);
+            let packing_model = kind.milli_gpus() as f64 / f64::from(WHOLE_GPU);
+            problem.add_constraint(costs, ComparisonOp::Ge, packing_model);
         }
         sort
     }
@@ -139,8 +139,8 @@ impl NodePrices {
     fn missed(&self, solution: &Solution) -> (BTreeMap<u32, u32>, f64) {
         let worths: Vec<(u32, f64)> =
             self.parts.iter().map(|(milli, part)| (*milli, solution.var_value(*part))).collect();
-        let (pieces, worth) = best_cut(&worths);
-        (pieces, worth - solution.var_value(self.gpu))
+        let (pieces, packing_model) = best_cut(&worths);
+        (pieces, packing_model - solution.var_value(self.gpu))
     }
 
     fn constraint(&self, pieces: &BTreeMap<u32, u32>) -> Vec<(Variable, f64)> {
@@ -180,10 +180,10 @@ fn best_cut(parts: &[(u32, f64)]) -> (BTreeMap<u32, u32>, f64) {
     let mut last = vec![None; whole + 1];
     for room in 1..=whole {
         best[room] = best[room - 1];
-        for &(milli, worth) in parts {
+        for &(milli, packing_model) in parts {
             let Some(rest) = room.checked_sub(milli as usize) else { continue };
-            if best[rest] + worth > best[room] {
-                best[room] = best[rest] + worth;
+            if best[rest] + packing_model > best[room] {
+                best[room] = best[rest] + packing_model;
                 last[room] = Some(milli);
             }
         }

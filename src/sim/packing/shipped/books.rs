@@ -5,11 +5,11 @@ use super::PodTier;
 use crate::ids::{GpuModel, GpuUuid, NodeName, PodKey, PodUid};
 use crate::scheduling::budget::BudgetVisibility;
 use crate::scheduling::device::{Device, Health};
+use crate::scheduling::disruption_info::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::scheduling::ledger::{Ledger, ObservedPhase, PodObservation};
 use crate::scheduling::node::NodeKind;
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::{ContainerRequest, Demand, PodRequest};
-use crate::scheduling::stake::{CheckpointAge, DisruptionInfo, ObservedDisruptionInfo};
 use crate::sim::openb::WHOLE_GPU;
 use crate::sim::packing::cluster::SimulatedPlacement;
 use crate::sim::packing::kinds::{PlayedTrace, PodKind};
@@ -76,11 +76,11 @@ pub fn uid(number: usize) -> PodUid {
 pub fn seen(uid: &PodUid, demand: Demand, state: ObservedPhase) -> PodObservation {
     let key = PodKey::parse("sim", uid.as_str()).expect("a UID is a name");
     let shown = Some(ObservedDisruptionInfo {
-        stake: DisruptionInfo::default(),
+        disruption_info: DisruptionInfo::default(),
         stamp: CheckpointAge::None,
         leaving: None,
     });
-    PodObservation { uid: uid.clone(), key, demand, state, shown }
+    PodObservation { uid: uid.clone(), key, demand, state, observed: shown }
 }
 
 /// What a pod asks for over all its GPUs.

@@ -59,7 +59,7 @@ impl<'s> CpuOnly<'s> {
         let kind = &self.setting.kinds[arrival.kind];
         let standing = self.eviction.standing(self.setting.pods[arrival.pod].qos);
         let placed = match self.rule {
-            CpuRule::Worth if ledger.worth().is_learned() => {
+            CpuRule::Worth if ledger.packing_model().is_learned() => {
                 let node = self.cheapest(ledger, cluster, kind, standing)?;
                 Placed::alone(SimulatedPlacement { node, gpus: Default::default() })
             }
@@ -83,10 +83,11 @@ impl<'s> CpuOnly<'s> {
         let (ledger, taken) =
             (&*ledger, HostResources { cpu: MilliCpu(kind.cpu), memory: Bytes(kind.memory) });
         let loss = |rank: &usize| {
-            let (node, worth) = (&snapshot.nodes()[*rank], snapshot.worth());
+            let (node, packing_model) = (&snapshot.nodes()[*rank], snapshot.packing_model());
             match self.cleared(ledger, node, *rank, standing) {
-                Some(cleared) => worth.packing_cost_of_host(&worth.node_summary(cleared.site(node)), taken),
-                None => worth.packing_cost_of_host(snapshot.node_summary(*rank), taken),
+                Some(cleared) => packing_model
+                    .packing_cost_of_host(&packing_model.node_summary(cleared.node_gpus(node)), taken),
+                None => packing_model.packing_cost_of_host(snapshot.node_summary(*rank), taken),
             }
         };
         super::accepted(cluster, kind).min_by_key(|rank| (loss(rank), *rank))
@@ -104,7 +105,7 @@ impl<'s> CpuOnly<'s> {
         if self.eviction == SimulatedEviction::Never || standing == PodTier::BestEffort {
             return None;
         }
-        let cleared = ledger.cleared(&node.name, standing.priority())?;
+        let cleared = ledger.without_evictable(&node.name, standing.priority())?;
         Some(cleared.and_freed(self.evictable.freed(rank)))
     }
 }

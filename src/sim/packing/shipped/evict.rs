@@ -24,7 +24,7 @@ impl Shipped<'_> {
         let kind = &self.setting.kinds[arrival.kind];
         let set = self.cheapest(cluster, uid, kind)?;
         let cpu_pods = self.cpu_pods_leaving(cluster, &set, kind);
-        self.ledger.hold(uid, hold(&self.ledger, &set)?).ok()?;
+        self.ledger.reserve(uid, reservation(&self.ledger, &set)?).ok()?;
         let mut evicted: Vec<usize> = set.evicted().filter_map(number).collect();
         set.evicted().for_each(|victim| {
             self.ledger.release(victim);
@@ -38,8 +38,9 @@ impl Shipped<'_> {
     /// Pods on CPUs alone that the stock scheduler evicts for what the others do not free.
     fn cpu_pods_leaving(&self, cluster: &SimulatedCluster, set: &VictimSet, kind: &PodKind) -> Vec<usize> {
         let rank = self.rank_of(&set.node);
-        let companion = |victim: &PodUid| self.ledger.entry(victim).map(|entry| entry.demand.companion);
-        let freed = set.victims.iter().filter_map(companion);
+        let host_resources =
+            |victim: &PodUid| self.ledger.pod_state(victim).map(|entry| entry.demand.host_resources);
+        let freed = set.victims.iter().filter_map(host_resources);
         self.cpu_only.evictable.leavers(rank, freed.fold(lack(&cluster.nodes()[rank], kind), less))
     }
 
@@ -49,16 +50,16 @@ impl Shipped<'_> {
 
     /// Nodes are looked at closely only where it could be cheapest.
     fn cheapest(&self, cluster: &SimulatedCluster, uid: &PodUid, kind: &PodKind) -> Option<VictimSet> {
-        let demand = &self.ledger.entry(uid).filter(|entry| entry.demand.may_preempt)?.demand;
-        let claim = self.ledger.claim(uid);
-        let mut cost_bounds = self.ledger.cost_bounds(&claim, demand);
-        cost_bounds.retain(|prospect| kind.models[cluster.nodes()[self.rank_of(&prospect.node)].model]);
-        let mut survey = self.ledger.survey(&claim, demand);
+        let demand = &self.ledger.pod_state(uid).filter(|entry| entry.demand.may_preempt)?.demand;
+        let preemptor = self.ledger.preemptor(uid);
+        let mut cost_bounds = self.ledger.cost_bounds(&preemptor, demand);
+        cost_bounds.retain(|cost_bound| kind.models[cluster.nodes()[self.rank_of(&cost_bound.node)].model]);
+        let mut survey = self.ledger.survey(&preemptor, demand);
         let look = |node: &NodeName| {
-            let mut room = survey.room(node)?;
+            let mut room = survey.candidate(node)?;
             let rank = self.rank_of(node);
             let lack = lack(&cluster.nodes()[rank], kind);
-            room.shortfall.companion = self.cpu_only.evictable.lack_without(rank, lack);
+            room.shortfall.host_resources = self.cpu_only.evictable.lack_without(rank, lack);
             preempt::seen(room, demand)
         };
         preempt::cheapest_among(cost_bounds, demand, BudgetRules::Keep, SearchEffort::default(), look)
@@ -73,13 +74,13 @@ fn lack(node: &SimulatedNode, kind: &PodKind) -> HostResources {
     }
 }
 
-fn hold(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
+fn reservation(ledger: &Ledger, set: &VictimSet) -> Option<Reservation> {
     let node = ledger.node(&set.node)?;
     Some(Reservation {
         node: set.node.clone(),
         devices: set.gpus.iter().map(|place| node.devices[place].uuid.clone()).collect(),
-        victims: set.everyone().into(),
-        deadline: ledger.now() + set.longest_grace + ledger.policy().hold_slack,
+        victims: set.all_victims().into(),
+        deadline: ledger.now() + set.longest_grace + ledger.policy().reservation_slack,
     })
 }
 

@@ -5,9 +5,9 @@ use super::books;
 use crate::ids::NodeName;
 use crate::scheduling::ledger::Ledger;
 use crate::scheduling::node::Node;
+use crate::scheduling::packing_model::{DemandHistory, DemandShape, EVERY, PackingModel};
 use crate::scheduling::policy::Policy;
 use crate::scheduling::request::HostResources;
-use crate::scheduling::worth::{DemandHistory, DemandShape, EVERY, PackingModel};
 use crate::sim::packing::cluster::SimulatedCluster;
 use crate::sim::packing::kinds::PlayedTrace;
 use crate::units::{Bytes, MilliCpu};
@@ -21,7 +21,7 @@ pub enum Knowledge {
     Learned,
     /// How often each kind will come. What free VRAM is worth depends on the nodes too, and so is found again after some
     /// arrivals.
-    Told { mix: Arc<DemandHistory>, next_at: u64 },
+    Told { demand_history: Arc<DemandHistory>, next_at: u64 },
 }
 
 impl Knowledge {
@@ -34,13 +34,13 @@ impl Knowledge {
             .iter()
             .map(|kind| DemandShape::of(&books::demands(setting, kind, &policy)?[0]))
             .collect();
-        let mut mix = DemandHistory::of_last(window);
+        let mut demand_history = DemandHistory::of_last(window);
         setting
             .pods
             .iter()
             .filter_map(|pod| demand_shapes[pod.kind].clone())
-            .for_each(|demand_shape| mix.arrive(demand_shape));
-        Self::Told { mix: Arc::new(mix), next_at: 0 }
+            .for_each(|demand_shape| demand_history.arrive(demand_shape));
+        Self::Told { demand_history: Arc::new(demand_history), next_at: 0 }
     }
 }
 
@@ -68,26 +68,27 @@ impl SimulatedUpkeep {
         for (rank, node) in cluster.nodes().iter().enumerate() {
             if self.versions[rank] != node.version {
                 self.versions[rank] = node.version;
-                let spare = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
-                ledger.set_free_host(&names[rank], Some(spare));
+                let free_host = HostResources { cpu: MilliCpu(node.cpu), memory: Bytes(node.memory) };
+                ledger.set_free_host(&names[rank], Some(free_host));
             }
         }
     }
 
     fn learn(&mut self, ledger: &mut Ledger) {
-        let mix = match &mut self.knowledge {
+        let demand_history = match &mut self.knowledge {
             Knowledge::Learned if ledger.is_packing_model_due() => Arc::new(ledger.demand_history_to_learn()),
             Knowledge::Learned => return,
-            Knowledge::Told { mix, next_at } if *next_at <= ledger.mix().arrivals() => {
-                *next_at = ledger.mix().arrivals() + EVERY;
-                mix.clone()
+            Knowledge::Told { demand_history, next_at } if *next_at <= ledger.demand_history().arrivals() => {
+                *next_at = ledger.demand_history().arrivals() + EVERY;
+                demand_history.clone()
             }
             Knowledge::Told { .. } => return,
         };
         let snapshot = ledger.snapshot();
-        let worth = PackingModel::learn(&mix, snapshot.nodes().iter().map(Node::site));
+        let packing_model =
+            PackingModel::learn(&demand_history, snapshot.nodes().iter().map(Node::node_gpus));
         // The ledger copies one that somebody still reads.
         drop(snapshot);
-        ledger.set_packing_model(worth);
+        ledger.set_packing_model(packing_model);
     }
 }

@@ -137,7 +137,7 @@ impl<'s> Shipped<'s> {
         let kind = &self.setting.kinds[arrival.kind];
         self.ledger.begin_attempt(uid);
         let snapshot = self.ledger.snapshot();
-        let demand = &self.ledger.entry(uid)?.demand;
+        let demand = &self.ledger.pod_state(uid)?.demand;
         let names: Vec<&str> = accepted(cluster, kind).map(|rank| self.names[rank].as_str()).collect();
         let attempt = ScheduleAttempt {
             limit: usize::from(self.policy.shortlist),
@@ -155,7 +155,7 @@ impl<'s> Shipped<'s> {
         let Ok(AssumeResult::New(placement)) = self.ledger.assume(uid, node) else { return None };
         let devices = placement.recorded();
         self.ledger.confirm(uid, node, devices.clone());
-        let demand = self.ledger.entry(uid)?.demand.clone();
+        let demand = self.ledger.pod_state(uid)?.demand.clone();
         let state = ObservedPhase::Bound { node: node.clone(), devices, starting: false, ran: None };
         self.ledger.see(books::seen(uid, demand, state));
         Some(placement)

@@ -53,7 +53,7 @@ fn a_pod_goes_only_where_the_stock_filters_let_it() {
     };
     assert_eq!(place(&mut shipped, 0), Some(1));
     assert_eq!(place(&mut shipped, 1), None);
-    assert!(shipped.ledger.entry(&books::uid(1)).is_none());
+    assert!(shipped.ledger.pod_state(&books::uid(1)).is_none());
 }
 
 /// Two best-effort pods on one node with 8 CPUs and two GPUs, and then one that serves: where that goes, and who leaves for it.

@@ -68,7 +68,7 @@ fn indices_recorded_before_any_agent_spoke_mean_the_cards_of_its_first_report() 
     let demand = demand(30, 0, ledger.policy());
     let devices = Some(Arc::from([GpuUuid::from_index(1)]));
     let state = ObservedPhase::Bound { node: node(), devices, starting: false, ran: None };
-    ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, shown: None });
+    ledger.see(PodObservation { uid: uid("early"), key: key("early"), demand, state, observed: None });
     ledger.report_devices(&node(), vec![device(0, "GPU-a"), device(1, "GPU-b")]).unwrap();
     // The driver numbers the cards anew.
     ledger.report_devices(&node(), vec![device(0, "GPU-b"), device(1, "GPU-a")]).unwrap();
@@ -88,7 +88,7 @@ fn a_figure_that_is_missing_once_takes_back_nothing_that_was_known() {
         uuid: gpu(uuid),
         used: None,
         attributed: Vec::new(),
-        pressure: EngineLoad::NONE,
+        engine_load: EngineLoad::NONE,
     });
     let reading = NodeReading {
         sampled: bench.now,

@@ -10,13 +10,13 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
     bench.read([(80, &[("job", 80)]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.ledger.release(&uid("job"));
     let verdict = |bench: &MeasurementFixture| bench.ledger.reserved_placement(&uid("urgent")).unwrap().1;
     assert_eq!(
@@ -24,10 +24,10 @@ fn a_victim_is_gone_when_no_process_of_it_is_seen_any_more() {
         Err(Misfit::VictimsLeaving { remaining: 1 }),
         "its memory is not given back yet"
     );
-    assert!(!bench.ledger.held()[0].is_free);
+    assert!(!bench.ledger.reservation_status()[0].is_free);
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     assert!(verdict(&bench).is_ok());
-    assert!(bench.ledger.held()[0].is_free);
+    assert!(bench.ledger.reservation_status()[0].is_free);
 }
 
 #[test]
@@ -36,19 +36,19 @@ fn a_victim_that_ended_before_this_process_began_has_left_when_a_reading_shows_n
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
     bench.read([(80, &[("job", 80)]), (0, &[])]);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    let waiting = ObservedWaiting { hold: Some(hold), ..ObservedWaiting::default() };
-    let demand = bench.ledger.entry(&uid("urgent")).unwrap().demand.clone();
+    let waiting = ObservedWaiting { reservation: Some(reservation), ..ObservedWaiting::default() };
+    let demand = bench.ledger.pod_state(&uid("urgent")).unwrap().demand.clone();
     let (uid, key, state) = (uid("urgent"), key("urgent"), ObservedPhase::Waiting(waiting));
-    bench.ledger.see(PodObservation { uid, key, demand, state, shown: None });
-    assert!(!bench.ledger.held()[0].is_free, "its process lives on");
+    bench.ledger.see(PodObservation { uid, key, demand, state, observed: None });
+    assert!(!bench.ledger.reservation_status()[0].is_free, "its process lives on");
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.held()[0].is_free);
+    assert!(bench.ledger.reservation_status()[0].is_free);
 }
 
 #[test]
@@ -56,19 +56,28 @@ fn a_victim_of_before_this_process_began_is_waited_for_until_an_agent_should_hav
     let mut bench = MeasurementFixture::new();
     let demand = bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    let state = ObservedPhase::Waiting(ObservedWaiting { hold: Some(hold), ..ObservedWaiting::default() });
-    bench.ledger.see(PodObservation { uid: uid("urgent"), key: key("urgent"), demand, state, shown: None });
-    assert!(!bench.ledger.held()[0].is_free, "nobody has looked");
+    let state = ObservedPhase::Waiting(ObservedWaiting {
+        reservation: Some(reservation),
+        ..ObservedWaiting::default()
+    });
+    bench.ledger.see(PodObservation {
+        uid: uid("urgent"),
+        key: key("urgent"),
+        demand,
+        state,
+        observed: None,
+    });
+    assert!(!bench.ledger.reservation_status()[0].is_free, "nobody has looked");
     bench.pass(9);
-    assert!(!bench.ledger.held()[0].is_free);
+    assert!(!bench.ledger.reservation_status()[0].is_free);
     bench.pass(2);
-    assert!(bench.ledger.held()[0].is_free, "there is no agent");
+    assert!(bench.ledger.reservation_status()[0].is_free, "there is no agent");
 }
 
 #[test]
@@ -78,20 +87,20 @@ fn a_victim_that_ends_while_its_agent_is_silent_is_waited_for() {
     bench.read([(80, &[("job", 80)]), (0, &[])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(600);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.pass(40);
     assert_eq!(bench.ledger.node(&node()).unwrap().freshness, Freshness::Expired);
     bench.ledger.release(&uid("job"));
     bench.pass(60);
-    assert!(!bench.ledger.held()[0].is_free, "nobody has looked since it ended");
+    assert!(!bench.ledger.reservation_status()[0].is_free, "nobody has looked since it ended");
     bench.read([(0, &[]), (0, &[])]);
-    assert!(bench.ledger.held()[0].is_free);
+    assert!(bench.ledger.reservation_status()[0].is_free);
 }
 
 #[test]
@@ -102,13 +111,13 @@ fn a_victim_that_had_no_memory_yet_is_gone_when_somebody_has_looked() {
     bench.read([(0, &[]), (80, &[("other", 80)])]);
     bench.wait("urgent", 60, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     bench.pass(1);
     bench.ledger.release(&uid("job"));
     assert!(
@@ -126,15 +135,15 @@ fn what_a_victim_has_beyond_its_grant_leaves_with_it() {
     bench.bind("other", 85, -1);
     bench.read([(24, &[("greedy", 24)]), (85, &[("other", 85)])]);
     let whole = bench.wait("whole", 90, 5);
-    let room = bench.ledger.candidate_for(&bench.ledger.claim(&uid("whole")), &node()).unwrap();
+    let room = bench.ledger.candidate_for(&bench.ledger.preemptor(&uid("whole")), &node()).unwrap();
     let found = cheapest_victims(&room, &whole, BudgetRules::Keep).unwrap();
     assert_eq!(found.victims, [uid("greedy")]);
     let deadline = bench.now + Millis::seconds(60);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: found.victims.into(),
         deadline,
     };
-    assert_eq!(bench.ledger.hold(&uid("whole"), hold), Ok(()));
+    assert_eq!(bench.ledger.reserve(&uid("whole"), reservation), Ok(()));
 }

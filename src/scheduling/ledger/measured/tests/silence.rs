@@ -10,7 +10,7 @@ fn a_silent_agent_costs_a_margin_and_then_the_policy_decides() {
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Fresh, [90, 90]));
     bench.pass(5);
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Stale, [85, 85]));
-    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].pressure, EngineLoad::default());
+    assert_eq!(bench.ledger.snapshot().node("n").unwrap().gpus[0].engine_load, EngineLoad::default());
     bench.pass(25);
     assert_eq!((bench.freshness(), bench.free()), (Freshness::Expired, [85, 85]));
     assert_eq!(bench.verdict(&pod), Ok(()));

@@ -51,8 +51,8 @@ fn a_gpu_whose_engines_are_full_takes_no_more_of_a_class_that_minds() {
     let serving = bench.wait("serving", 20, 0);
     let job = bench.wait("job", 20, -1);
     let full = |kv, queue| EngineLoad::of(Percent::new(kv), Some(queue));
-    let at = |bench: &mut MeasurementFixture, pressure| {
-        bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], pressure)
+    let at = |bench: &mut MeasurementFixture, engine_load| {
+        bench.read_with([(30, &[("engine", 30)]), (85, &[("other", 85)])], engine_load)
     };
     at(&mut bench, full(85, 0));
     assert_eq!(bench.verdict(&serving), Ok(()));
@@ -73,9 +73,9 @@ fn an_engine_that_was_just_offered_a_gpu_keeps_the_next_from_it() {
     let second = bench.wait("second", 20, 0);
     let snapshot = bench.ledger.snapshot();
     let view = snapshot.node("n").unwrap();
-    let seat = fit(view, &first).unwrap();
-    assert_eq!(seat.iter().collect::<Vec<_>>(), [0], "beside the tenant it fits most tightly");
-    bench.ledger.offer(&uid("first"), view, seat, bench.now);
+    let gpu_candidate = fit(view, &first).unwrap();
+    assert_eq!(gpu_candidate.iter().collect::<Vec<_>>(), [0], "beside the tenant it fits most tightly");
+    bench.ledger.offer(&uid("first"), view, gpu_candidate, bench.now);
     let next = fit(bench.ledger.snapshot().node("n").unwrap(), &second).unwrap();
     assert_eq!(next.iter().collect::<Vec<_>>(), [1], "there it would have to wait for the first one's start");
 }
@@ -87,13 +87,13 @@ fn no_engine_starts_where_room_is_held_for_one() {
     bench.bind("other", 85, -1);
     bench.wait("urgent", 40, 5);
     let deadline = bench.now + Millis::seconds(60);
-    let hold = Reservation {
+    let reservation = Reservation {
         node: node(),
         devices: Arc::from([gpu("GPU-a")]),
         victims: Arc::from([uid("job")]),
         deadline,
     };
-    bench.ledger.hold(&uid("urgent"), hold).unwrap();
+    bench.ledger.reserve(&uid("urgent"), reservation).unwrap();
     let late = bench.wait("late", 10, 0);
     assert_eq!(bench.verdict(&late).unwrap_err().code(), "engine-starting");
     bench.ledger.release(&uid("job"));

@@ -72,17 +72,17 @@ fn b13_gated_pods_that_find_no_place_leave_their_turn_to_those_behind_them() {
             key: key(name),
             demand,
             state: ObservedPhase::Waiting(waiting),
-            shown: None,
+            observed: None,
         });
     }
-    let mut seen = BTreeSet::new();
+    let mut observation = BTreeSet::new();
     for _ in 0..20 {
         bench.pass(2);
         let generation = bench.ledger.generation();
         for pod in bench.ledger.pending(4) {
             bench.ledger.note_no_placement(&pod.uid, generation);
-            seen.insert(pod.uid);
+            observation.insert(pod.uid);
         }
     }
-    assert_eq!(seen.len(), names.len(), "twenty looks at four each are enough for sixty");
+    assert_eq!(observation.len(), names.len(), "twenty looks at four each are enough for sixty");
 }

@@ -1,0 +1,201 @@
+//! What a pod shows that its eviction depends on: when it last saved its work, with whom it leaves, and who asks that it be
+//! left alone.
+//!
+//! No part of what it asks for ([`super::request`]): it may change while the pod runs, and no room is counted by it. Whose
+//! price it makes is `preempt`'s.
+
+use crate::ids::OwnerUid;
+use crate::units::{Millis, Moment};
+use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
+
+/// Wall clocks that differ by less than this are one clock: a stamp of the next minute was written now.
+const SAME_CLOCK: Millis = Millis::seconds(60);
+
+/// Moments that are told by wall time waver by some milliseconds each time they are read.
+const SAME_MOMENT: Millis = Millis::seconds(1);
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DisruptionInfo {
+    pub checkpoint: Checkpoint,
+    /// `karpenter.sh/do-not-disrupt: "true"`.
+    pub do_not_disrupt: bool,
+    /// `controller.kubernetes.io/pod-deletion-cost`: of pods that cost the same, those with less leave.
+    pub deletion_cost: i32,
+    /// Pods that are placed, and leave, together.
+    pub group: Option<GroupKey>,
+    /// How many of them it takes, if the pod says.
+    pub group_size: Option<u32>,
+    /// Its controller: what makes a new pod when this one is evicted.
+    pub owner: Option<OwnerUid>,
+    /// Kueue counts its quota: nobody evicts it behind Kueue's back.
+    pub queue_managed: bool,
+}
+
+/// When a pod last saved its work.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Checkpoint {
+    /// Not that anyone knows.
+    #[default]
+    Never,
+    At(Moment),
+}
+
+/// Pods of one namespace that belong together, by the label that says so.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct GroupKey {
+    pub namespace: Arc<str>,
+    pub kind: GroupKind,
+    pub name: Arc<str>,
+}
+
+/// Whose words make a group: two that have the same name by different words are two groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GroupKind {
+    Stowage,
+    PodGroup,
+    LeaderWorkerSet,
+    KueuePodGroup,
+    Volcano,
+    JobSet,
+    KubeflowJob,
+    RayCluster,
+}
+
+impl GroupKind {
+    /// What a person calls it.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Self::Stowage => "group",
+            Self::PodGroup => "pod group",
+            Self::LeaderWorkerSet => "LeaderWorkerSet group",
+            Self::KueuePodGroup => "Kueue pod group",
+            Self::Volcano => "Volcano pod group",
+            Self::JobSet => "JobSet",
+            Self::KubeflowJob => "Kubeflow job",
+            Self::RayCluster => "Ray cluster",
+        }
+    }
+}
+
+impl fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}/{}", self.kind.describe(), self.namespace, self.name)
+    }
+}
+
+/// A stake as a pod shows it, its times as ages: a moment of them makes whoever knows the present.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ObservedDisruptionInfo {
+    /// All but the checkpoint.
+    pub disruption_info: DisruptionInfo,
+    pub stamp: CheckpointAge,
+    pub leaving: Option<PodDeletion>,
+}
+
+/// What a pod writes of its last checkpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum CheckpointAge {
+    #[default]
+    None,
+    Ago(Millis),
+    /// It is still to come, by so much.
+    Ahead(Millis),
+    /// It is no time.
+    Unreadable,
+}
+
+/// A pod that is being deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PodDeletion {
+    pub asked_ago: Millis,
+    /// What it was given to leave.
+    pub grace: Millis,
+}
+
+impl ObservedDisruptionInfo {
+    /// The stake as it stands at `now`. A stamp of the future counts as one of now, one that cannot be read as none.
+    pub fn at(&self, now: Moment) -> DisruptionInfo {
+        let checkpoint = match self.stamp {
+            CheckpointAge::None | CheckpointAge::Unreadable => Checkpoint::Never,
+            CheckpointAge::Ago(age) => Checkpoint::At(now.before(age)),
+            CheckpointAge::Ahead(_) => Checkpoint::At(now),
+        };
+        DisruptionInfo { checkpoint, ..self.disruption_info.clone() }
+    }
+}
+
+impl ObservedDisruptionInfo {
+    /// What a pod would have to show at `now` to have this stake.
+    pub fn of(disruption_info: &DisruptionInfo, leaving: Option<Moment>, now: Moment) -> Self {
+        let stamp = match disruption_info.checkpoint {
+            Checkpoint::Never => CheckpointAge::None,
+            Checkpoint::At(moment) => CheckpointAge::Ago(now.since(moment)),
+        };
+        let leaving = leaving.map(|by| PodDeletion { asked_ago: now.since(by), grace: by.since(now) });
+        Self {
+            disruption_info: DisruptionInfo { checkpoint: Checkpoint::Never, ..disruption_info.clone() },
+            stamp,
+            leaving,
+        }
+    }
+}
+
+impl CheckpointAge {
+    /// Whether it is further ahead than clocks differ.
+    pub fn is_ahead(self) -> bool {
+        matches!(self, Self::Ahead(by) if by > SAME_CLOCK)
+    }
+}
+
+impl PodDeletion {
+    /// When its grace ends.
+    pub fn by(self, now: Moment) -> Moment {
+        now.before(self.asked_ago) + self.grace
+    }
+}
+
+impl DisruptionInfo {
+    /// Whether it says the same as `other`, but for the wavering of clocks.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let is_near = match (self.checkpoint, other.checkpoint) {
+            (Checkpoint::At(a), Checkpoint::At(b)) => a.since(b).max(b.since(a)) < SAME_MOMENT,
+            (one, other) => one == other,
+        };
+        is_near && *self == Self { checkpoint: self.checkpoint, ..other.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(stamp: CheckpointAge) -> ObservedDisruptionInfo {
+        ObservedDisruptionInfo { stamp, ..ObservedDisruptionInfo::default() }
+    }
+
+    #[test]
+    fn a_stamp_of_the_future_is_one_of_now() {
+        let now = Moment(1_000_000);
+        let at = |stamp| shown(stamp).at(now).checkpoint;
+        assert_eq!(at(CheckpointAge::Ahead(Millis::seconds(3600))), Checkpoint::At(now));
+        assert_eq!(at(CheckpointAge::Ago(Millis::seconds(10))), Checkpoint::At(Moment(990_000)));
+        assert_eq!(at(CheckpointAge::Unreadable), Checkpoint::Never);
+        assert!(CheckpointAge::Ahead(Millis::seconds(3600)).is_ahead());
+        assert!(!CheckpointAge::Ahead(Millis::seconds(5)).is_ahead());
+    }
+
+    #[test]
+    fn a_stake_that_is_read_again_is_the_same_and_a_new_checkpoint_is_not() {
+        let first = shown(CheckpointAge::Ago(Millis(5_000))).at(Moment(100_000));
+        let again = shown(CheckpointAge::Ago(Millis(6_003))).at(Moment(101_000));
+        let newer = shown(CheckpointAge::Ago(Millis(1_000))).at(Moment(101_000));
+        assert!(first.is_like(&again) && again.is_like(&first));
+        assert!(!first.is_like(&newer));
+        assert!(!first.is_like(&DisruptionInfo { do_not_disrupt: true, ..first.clone() }));
+    }
+}

@@ -1,0 +1,280 @@
+//! The stock filters one by one, and what of the view changes when.
+
+use super::machine::{Effect, NodeTerm, ObjectLabels, Taint, Toleration, TolerationRule};
+use super::ports::HostPort;
+use super::*;
+use crate::scheduling::kube_filters::amounts::{CPU, NamedAmounts};
+use crate::scheduling::selector::{Requirement, Rule, Selector};
+
+fn node(name: &str) -> NodeName {
+    NodeName::parse(name).unwrap()
+}
+
+fn uid(uid: &str) -> PodUid {
+    PodUid::parse(uid).unwrap()
+}
+
+fn labels(pairs: &[(&str, &str)]) -> ObjectLabels {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+fn cpu(amount: u64) -> Amounts {
+    Amounts::of(&NamedAmounts::from([(CPU, amount)]))
+}
+
+/// With 100 thousandths of a core, room for three pods, and its name for a label.
+fn machine(name: &str) -> FilterNode {
+    FilterNode {
+        name: node(name),
+        labels: Arc::new(labels(&[("host", name), ("zone", "z")])),
+        taints: [].into(),
+        allocatable: cpu(100),
+        pods: 3,
+    }
+}
+
+fn on(name: &str, amount: u64) -> NodeFootprint {
+    NodeFootprint { node: node(name), amounts: cpu(amount), ports: [].into(), repels: [].into() }
+}
+
+fn asking(amount: u64) -> Requirements {
+    Requirements { namespace: "team".into(), amounts: cpu(amount), ..Requirements::default() }
+}
+
+fn view(machines: &[FilterNode]) -> ClusterFilters {
+    let mut view = ClusterFilters::default();
+    machines.iter().cloned().for_each(|machine| view.set_machine(machine));
+    view
+}
+
+fn verdict(view: &ClusterFilters, wants: &Requirements) -> FilterVerdict {
+    view.snapshot().verdict(&uid("new"), wants, &node("a"), &AssumedNodeChange::default())
+}
+
+fn beside(view: &ClusterFilters, wants: &Requirements, leaving: &[&str], coming: &[&str]) -> FilterVerdict {
+    let uids = |names: &[&str]| names.iter().map(|name| uid(name)).collect::<Vec<_>>();
+    let (leaving, coming) = (uids(leaving), uids(coming));
+    view.snapshot().verdict(
+        &uid("new"),
+        wants,
+        &node("a"),
+        &AssumedNodeChange { leaving: &leaving, coming: &coming },
+    )
+}
+
+fn code(verdict: &FilterVerdict) -> &'static str {
+    match verdict {
+        FilterVerdict::Accepts => "accepts",
+        FilterVerdict::Refuses(reason) => reason.code(),
+        FilterVerdict::CannotJudge(unjudged) => unjudged.code(),
+    }
+}
+
+#[test]
+fn a_node_that_was_never_seen_is_refused_and_one_that_is_gone_too() {
+    let mut view = view(&[]);
+    assert_eq!(code(&verdict(&view, &asking(1))), "unknown-node");
+    view.set_machine(machine("a"));
+    assert_eq!(verdict(&view, &asking(1)), FilterVerdict::Accepts);
+    view.remove_machine(&node("a"));
+    assert_eq!(code(&verdict(&view, &asking(1))), "unknown-node");
+}
+
+#[test]
+fn pods_that_were_seen_before_their_node_count_once_it_comes() {
+    let mut view = view(&[]);
+    view.set_pod(uid("early"), on("a", 60));
+    view.set_machine(machine("a"));
+    assert_eq!(
+        verdict(&view, &asking(50)),
+        FilterVerdict::Refuses(FilterReason::TooLittle { resource: CPU.into(), asked: 50, left: 40 })
+    );
+}
+
+#[test]
+fn what_a_node_never_has_is_told_from_what_is_taken() {
+    let mut view = view(&[machine("a")]);
+    view.set_pod(uid("x"), on("a", 60));
+    let reason = |wants: &Requirements| match verdict(&view, wants) {
+        FilterVerdict::Refuses(reason) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(reason(&asking(101)).code(), "too-small");
+    assert_eq!(reason(&asking(41)).code(), "too-little");
+}
+
+#[test]
+fn what_a_pod_does_not_ask_for_may_be_overdrawn() {
+    let mut view = view(&[machine("a")]);
+    view.set_pod(uid("x"), on("a", 1000));
+    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
+    assert_eq!(code(&verdict(&view, &asking(1))), "too-little");
+}
+
+#[test]
+fn a_node_takes_so_many_pods_and_no_more() {
+    let mut view = view(&[machine("a")]);
+    ["x", "y", "z"].iter().for_each(|name| view.set_pod(uid(name), on("a", 0)));
+    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Refuses(FilterReason::TooManyPods { allowed: 3 }));
+    view.remove_pod(&uid("y"));
+    assert_eq!(verdict(&view, &asking(0)), FilterVerdict::Accepts);
+}
+
+#[test]
+fn those_who_leave_give_back_what_they_take_there_and_only_there() {
+    let mut view = view(&[machine("a"), machine("b")]);
+    view.set_pod(uid("x"), on("a", 60));
+    view.set_pod(uid("y"), on("b", 60));
+    assert_eq!(code(&beside(&view, &asking(50), &["y"], &[])), "too-little");
+    assert_eq!(beside(&view, &asking(50), &["x"], &[]), FilterVerdict::Accepts);
+    // An evicted pod counts until it is gone.
+    assert_eq!(code(&beside(&view, &asking(50), &[], &[])), "too-little");
+}
+
+#[test]
+fn those_who_come_first_take_their_room_unless_they_are_there_already() {
+    let mut view = view(&[machine("a")]);
+    view.set_waiting(uid("first"), asking(60));
+    assert_eq!(code(&beside(&view, &asking(50), &[], &["first"])), "too-little");
+    assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
+    view.set_pod(uid("first"), on("a", 60));
+    assert_eq!(beside(&view, &asking(40), &[], &["first"]), FilterVerdict::Accepts);
+    assert!(view.wants(&uid("first")).is_none());
+}
+
+#[test]
+fn a_pod_does_not_come_before_itself() {
+    let mut view = view(&[machine("a")]);
+    view.set_waiting(uid("new"), asking(60));
+    assert_eq!(beside(&view, &asking(60), &[], &["new"]), FilterVerdict::Accepts);
+}
+
+#[test]
+fn a_neighbour_that_was_never_seen_cannot_be_judged() {
+    let view = view(&[machine("a")]);
+    assert_eq!(code(&beside(&view, &asking(1), &[], &["ghost"])), "unseen-neighbour");
+}
+
+#[test]
+fn a_taint_keeps_away_who_does_not_tolerate_it() {
+    let taint = |effect| Taint { key: "gpu".into(), value: "h100".into(), effect };
+    let tolerating = |key: &str, rule: TolerationRule, effect| Requirements {
+        tolerations: vec![Toleration { key: key.into(), rule, effect }],
+        ..asking(1)
+    };
+    let equal = |value: &str| TolerationRule::Equal(value.into());
+    let view = view(&[FilterNode { taints: [taint(Effect::NoExecute)].into(), ..machine("a") }]);
+    assert_eq!(code(&verdict(&view, &asking(1))), "tainted");
+    for (wants, expected) in [
+        (tolerating("gpu", equal("h100"), None), "accepts"),
+        (tolerating("gpu", equal("h100"), Some(Effect::NoExecute)), "accepts"),
+        (tolerating("gpu", equal("h100"), Some(Effect::NoSchedule)), "tainted"),
+        (tolerating("gpu", equal("a100"), None), "tainted"),
+        (tolerating("gpu", TolerationRule::Exists, None), "accepts"),
+        (tolerating("", TolerationRule::Exists, None), "accepts"),
+        (tolerating("other", TolerationRule::Exists, None), "tainted"),
+    ] {
+        assert_eq!(code(&verdict(&view, &wants)), expected, "{wants:?}");
+    }
+}
+
+#[test]
+fn one_term_of_a_node_affinity_is_enough_and_an_empty_one_takes_nothing() {
+    let view = view(&[machine("a")]);
+    let term = |key: &str, value: &str| NodeTerm { labels: vec![Requirement::is(key, value)], name: vec![] };
+    let name = |name: &str| NodeTerm { labels: vec![], name: vec![Rule::In([name.to_owned()].into())] };
+    let wants = |terms: Vec<NodeTerm>| Requirements { node_affinity: Some(terms), ..asking(1) };
+    for (terms, expected) in [
+        (vec![term("host", "b"), term("zone", "z")], "accepts"),
+        (vec![term("host", "b")], "not-selected"),
+        (vec![name("a")], "accepts"),
+        (vec![name("b")], "not-selected"),
+        (vec![NodeTerm { name: name("b").name, ..term("zone", "z") }], "not-selected"),
+        (vec![NodeTerm::default()], "not-selected"),
+        (vec![], "not-selected"),
+    ] {
+        assert_eq!(code(&verdict(&view, &wants(terms.clone()))), expected, "{terms:?}");
+    }
+    let both = Requirements { node_selector: labels(&[("host", "b")]), ..wants(vec![term("zone", "z")]) };
+    assert_eq!(code(&verdict(&view, &both)), "not-selected");
+}
+
+#[test]
+fn a_port_is_taken_until_its_pod_leaves() {
+    let port = HostPort { ip: "0.0.0.0".into(), protocol: "TCP".into(), port: 80 };
+    let mut view = view(&[machine("a")]);
+    view.set_pod(uid("x"), NodeFootprint { ports: [port.clone()].into(), ..on("a", 1) });
+    let wants = Requirements { ports: vec![port.clone()], ..asking(1) };
+    assert_eq!(verdict(&view, &wants), FilterVerdict::Refuses(FilterReason::PortTaken { port }));
+    assert_eq!(beside(&view, &wants, &["x"], &[]), FilterVerdict::Accepts);
+    view.set_waiting(uid("y"), wants.clone());
+    assert_eq!(code(&beside(&view, &wants, &["x"], &["y"])), "port-taken");
+}
+
+fn repelling(scope: &[&str], app: &str, topology: &str) -> Arc<[Arc<AntiAffinity>]> {
+    let scope = NamespaceScope::Of(scope.iter().map(|namespace| (*namespace).to_owned()).collect());
+    let selector = Selector::of_labels(&labels(&[("app", app)]));
+    [Arc::new(AntiAffinity { scope, selector, topology: topology.into() })].into()
+}
+
+#[test]
+fn nodes_in_the_topology_of_a_pod_that_repels_cannot_be_judged_and_others_can() {
+    let mut view = view(&[machine("a"), machine("b")]);
+    let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
+    let on_b = |repels| NodeFootprint { repels, ..on("b", 1) };
+    for (repels, expected) in [
+        (repelling(&["team"], "chat", "zone"), "repelled-by-another"),
+        (repelling(&["other", "team"], "chat", "zone"), "repelled-by-another"),
+        (repelling(&["team"], "chat", "host"), "accepts"),
+        (repelling(&["team"], "chat", "rack"), "accepts"),
+        (repelling(&["team"], "batch", "zone"), "accepts"),
+        (repelling(&["other"], "chat", "zone"), "accepts"),
+    ] {
+        view.set_pod(uid("x"), on_b(repels.clone()));
+        assert_eq!(code(&verdict(&view, &wants)), expected, "{repels:?}");
+    }
+    view.set_pod(uid("x"), on_b(repelling(&["team"], "chat", "zone")));
+    view.remove_pod(&uid("x"));
+    assert_eq!(verdict(&view, &wants), FilterVerdict::Accepts);
+}
+
+#[test]
+fn a_pod_that_comes_first_may_keep_others_away() {
+    let mut view = view(&[machine("a")]);
+    let wants = Requirements { labels: labels(&[("app", "chat")]), ..asking(1) };
+    view.set_waiting(uid("y"), Requirements { repels: repelling(&["team"], "chat", "rack"), ..asking(1) });
+    assert_eq!(code(&beside(&view, &wants, &[], &["y"])), "repelled-by-another");
+    assert_eq!(beside(&view, &asking(1), &[], &["y"]), FilterVerdict::Accepts);
+}
+
+#[test]
+fn a_refusal_is_told_even_where_something_cannot_be_judged() {
+    let view = view(&[machine("a")]);
+    let wants = |amount| Requirements { unjudged: Some(UnsupportedRule::Volumes), ..asking(amount) };
+    assert_eq!(code(&verdict(&view, &wants(1))), "volumes");
+    assert_eq!(code(&verdict(&view, &wants(101))), "too-small");
+}
+
+#[test]
+fn a_pod_that_is_seen_on_another_node_left_the_first() {
+    let mut view = view(&[machine("a"), machine("b")]);
+    view.set_pod(uid("x"), on("a", 100));
+    view.set_pod(uid("x"), on("b", 100));
+    assert_eq!(verdict(&view, &asking(100)), FilterVerdict::Accepts);
+    assert_eq!(view.pods().collect::<Vec<_>>(), [&uid("x")]);
+}
+
+#[test]
+fn a_snapshot_stays_as_it_was_taken() {
+    let mut view = view(&[machine("a")]);
+    view.set_waiting(uid("new"), asking(60));
+    let before = view.snapshot();
+    view.set_pod(uid("x"), on("a", 60));
+    view.remove_pod(&uid("new"));
+    let wants = before.wants(&uid("new")).expect("it waited then");
+    assert_eq!(
+        before.verdict(&uid("new"), wants, &node("a"), &AssumedNodeChange::default()),
+        FilterVerdict::Accepts
+    );
+    assert_eq!(code(&verdict(&view, wants)), "too-little");
+}

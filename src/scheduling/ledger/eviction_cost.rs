@@ -1,0 +1,69 @@
+//! What the eviction of a pod loses, from what the books know of it: its share of its GPUs, when it last saved its work, how soon
+//! its model loads again, what its engine works on.
+
+use super::Ledger;
+use super::node_state::NodeState;
+use super::pod_state::PodState;
+use super::preemptor::Preemptor;
+use crate::ids::PodUid;
+use crate::scheduling::loading::time_to_ready;
+use crate::scheduling::policy::{Class, EvictionCosts, TenantUsage};
+use crate::scheduling::preempt::PodEvictionCost;
+use crate::scheduling::reading::Freshness;
+use crate::units::{Millis, Moment};
+
+impl Ledger {
+    /// The parts of the price of one pod, which is on `node_state` and uses that much.
+    pub(super) fn eviction_cost(
+        &self,
+        uid: &PodUid,
+        pod_state: &PodState,
+        node_state: &NodeState,
+        used: TenantUsage,
+        preemptor: &Preemptor,
+    ) -> PodEvictionCost {
+        let EvictionCosts { per_pod, per_request, .. } = self.policy.eviction_costs;
+        let part = used.milli_gpus;
+        // Whole seconds, so that pods that began together cost the same.
+        let of_its_gpus = |time: Millis| part.saturating_mul(time.0 / 1000);
+        let evictions = pod_state.disruption_info.owner.as_ref().map_or(0, |owner| self.evictions_of(owner));
+        PodEvictionCost {
+            restart: per_pod.0,
+            work: of_its_gpus(self.unsaved(pod_state)),
+            reload: of_its_gpus(self.reload(pod_state, preemptor)),
+            drain: of_its_gpus(self.time_to_leave(pod_state)),
+            in_flight: per_request.0.saturating_mul(requests_in_flight(uid, node_state)),
+            again: per_pod.0.saturating_mul(evictions),
+        }
+    }
+
+    /// How long a pod that is asked to leave may take.
+    pub(super) fn time_to_leave(&self, pod_state: &PodState) -> Millis {
+        pod_state.demand.grace + self.policy.class(pod_state.demand.class).drain_time
+    }
+
+    /// For how long it has worked since it last saved what it did. Who never says so saved nothing, and is not better off for
+    /// it: more than the cap counts for nobody.
+    fn unsaved(&self, pod_state: &PodState) -> Millis {
+        let class = self.policy.class(pod_state.demand.class);
+        pod_state.unsaved_since().map_or(Millis::default(), |since| self.work_lost(since, class))
+    }
+
+    pub(super) fn work_lost(&self, since: Moment, class: &Class) -> Millis {
+        let at_most = class.lost_work_at_most.unwrap_or(self.policy.eviction_costs.work_at_most);
+        self.now.since(since).min(at_most)
+    }
+
+    /// How long its model takes to load again, where it is ready soonest; nothing for a pod that has none.
+    fn reload(&self, pod_state: &PodState, preemptor: &Preemptor) -> Millis {
+        let Some(model) = &pod_state.demand.model else { return Millis::default() };
+        time_to_ready(preemptor.nearest_models.get(model), pod_state.demand.weights(), &self.policy.loading)
+    }
+}
+
+/// By the latest reading, as long as it may be believed at all.
+fn requests_in_flight(uid: &PodUid, node_state: &NodeState) -> u64 {
+    let is_believed = matches!(node_state.freshness, Freshness::Fresh | Freshness::Stale);
+    let reading = node_state.reading.as_ref().filter(|_| is_believed);
+    reading.and_then(|reading| reading.in_flight_of(uid)).unwrap_or(0).into()
+}

@@ -1,0 +1,260 @@
+//! Whose turn it is among the pods that wait for a look of the planner. However many wait, the next ones are found without a look
+//! at all of them: every round of the planner asks, under the ledger's lock.
+//!
+//! A pod is due at a time, and is ready from then on; of the ready ones the higher priority and the earlier class come first, and
+//! within those whoever was looked at the longest ago. A part of each round goes to those who have waited longest, whatever their
+//! priority. What a pod waits for is not known here.
+
+use crate::ids::PodUid;
+use crate::scheduling::policy::{ClassId, TenantId};
+use crate::units::Moment;
+use rustc_hash::FxHashMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// One in so many of the places in a round goes to whoever has waited longest.
+const FOR_THE_LONGEST: usize = 4;
+
+/// Pods that have their turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QueueBand {
+    pub line: WaitingLine,
+    pub priority: Reverse<i32>,
+    pub class: ClassId,
+    pub tenant: Option<TenantId>,
+}
+
+/// The two ways to wait, each with places of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WaitingLine {
+    Gated,
+    Refused,
+}
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct WaitingQueue {
+    pods: FxHashMap<PodUid, QueuePosition>,
+    /// Not due yet.
+    later: BTreeSet<(Moment, PodUid)>,
+    ready: BTreeMap<QueueBand, BTreeSet<(u64, PodUid)>>,
+    /// Pods that were woken and have not asked since, and when they were.
+    woken: BTreeSet<(Moment, PodUid)>,
+    woken_at: FxHashMap<PodUid, Moment>,
+    /// Rises with each turn that is given.
+    turn: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum QueuePosition {
+    Later(Moment),
+    /// `before` is the turn it had until it was last handed out.
+    Ready {
+        queue_band: QueueBand,
+        turn: u64,
+        before: u64,
+    },
+}
+
+impl WaitingQueue {
+    /// The pod is due then.
+    pub fn set_later(&mut self, uid: &PodUid, due: Moment) {
+        self.remove(uid);
+        self.later.insert((due, uid.clone()));
+        self.pods.insert(uid.clone(), QueuePosition::Later(due));
+    }
+
+    /// The pod is due. One that was already keeps its turn.
+    pub fn set_ready(&mut self, uid: &PodUid, queue_band: QueueBand) {
+        let turn = match self.pods.get(uid) {
+            Some(QueuePosition::Ready { queue_band: known, .. }) if *known == queue_band => return,
+            Some(QueuePosition::Ready { turn, .. }) => *turn,
+            _ => self.next_turn(),
+        };
+        self.place(uid, queue_band, turn, turn);
+    }
+
+    pub fn remove(&mut self, uid: &PodUid) {
+        match self.pods.remove(uid) {
+            None => {}
+            Some(QueuePosition::Later(due)) => {
+                self.later.remove(&(due, uid.clone()));
+            }
+            Some(QueuePosition::Ready { queue_band, turn, .. }) => self.take_out(uid, &queue_band, turn),
+        }
+    }
+
+    /// The next that is due by `now` and not ready yet.
+    pub fn next_due(&self, now: Moment) -> Option<&PodUid> {
+        self.later.first().filter(|(due, _)| *due <= now).map(|(_, uid)| uid)
+    }
+
+    /// The next `limit` of a line, whose next turns come after everyone else's. `share` says which tenant's pods come first among
+    /// those of one priority and class.
+    pub fn hand_out(
+        &mut self,
+        line: WaitingLine,
+        limit: usize,
+        share: impl Fn(Option<TenantId>) -> u64,
+    ) -> Vec<PodUid> {
+        let mut chosen = self.longest_waiting(line, limit / FOR_THE_LONGEST);
+        let mut bands: Vec<&QueueBand> =
+            self.ready.keys().filter(|queue_band| queue_band.line == line).collect();
+        bands.sort_by_cached_key(|queue_band| {
+            (queue_band.priority, queue_band.class, share(queue_band.tenant), **queue_band)
+        });
+        let in_order = bands.into_iter().flat_map(|queue_band| &self.ready[queue_band]);
+        for (_, uid) in in_order {
+            if chosen.len() >= limit {
+                break;
+            }
+            chosen.insert(uid.clone());
+        }
+        let mut handed_out: Vec<(u64, PodUid)> =
+            chosen.into_iter().map(|uid| (self.turn_of(&uid), uid)).collect();
+        handed_out.sort_unstable();
+        handed_out.iter().for_each(|(before, uid)| self.put_last(uid, *before));
+        handed_out.into_iter().map(|(_, uid)| uid).collect()
+    }
+
+    /// The pod was handed out and not looked at: it has the turn that it had.
+    pub fn put_back(&mut self, uid: &PodUid) {
+        if let Some(QueuePosition::Ready { queue_band, before, .. }) = self.pods.get(uid).copied() {
+            self.place(uid, queue_band, before, before);
+        }
+    }
+
+    /// The pod was woken then and has not asked since, or none of that is so (any more).
+    pub fn set_woken(&mut self, uid: &PodUid, at: Option<Moment>) {
+        let before = match at {
+            Some(at) => self.woken_at.insert(uid.clone(), at),
+            None => self.woken_at.remove(uid),
+        };
+        if let Some(before) = before {
+            self.woken.remove(&(before, uid.clone()));
+        }
+        self.woken.extend(at.map(|at| (at, uid.clone())));
+    }
+
+    /// Those who were woken last: who was woken long ago is kept back by something else.
+    pub fn last_woken(&self, limit: usize) -> Vec<PodUid> {
+        self.woken.iter().rev().take(limit).map(|(_, uid)| uid.clone()).collect()
+    }
+
+    /// Whether anything is known of the pod here.
+    pub fn knows(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid) || self.woken_at.contains_key(uid)
+    }
+
+    /// Everyone who waits, in order of time and turn.
+    pub fn all(&self) -> Vec<PodUid> {
+        let ready = self.ready.values().flatten().map(|(_, uid)| uid);
+        self.later.iter().map(|(_, uid)| uid).chain(ready).cloned().collect()
+    }
+
+    /// How many wait, due or not.
+    pub fn len(&self) -> usize {
+        self.pods.len()
+    }
+
+    fn longest_waiting(&self, line: WaitingLine, limit: usize) -> BTreeSet<PodUid> {
+        let bands = self.ready.iter().filter(|(queue_band, _)| queue_band.line == line);
+        let mut bands: Vec<_> = bands.map(|(_, pods)| pods.iter()).collect();
+        let firsts = bands.iter_mut().enumerate().filter_map(|(place, pods)| Some((pods.next()?, place)));
+        let mut firsts: BinaryHeap<_> = firsts.map(Reverse).collect();
+        let mut longest = BTreeSet::new();
+        while longest.len() < limit {
+            let Some(Reverse(((_, uid), place))) = firsts.pop() else { break };
+            longest.insert(uid.clone());
+            firsts.extend(bands[place].next().map(|next| Reverse((next, place))));
+        }
+        longest
+    }
+
+    fn turn_of(&self, uid: &PodUid) -> u64 {
+        match self.pods.get(uid) {
+            Some(QueuePosition::Ready { turn, .. }) => *turn,
+            _ => 0,
+        }
+    }
+
+    fn put_last(&mut self, uid: &PodUid, before: u64) {
+        if let Some(QueuePosition::Ready { queue_band, .. }) = self.pods.get(uid).copied() {
+            let turn = self.next_turn();
+            self.place(uid, queue_band, turn, before);
+        }
+    }
+
+    fn place(&mut self, uid: &PodUid, queue_band: QueueBand, turn: u64, before: u64) {
+        self.remove(uid);
+        self.ready.entry(queue_band).or_default().insert((turn, uid.clone()));
+        self.pods.insert(uid.clone(), QueuePosition::Ready { queue_band, turn, before });
+    }
+
+    fn take_out(&mut self, uid: &PodUid, queue_band: &QueueBand, turn: u64) {
+        let Some(pods) = self.ready.get_mut(queue_band) else { return };
+        pods.remove(&(turn, uid.clone()));
+        if pods.is_empty() {
+            self.ready.remove(queue_band);
+        }
+    }
+
+    fn next_turn(&mut self) -> u64 {
+        self.turn += 1;
+        self.turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uid(name: &str) -> PodUid {
+        PodUid::parse(name).unwrap()
+    }
+
+    fn queue_band(priority: i32) -> QueueBand {
+        QueueBand {
+            line: WaitingLine::Gated,
+            priority: Reverse(priority),
+            class: ClassId::default(),
+            tenant: None,
+        }
+    }
+
+    fn next(waiting_queue: &mut WaitingQueue, limit: usize) -> Vec<String> {
+        waiting_queue.hand_out(WaitingLine::Gated, limit, |_| 0).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn within_a_priority_the_longest_not_looked_at_comes_first_and_what_is_put_back_keeps_its_turn() {
+        let mut waiting_queue = WaitingQueue::default();
+        ["a", "b", "c"].iter().for_each(|name| waiting_queue.set_ready(&uid(name), queue_band(0)));
+        assert_eq!(next(&mut waiting_queue, 2), ["a", "b"]);
+        waiting_queue.put_back(&uid("b"));
+        assert_eq!(next(&mut waiting_queue, 2), ["b", "c"]);
+        assert_eq!(next(&mut waiting_queue, 2), ["a", "b"]);
+        waiting_queue.remove(&uid("a"));
+        waiting_queue.set_later(&uid("b"), Moment(7));
+        assert_eq!((next(&mut waiting_queue, 2), waiting_queue.len()), (vec!["c".to_owned()], 2));
+        assert_eq!(waiting_queue.next_due(Moment(6)), None);
+        assert_eq!(waiting_queue.next_due(Moment(7)), Some(&uid("b")));
+    }
+
+    #[test]
+    fn the_higher_priority_comes_first_and_the_lower_is_not_left_out_for_ever() {
+        let mut waiting_queue = WaitingQueue::default();
+        (0..40).for_each(|n| waiting_queue.set_ready(&uid(&format!("high-{n:02}")), queue_band(1)));
+        waiting_queue.set_ready(&uid("low"), queue_band(0));
+        let rounds = (0..20).position(|_| next(&mut waiting_queue, 4).contains(&"low".to_owned()));
+        assert!(rounds.is_some_and(|rounds| rounds > 3), "{rounds:?}");
+    }
+
+    #[test]
+    fn a_line_has_places_of_its_own() {
+        let mut waiting_queue = WaitingQueue::default();
+        (0..9).for_each(|n| waiting_queue.set_ready(&uid(&format!("gated-{n}")), queue_band(9)));
+        waiting_queue.set_ready(&uid("refused"), QueueBand { line: WaitingLine::Refused, ..queue_band(0) });
+        assert_eq!(waiting_queue.hand_out(WaitingLine::Refused, 2, |_| 0), [uid("refused")]);
+        assert_eq!(next(&mut waiting_queue, 4).len(), 4);
+    }
+}

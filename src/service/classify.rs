@@ -1,0 +1,145 @@
+//! Judges pods by the policy in force, beside the ledger's lock, and remembers whom it has judged: the replicas of a workload
+//! show the same, and a scheduler asks several times for each pod.
+//!
+//! What it says may be outdated by the time the ledger is locked; the version in a judgement tells, and whoever has the lock
+//! judges anew.
+
+use crate::scheduling::ledger::Classifications;
+use crate::scheduling::policy::{Classification, PodTraits, Policy};
+use dashmap::DashMap;
+use parking_lot::RwLock;
+use rustc_hash::FxBuildHasher;
+use std::sync::Arc;
+
+/// Kinds of pods that are remembered; some megabytes. A cluster with more judges some of them again.
+const REMEMBERED: usize = 8192;
+/// Bytes of text that a kind is remembered by at most: forty labels of the usual length. A pod's author may write a megabyte of
+/// them, and such a pod is judged each time.
+const LARGEST: usize = 2048;
+
+pub struct Classifier {
+    in_force: RwLock<Arc<ActivePolicy>>,
+}
+
+/// A policy, and what it said of whom it was asked about.
+struct ActivePolicy {
+    policy: Arc<Policy>,
+    known: DashMap<PodTraits, Classification, FxBuildHasher>,
+}
+
+/// What a judge will know when its policy comes into force. Made beforehand, so that the first scheduler to ask after a change
+/// of policy waits no longer than any other.
+pub struct Remembered(DashMap<PodTraits, Classification, FxBuildHasher>);
+
+impl Remembered {
+    pub fn of(classified: &Classifications) -> Self {
+        let known = classified.iter().filter(|(traits, _)| is_remembered(traits)).take(REMEMBERED);
+        Self(known.map(|(traits, judgement)| (PodTraits::clone(traits), *judgement)).collect())
+    }
+}
+
+impl Classifier {
+    pub fn of(policy: Arc<Policy>) -> Self {
+        Self { in_force: RwLock::new(Arc::new(ActivePolicy { policy, known: DashMap::default() })) }
+    }
+
+    pub fn set(&self, policy: Arc<Policy>, remembered: Remembered) {
+        *self.in_force.write() = Arc::new(ActivePolicy { policy, known: remembered.0 });
+    }
+
+    pub fn classify(&self, traits: &PodTraits) -> Classification {
+        let in_force = self.in_force.read().clone();
+        let version = in_force.policy.version;
+        if let Some(known) = in_force.known.get(traits) {
+            return Classification { version, ..*known };
+        }
+        let judgement = in_force.policy.classify(traits);
+        if !is_remembered(traits) {
+            return judgement;
+        }
+        if in_force.known.len() >= REMEMBERED {
+            in_force.known.clear();
+        }
+        in_force.known.insert(traits.clone(), judgement);
+        judgement
+    }
+}
+
+fn is_remembered(traits: &PodTraits) -> bool {
+    let labels = traits.labels.iter().flat_map(|(key, value)| [key.len(), value.len()]);
+    labels.chain(traits.resources.iter().map(String::len)).sum::<usize>() <= LARGEST
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduling::policy::{Class, Match};
+
+    /// Where pods of that namespace are of a class of their own.
+    fn policy(version: u64, namespace: &str) -> Arc<Policy> {
+        let own = Class {
+            matches: Match { namespaces: vec![namespace.into()], ..Match::default() },
+            ..Class::named("own")
+        };
+        let mut policy = Policy::default().with_classes(vec![own, Class::named("serving")]).unwrap();
+        policy.version = version;
+        Arc::new(policy)
+    }
+
+    fn pod(namespace: &str) -> PodTraits {
+        PodTraits { namespace: namespace.into(), ..PodTraits::default() }
+    }
+
+    fn class_of(policy: &Policy, judgement: Classification) -> (String, u64) {
+        (policy.class(judgement.class).name.clone(), judgement.version)
+    }
+
+    #[test]
+    fn what_one_policy_said_is_not_what_the_next_one_says() {
+        let (first, second) = (policy(1, "chat"), policy(2, "search"));
+        let classify = Classifier::of(first.clone());
+        for _ in 0..2 {
+            assert_eq!(class_of(&first, classify.classify(&pod("chat"))), ("own".into(), 1));
+        }
+        classify.set(second.clone(), Remembered::of(&Classifications::default()));
+        for _ in 0..2 {
+            assert_eq!(class_of(&second, classify.classify(&pod("chat"))), ("serving".into(), 2));
+            assert_eq!(class_of(&second, classify.classify(&pod("search"))), ("own".into(), 2));
+        }
+    }
+
+    #[test]
+    fn what_was_judged_before_the_policy_came_into_force_bears_its_version() {
+        let classified: Classifications =
+            [(Arc::new(pod("chat")), policy(0, "chat").classify(&pod("chat")))].into_iter().collect();
+        let in_force = policy(7, "chat");
+        let classify = Classifier::of(policy(6, "search"));
+        classify.set(in_force.clone(), Remembered::of(&classified));
+        assert_eq!(class_of(&in_force, classify.classify(&pod("chat"))), ("own".into(), 7));
+    }
+
+    #[test]
+    fn a_pod_with_very_many_labels_is_judged_and_not_remembered() {
+        let policy = policy(1, "chat");
+        let labels = (0..10_000).map(|n| (format!("label-{n}"), "x".repeat(63))).collect();
+        let large = PodTraits { labels, ..pod("chat") };
+        let classify = Classifier::of(policy.clone());
+        assert_eq!(class_of(&policy, classify.classify(&large)), ("own".into(), 1));
+        classify.classify(&pod("chat"));
+        assert_eq!(classify.in_force.read().known.len(), 1);
+        let classified: Classifications =
+            [(Arc::new(large), policy.classify(&pod("chat")))].into_iter().collect();
+        assert!(Remembered::of(&classified).0.is_empty());
+    }
+
+    #[test]
+    fn more_kinds_than_are_remembered_are_judged_all_the_same() {
+        let policy = policy(1, "chat");
+        let classify = Classifier::of(policy.clone());
+        for n in 0..REMEMBERED + 10 {
+            classify.classify(&pod(&format!("team-{n}")));
+        }
+        assert!(classify.in_force.read().known.len() <= REMEMBERED);
+        assert_eq!(class_of(&policy, classify.classify(&pod("chat"))), ("own".into(), 1));
+    }
+}
